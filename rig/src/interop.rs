@@ -90,6 +90,7 @@ const OTHERS: &[(&str, Peer, Peer)] = &[
     ("program-lsusb", Peer("`lsusb` in `farbus run`"), SHARE_USB),
     ("program-mtp", Peer("libmtp (`mtp-detect`, `mtp-files`, `mtp-getfile`) in `farbus run`"), SHARE_USB),
     ("program-smartcard", Peer("`pcscd` with libccid, and `opensc-tool`, in `farbus run`"), SHARE_USB),
+    ("program-usbfs", Peer("a program that speaks to usbfs, in `farbus run`"), SHARE),
     ("bridge-hosts", Peer("Linux `usbip` + `vhci_hcd` at one end, `farbus attach --via kernel` at the other"), SHARE),
     (
         "bridge-hosts-super",
@@ -113,6 +114,12 @@ const TESTS: &[(Peer, Peer, &str, &str)] = &[
         Peer("`farbus run` over `farbus share`"),
         "unmodified programs of an ordinary user see a device without kernel USB; a whole disk through usbfs, read and written",
         "crates/farbus/tests/command/run.rs",
+    ),
+    (
+        Peer("libusb by `python3-usb1` and `python3-usb`, nusb, a static program on usbfs"),
+        Peer("`farbus run` over `farbus share`"),
+        "a gibibyte each way, ten thousand cancellations, isochronous packets both ways, 32-bit commands, commands without sense, the tests of python3-usb1",
+        "crates/farbus/tests/command/run_programs.rs",
     ),
     (
         Peer("libnbd (`nbdinfo`, `nbdcopy`)"),

@@ -160,6 +160,12 @@ enum Verb {
         /// It hears of devices that come and go.
         #[arg(long)]
         events: bool,
+        /// It sees the machine's own devices, too.
+        #[arg(long)]
+        with_local: bool,
+        /// The name of its tree.
+        #[arg(long)]
+        tree: String,
         /// The descriptor of its parent.
         parent: std::os::fd::RawFd,
         /// The program, and its arguments.
@@ -281,7 +287,9 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
             code => Err(Failure::local(format!("{} ended with exit code {code}", program.display()))),
         },
         Verb::ModuleProgram { ring, program } => Err(Failure::local(program::become_program(&program, way(ring)))),
-        Verb::RunInside { events, parent, program } => run::become_program(parent, events, &program),
+        Verb::RunInside { events: hears_events, with_local, tree, parent, program } => {
+            run::become_program(parent, &usbfs::Inside { tree, hears_events, with_local }, &program)
+        }
         Verb::RunEvents => usbfs::be_source().map_err(Failure::local),
         Verb::Nearby => crate::hosts::mdns::run().map_err(Failure::local),
     }

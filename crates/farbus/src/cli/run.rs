@@ -41,9 +41,14 @@ pub struct RunArgs {
     /// Give it a name, by which other programs of yours join it.
     #[arg(long, value_name = "NAME", value_parser = usbfs::name_from)]
     name: Option<String>,
+    /// Show it the USB devices of this machine, too.
+    ///
+    /// It may use them as you may. It does not hear of those that come later, but sees them.
+    #[arg(long)]
+    with_local: bool,
     /// See what the program of this name sees, as long as it runs.
     #[arg(long, value_name = "NAME", value_parser = usbfs::name_from,
-        conflicts_with_all = ["devices", "name", "grace", "links", "over", "module", "address"])]
+        conflicts_with_all = ["devices", "name", "with_local", "grace", "links", "over", "module", "address"])]
     join: Option<String>,
     #[command(flatten)]
     link: LinkArgs,
@@ -68,7 +73,14 @@ pub struct ShellArgs {
 /// Carries out `farbus shell`; ends with the shell's exit code.
 pub fn shell(args: ShellArgs) -> Result<(), Failure> {
     let shell = std::env::var_os("SHELL").filter(|shell| !shell.is_empty()).unwrap_or_else(|| "/bin/sh".into());
-    run(RunArgs { devices: args.devices, name: None, join: None, link: args.link, program: vec![shell] })
+    run(RunArgs {
+        devices: args.devices,
+        name: None,
+        with_local: false,
+        join: None,
+        link: args.link,
+        program: vec![shell],
+    })
 }
 
 /// Carries out `farbus run`; ends with the program's exit code.
@@ -77,7 +89,8 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
         Some(name) => Err(usbfs::join(name, &args.program)),
         None => {
             let sources = sources(args.devices, &args.link)?;
-            usbfs::run(sources, args.name.as_deref(), &args.program)
+            let options = usbfs::RunOptions { name: args.name, with_local: args.with_local };
+            usbfs::run(sources, &options, &args.program)
         }
     };
     match finished {
@@ -104,7 +117,7 @@ fn sources(devices: Vec<Target>, link: &LinkArgs) -> Result<Vec<usbfs::Source>, 
 }
 
 /// Becomes the program. If that fails, the parent is told why, and says it.
-pub fn become_program(parent: RawFd, hears_events: bool, program: &[OsString]) -> Result<(), Failure> {
+pub fn become_program(parent: RawFd, told: &usbfs::Inside, program: &[OsString]) -> Result<(), Failure> {
     let parent = inherited::take(parent).ok_or_else(|| Failure::local("farbus itself starts this verb"))?;
-    std::process::exit(usbfs::become_program(parent, hears_events, program).into());
+    std::process::exit(usbfs::become_program(parent, told, program).into());
 }

@@ -306,20 +306,33 @@ fn commands_that_make_no_sense_are_refused_and_the_device_stays_usable() {
 }
 
 #[test]
-fn a_program_of_which_one_already_hears_the_system_calls_runs_without_events() {
+fn a_run_in_a_run_sees_the_devices_of_the_outer_one_if_it_is_to() {
     if !can_run() {
         return;
     }
     let harness = Harness::new();
-    let share = share(&harness, &["zero"]);
-    // A run in a run: the kernel lets one process hear the calls of another, and the outer run does already.
-    let target = share.target("zero");
-    let farbus = env!("CARGO_BIN_EXE_farbus");
-    let outer = harness.share(&["keyboard", "--local-users", "all"]);
-    let keyboard = outer.target("keyboard");
-    let words = ["run", &keyboard, "--", farbus, "run", &target, "--", "lsusb", "-v", "-d", "0525:"];
-    let ended = finish(ordinary(&harness, &words), PATIENCE);
-    assert!(ended.code == Some(0) && ended.stdout.contains("source/sink"), "{ended:?}");
+    let (share, outer) = (share(&harness, &[PATTERN]), share(&harness, &["keyboard"]));
+    let (target, keyboard) = (share.target("zero"), outer.target("keyboard"));
+    let run = |options: &[&str], program: &[&str]| {
+        let inner = [&[env!("CARGO_BIN_EXE_farbus"), "run"], options, &[&target, "--"], program].concat();
+        let ended = finish(ordinary(&harness, &[&["run", &keyboard, "--"], &*inner].concat()), PATIENCE);
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        ended.stdout
+    };
+    // The kernel lets one process hear the system calls of another, and the outer run does already.
+    let alone = run(&[], &["lsusb"]);
+    assert!(alone.contains("0525:a4a0") && !alone.contains("0525:a4ac"), "{alone}");
+    let both = run(&["--with-local"], &["lsusb"]);
+    for part in ["Bus 001 Device 001: ID 1d6b:0002", "Bus 001 Device 002: ID 0525:a4ac", "Bus 002 Device 002: ID 0525:a4a0"]
+    {
+        assert!(both.contains(part), "{part}: {both}");
+    }
+    // Through both, with their own strings.
+    let seen = run(&["--with-local"], &["lsusb", "-v"]);
+    assert!(seen.contains("source/sink") && seen.contains("Human Interface Device"), "{seen}");
+    if has_package("python3-usb", "usb") {
+        assert_eq!(run(&["--with-local"], &[PYTHON, "-c", USES_PYUSB]), "2 2 (1,) 3");
+    }
 }
 
 /// Writes and reads until a file is there; says how often. Every transfer has its whole time.

@@ -115,6 +115,40 @@ fn show(from: &Path, to: &Path) -> io::Result<()> {
     Ok(mount_bind_recursive(from, to)?)
 }
 
+/// A folder as it is now, also when something is mounted over it.
+#[derive(Debug)]
+pub struct Kept(OwnedFd);
+
+impl Kept {
+    /// Keeps a folder; `None` if there is none.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub fn open(folder: &Path) -> io::Result<Option<Self>> {
+        match rustix::fs::open(folder, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()) {
+            Ok(kept) => Ok(Some(Self(kept))),
+            Err(Errno::NOENT) => Ok(None),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// Shows each folder in it at the folder of that name in `to`, if there is one.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub fn show_folders_in(&self, to: &Path) -> io::Result<()> {
+        let from = Path::new("/proc/self/fd").join(self.0.as_raw_fd().to_string());
+        for entry in fs::read_dir(&from)? {
+            let name = entry?.file_name();
+            let at = to.join(&name);
+            if from.join(&name).is_dir() && at.is_dir() {
+                mount_bind_recursive(from.join(&name), at)?;
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Makes a folder show another one, and what is mounted in it.
 ///
 /// # Errors

@@ -35,6 +35,14 @@ impl Entry {
             Entry::File(_) | Entry::Link(_) => None,
         })
     }
+
+    /// As [`Entry::find`], to change it.
+    pub fn find_mut(&mut self, path: &str) -> Option<&mut Entry> {
+        path.split('/').filter(|name| !name.is_empty()).try_fold(self, |entry, name| match entry {
+            Entry::Folder(entries) => entries.get_mut(name),
+            Entry::File(_) | Entry::Link(_) => None,
+        })
+    }
 }
 
 /// The name of a device's folder: `3-1.4`, or `usb3` for the root hub of bus 3.

@@ -11,6 +11,7 @@ use farbus_io::link::Clock;
 use farbus_model::{Completions, Device, DeviceLayer, Speed};
 use farbus_session::usbfs::Place;
 
+use super::tree::{LOCAL, bus_of};
 use crate::frontend::remote_usb::FarDevice;
 use crate::importer::client::{Client, ClientError, GRACE_DISK, Target};
 
@@ -162,7 +163,6 @@ pub fn members(devices: Vec<(FarDevice, Arc<Source>)>, numbers: &mut Numbers) ->
 /// A bus number that this machine's own buses do not have: what udev knows of their devices, by these numbers, is not
 /// about ours.
 fn first_bus() -> u16 {
-    let names = std::fs::read_dir("/sys/bus/usb/devices").into_iter().flatten().flatten();
-    let number = |name: &std::ffi::OsStr| name.to_str()?.strip_prefix("usb")?.parse::<u16>().ok();
-    names.filter_map(|entry| number(&entry.file_name())).max().map_or(1, |last| last + 1)
+    let names = std::fs::read_dir(LOCAL).into_iter().flatten().flatten();
+    names.filter_map(|entry| bus_of(entry.file_name().to_str()?)).max().map_or(1, |last| last + 1)
 }

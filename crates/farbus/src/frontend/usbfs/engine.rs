@@ -80,11 +80,12 @@ impl Engine {
         server: OwnedFd,
         wake: Arc<Wake>,
         events: Option<Events>,
+        tree: Tree,
         devices: Vec<(FarDevice, Arc<Source>)>,
     ) -> io::Result<Self> {
         let mut engine = Self {
             server: Server::new(server)?,
-            tree: Tree::new(),
+            tree,
             devices: BTreeMap::new(),
             next: 0,
             numbers: Numbers::default(),

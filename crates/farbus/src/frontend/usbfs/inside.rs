@@ -8,12 +8,13 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use farbus_io::frontend::tree;
+use farbus_io::sys::own_mounts::Kept;
 use farbus_io::sys::{event_sockets, leash, own_mounts, passing};
 
 use super::program;
 
-/// Where the tree is mounted. Its folders `.bus` and `.dev` are shown at two other places.
-const TREE: &str = "/sys/devices/farbus";
+/// Where the tree is mounted, in a folder of its own. Its folders `.bus` and `.dev` are shown at two other places.
+const DEVICES: &str = "/sys/devices";
 const BUS: &str = "/sys/bus/usb";
 const NODES: &str = "/dev/bus/usb";
 /// The folder that [`show_dev`] covers.
@@ -21,12 +22,22 @@ const OLD_DEV: &str = "/dev/.old";
 const UDEV: &str = "/run/udev";
 const UDEV_CONTROL: &str = "/run/udev/control";
 
+/// What the program's process is told.
+#[derive(Debug)]
+pub struct Inside {
+    /// The name of the tree's folder in `/sys/devices`.
+    pub tree: String,
+    /// The parent gets a listener for its sockets for events.
+    pub hears_events: bool,
+    /// It has the nodes of this machine's devices, too.
+    pub with_local: bool,
+}
+
 /// Makes mounts of this process's own, passes their server's end to `parent`, and becomes the program. Returns only if
-/// that failed, when it has told `parent` why: the exit code. If it `hears_events`, `parent` gets a listener for its
-/// sockets, too.
-pub fn become_program(parent: OwnedFd, hears_events: bool, program: &[OsString]) -> u8 {
+/// that failed, when it has told `parent` why: the exit code.
+pub fn become_program(parent: OwnedFd, told: &Inside, program: &[OsString]) -> u8 {
     let mut parent = UnixStream::from(parent);
-    let (why, code) = match prepare(&mut parent, hears_events) {
+    let (why, code) = match prepare(&mut parent, told) {
         Ok(()) => {
             let error = program::become_it(program);
             (program::not_run(program, &error), program::code_of(&error))
@@ -59,25 +70,28 @@ fn no_fuse(error: &io::Error) -> String {
     )
 }
 
-fn prepare(parent: &mut UnixStream, hears_events: bool) -> Result<(), String> {
+fn prepare(parent: &mut UnixStream, told: &Inside) -> Result<(), String> {
     let at = |what: &'static str| move |error: io::Error| format!("{what}: {error}");
     rustix::io::fcntl_setfd(&*parent, rustix::io::FdFlags::CLOEXEC).map_err(|errno| at("the socket")(errno.into()))?;
     leash::hang_up_with_parent().map_err(at("this process cannot end with its parent"))?;
     own_mounts::enter().map_err(|error| no_mounts(&error))?;
-    show_sys().map_err(at("/sys cannot be covered"))?;
-    let server = tree::mount(Path::new(TREE)).map_err(|error| no_fuse(&error))?;
-    let listener = hears_events.then(listen).flatten();
+    let tree = &Path::new(DEVICES).join(&told.tree);
+    show_sys(tree).map_err(at("/sys cannot be covered"))?;
+    let server = tree::mount(tree).map_err(|error| no_fuse(&error))?;
+    let listener = told.hears_events.then(listen).flatten();
     let passed: Vec<_> = [Some(server.as_fd()), listener.as_ref().map(OwnedFd::as_fd)].into_iter().flatten().collect();
     let sent = passing::send_on_stream(parent.as_fd(), b"m", &passed);
     drop((server, listener));
     // The tree answers once the parent says so.
     sent.and_then(|_| parent.read_exact(&mut [0])).map_err(at("the parent has ended"))?;
-    let bind = |from: &str, to: &str| own_mounts::bind(&Path::new(TREE).join(from), Path::new(to));
+    let bind = |from: &str, to: &str| own_mounts::bind(&tree.join(from), Path::new(to));
     bind(".bus", BUS).map_err(at(BUS))?;
     if !Path::new(NODES).is_dir() {
         show_dev().map_err(at("/dev cannot be covered"))?;
     }
-    bind(".dev", NODES).map_err(at(NODES))
+    let local = if told.with_local { Kept::open(Path::new(NODES)).map_err(at(NODES))? } else { None };
+    bind(".dev", NODES).map_err(at(NODES))?;
+    local.map_or(Ok(()), |local| local.show_folders_in(Path::new(NODES))).map_err(at(NODES))
 }
 
 /// Has the parent asked for each of the program's sockets for events. `None` if it cannot be: a program inside another
@@ -101,10 +115,10 @@ fn show_udev() -> io::Result<()> {
     fs::File::create(UDEV_CONTROL).map(drop)
 }
 
-fn show_sys() -> io::Result<()> {
+fn show_sys(tree: &Path) -> io::Result<()> {
     own_mounts::cover(Path::new("/sys"), &[])?;
-    own_mounts::cover(Path::new("/sys/devices"), &[])?;
-    fs::create_dir_all(TREE)?;
+    own_mounts::cover(Path::new(DEVICES), &[])?;
+    fs::create_dir_all(tree)?;
     fs::create_dir_all("/sys/bus")?;
     if !Path::new(BUS).is_dir() {
         own_mounts::cover(Path::new("/sys/bus"), &[])?;

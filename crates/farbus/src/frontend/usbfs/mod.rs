@@ -43,6 +43,6 @@ mod tree;
 pub use bus::Source;
 pub use error::RunError;
 pub use events::{SOURCE_VERB, be_source};
-pub use inside::become_program;
+pub use inside::{Inside, become_program};
 pub use named::{join, name_from};
-pub use start::{Finished, INSIDE_VERB, run};
+pub use start::{Finished, INSIDE_VERB, RunOptions, run};

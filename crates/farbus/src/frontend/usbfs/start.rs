@@ -5,6 +5,7 @@ use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsFd, AsRawFd as _};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt as _;
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus};
 use std::sync::Arc;
 use std::thread;
@@ -23,6 +24,7 @@ use super::error::RunError;
 use super::events::EventSource;
 use super::named::Named;
 use super::program;
+use super::tree::Tree;
 use crate::common::stop_signal::StopSignal;
 use crate::importer::client::ClientError;
 
@@ -40,14 +42,32 @@ pub struct Finished {
     pub code: u8,
 }
 
+/// How a program is run.
+#[derive(Debug, Default)]
+pub struct RunOptions {
+    /// By which others can join it ([`join`](super::named::join)).
+    pub name: Option<String>,
+    /// It sees the machine's own USB devices, too.
+    pub with_local: bool,
+}
+
+/// A name in `/sys/devices` that no tree has yet: a run inside another one has another.
+fn tree_name() -> String {
+    let is_free = |name: &String| !Path::new("/sys/devices").join(name).exists();
+    (1u32..)
+        .map(|number| if number == 1 { "farbus".to_owned() } else { format!("farbus{number}") })
+        .find(is_free)
+        .expect("numbers do not end")
+}
+
 /// Takes the devices, runs a program that sees them, and gives them back when it has ended. `program` is its name, as
-/// for a shell, and its arguments. Others can join it by its `name`, if it has one ([`join`](super::named::join)).
+/// for a shell, and its arguments.
 ///
 /// # Errors
 /// [`RunError`]: the program has not begun.
-pub fn run(devices: Vec<Source>, name: Option<&str>, program: &[OsString]) -> Result<Finished, RunError> {
+pub fn run(devices: Vec<Source>, options: &RunOptions, program: &[OsString]) -> Result<Finished, RunError> {
     program::check(&program[0]).map_err(|why| RunError::Program { code: program::NOT_RUN, why })?;
-    let named = name.map(Named::listen).transpose()?;
+    let named = options.name.as_deref().map(Named::listen).transpose()?;
     let opened: Result<Vec<_>, ClientError> =
         devices.into_iter().map(|source| Ok((source.open()?, Arc::new(source)))).collect();
     let opened = opened.map_err(|error| RunError::Device(Box::new(error)))?;
@@ -59,9 +79,12 @@ pub fn run(devices: Vec<Source>, name: Option<&str>, program: &[OsString]) -> Re
         .inspect_err(|error| debug!(%error, "programs hear of no device that comes or goes"))
         .ok()
         .unzip();
+    let tree = tree_name();
     let child = Command::new(ourselves)
         .arg(INSIDE_VERB)
         .args(events.as_ref().map(|_| "--events"))
+        .args(options.with_local.then_some("--with-local"))
+        .args(["--tree", &tree])
         .arg(theirs.as_raw_fd().to_string())
         .arg("--")
         .args(program)
@@ -82,7 +105,8 @@ pub fn run(devices: Vec<Source>, name: Option<&str>, program: &[OsString]) -> Re
         source.answer(listener.as_fd()).map_err(local)?;
     }
     let stop = StopSignal::new().map_err(local)?;
-    let engine = Engine::new(server, stop.shared_wake(), events, opened).map_err(local)?;
+    let tree = Tree::new(tree, options.with_local);
+    let engine = Engine::new(server, stop.shared_wake(), events, tree, opened).map_err(local)?;
     let asked = stop.clone();
     let serving = thread::spawn(move || engine.serve(&asked));
     let kept =

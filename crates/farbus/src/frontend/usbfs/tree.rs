@@ -8,8 +8,31 @@ use farbus_session::usbfs::{Action, Entry, Event, Place, Shown, folder_name};
 /// What a program sees as the length of an attribute (`sysfs_add_file_mode_ns`).
 const ATTRIBUTE_BYTES: u64 = 4096;
 
+/// Where the machine's own devices are, and the folder of ours.
+pub const LOCAL: &str = "/sys/bus/usb/devices";
+const NAMES: &str = ".bus/devices";
+
+/// A name in [`LOCAL`] and where it leads; in a tree of ours it leads to the same place.
+fn local_links() -> BTreeMap<String, String> {
+    let entries = std::fs::read_dir(LOCAL).into_iter().flatten().flatten();
+    let link = |entry: std::fs::DirEntry| {
+        let to = std::fs::read_link(entry.path()).ok()?;
+        Some((entry.file_name().into_string().ok()?, to.into_os_string().into_string().ok()?))
+    };
+    entries.filter_map(link).collect()
+}
+
+/// The bus of a root hub of this name.
+pub fn bus_of(name: &str) -> Option<u16> {
+    name.strip_prefix("usb")?.parse().ok()
+}
+
 /// The tree. A path has a number from when it was first found; the number is never used for another path.
 pub struct Tree {
+    /// Its name in `/sys/devices`.
+    name: String,
+    /// It has the machine's own devices, too.
+    with_local: bool,
     root: Entry,
     paths: Vec<String>,
     numbers: HashMap<String, u64>,
@@ -20,11 +43,19 @@ pub struct Tree {
 }
 
 impl Tree {
-    /// An empty tree.
-    pub fn new() -> Self {
+    /// An empty tree, by its name in `/sys/devices`; if it is to be so, with the machine's own devices.
+    pub fn new(name: String, with_local: bool) -> Self {
         let numbers = HashMap::from([(String::new(), 1)]);
         let root = Entry::Folder(BTreeMap::new());
-        Self { root, paths: vec![String::new()], numbers, devices: HashMap::new(), told: BTreeMap::new() }
+        Self {
+            name,
+            with_local,
+            root,
+            paths: vec![String::new()],
+            numbers,
+            devices: HashMap::new(),
+            told: BTreeMap::new(),
+        }
     }
 
     /// From now on, these devices are in it; a root hub comes before the devices of its bus. Returns what programs are
@@ -38,7 +69,7 @@ impl Tree {
             let (name, folder) = (folder_name(shown.place), shown.folder());
             let hub = format!("usb{bus}");
             let path = if ports.is_empty() { name.clone() } else { format!("{hub}/{name}") };
-            let link = format!("../../../devices/farbus/{path}");
+            let link = format!("../../../devices/{}/{path}", self.name);
             if let Entry::Folder(entries) = &folder {
                 there.insert(path.clone(), lines(&folder));
                 for (interface, entry) in entries.iter().filter(|(entry, _)| entry.contains(':')) {
@@ -55,6 +86,12 @@ impl Tree {
             nodes.insert(format!("{device:03}"), Entry::File(Vec::new()));
             self.devices.insert(format!(".dev/{bus:03}/{device:03}"), index);
         }
+        if self.with_local {
+            // Their nodes are mounted in these.
+            for bus in local_links().keys().filter_map(|name| bus_of(name)) {
+                buses.entry(format!("{bus:03}")).or_insert_with(BTreeMap::new);
+            }
+        }
         let folder = |entries| Entry::Folder(entries);
         let bus = [("devices", folder(names)), ("drivers", folder(BTreeMap::new()))];
         let mut root = hubs;
@@ -63,13 +100,27 @@ impl Tree {
         root.insert(".dev".to_owned(), folder(buses.collect()));
         root.insert("uevent".to_owned(), Entry::File(Vec::new()));
         self.root = Entry::Folder(root);
+        self.link_local();
         self.tell(there)
+    }
+
+    /// The names of the machine's own devices are those of now.
+    fn link_local(&mut self) {
+        if self.with_local
+            && let Some(Entry::Folder(names)) = self.root.find_mut(NAMES)
+        {
+            names.retain(|_, entry| matches!(entry, Entry::Link(to) if to.contains(&format!("/{}/", self.name))));
+            for (name, to) in local_links() {
+                names.entry(name).or_insert(Entry::Link(to));
+            }
+        }
     }
 
     /// What is another one than before went and came. What is inside goes first, and comes last.
     fn tell(&mut self, there: BTreeMap<String, String>) -> Vec<Event> {
+        let name = &self.name;
         let event = |action, path: &str, lines: &str| {
-            let path = format!("/devices/farbus/{path}");
+            let path = format!("/devices/{name}/{path}");
             Event { action, path, lines: lines.to_owned() }
         };
         let told = std::mem::take(&mut self.told);
@@ -115,6 +166,9 @@ impl Tree {
             "" => name.to_owned(),
             parent => format!("{parent}/{name}"),
         };
+        if path.starts_with(NAMES) && self.root.find(&path).is_none() {
+            self.link_local();
+        }
         self.root.find(&path).filter(|_| !name.is_empty() && !name.contains('/'))?;
         let number = self.number(path);
         self.attributes(number)
@@ -132,6 +186,9 @@ impl Tree {
 
     /// What is in a folder, with `.` and `..`.
     pub fn list(&mut self, folder: u64) -> Option<Vec<(String, Attributes)>> {
+        if self.path(folder) == Some(NAMES) {
+            self.link_local();
+        }
         let Some(Entry::Folder(entries)) = self.entry(folder) else { return None };
         let names: Vec<String> = entries.keys().cloned().collect();
         let of_folder = self.attributes(folder)?;
