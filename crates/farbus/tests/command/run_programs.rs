@@ -323,7 +323,8 @@ fn a_run_in_a_run_sees_the_devices_of_the_outer_one_if_it_is_to() {
     let alone = run(&[], &["lsusb"]);
     assert!(alone.contains("0525:a4a0") && !alone.contains("0525:a4ac"), "{alone}");
     let both = run(&["--with-local"], &["lsusb"]);
-    for part in ["Bus 001 Device 001: ID 1d6b:0002", "Bus 001 Device 002: ID 0525:a4ac", "Bus 002 Device 002: ID 0525:a4a0"]
+    for part in
+        ["Bus 001 Device 001: ID 1d6b:0002", "Bus 001 Device 002: ID 0525:a4ac", "Bus 002 Device 002: ID 0525:a4a0"]
     {
         assert!(both.contains(part), "{part}: {both}");
     }
@@ -389,7 +390,7 @@ with usb1.USBContext() as context:
 "#;
 
 #[test]
-fn whoever_is_killed_in_whatever_order_no_mount_process_or_claim_is_left() {
+fn no_mount_process_or_claim_is_left_after_program_command_and_exporter_were_killed_in_any_order() {
     if !can_run() || !has_package("python3-usb1", "usb1") {
         return;
     }

@@ -28,8 +28,8 @@ const STREAMS_MAX: u32 = 65_533;
 const DRIVER: &str = "usbfs";
 
 /// USBDEVFS_CAP_*: zero packets, continued bulk transfers, no limit of a packet's size, reaping when the device is
-/// gone, rights that can be dropped, USBDEVFS_CONNINFO_EX, suspending. And scattered memory, which says to libusb that a
-/// long transfer may be one URB, not one for every 16 KiB. Not: mapped memory.
+/// gone, rights that can be dropped, USBDEVFS_CONNINFO_EX, suspending. And scattered memory, which says to libusb that
+/// a long transfer may be one URB, not one for every 16 KiB. Not: mapped memory.
 const CAPABILITIES: u32 = 0x01 | 0x02 | 0x04 | 0x08 | 0x10 | 0x40 | 0x80 | 0x100;
 
 /// Where a device is, for programs.
