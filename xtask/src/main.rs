@@ -27,6 +27,7 @@ mod meter;
 mod package;
 mod packages;
 mod parts;
+mod picture;
 mod prerequisites;
 mod rerun;
 mod rig;
@@ -99,6 +100,8 @@ enum Command {
     Man(man::Arguments),
     /// Run the demo that the README starts with
     Demo,
+    /// Draw docs/picture.svg, the terminal in the README, by running what it shows
+    Picture,
 }
 
 fn main() -> ExitCode {
@@ -120,6 +123,7 @@ fn main() -> ExitCode {
         Command::Size(arguments) => size::run(&arguments),
         Command::Man(arguments) => man::run(&arguments),
         Command::Demo => demo::run(),
+        Command::Picture => picture::run(),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

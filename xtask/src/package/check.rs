@@ -5,7 +5,7 @@
 //! kernel from an image of it, without a network card.
 
 use crate::cargo;
-use crate::package::tree;
+use crate::package::tree::{self, Programs};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -38,6 +38,23 @@ pub fn check(package: &Path, later: Option<&Path>, work: &Path) -> Result<(), St
     let Some(later) = later else { return Ok(()) };
     tree::put(later, &root.join("root/later.deb"), 0o644)?;
     boot(&root, work)
+}
+
+/// Tests a package for another architecture as far as this machine can: what Debian says of it, `farbus demo` with that
+/// architecture's program, and the unit tests of the crates that decide what bytes mean.
+///
+/// # Errors
+/// Something is not as it should be.
+pub fn check_foreign(package: &Path, programs: &Programs) -> Result<(), String> {
+    lint(package)?;
+    for word in ["--version", "demo"] {
+        let mut run = programs.architecture.command(&programs.farbus);
+        run.arg(word);
+        cargo::run(run)?;
+    }
+    let tests =
+        ["test", "--package", "farbus-model", "--package", "farbus-wire", "--package", "farbus-session", "--lib"];
+    cargo::run(programs.architecture.cargo(&tests))
 }
 
 fn lint(package: &Path) -> Result<(), String> {

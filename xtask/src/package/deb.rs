@@ -27,10 +27,10 @@ pub fn make(out: &Path, work: &Path, version: &str, programs: &Programs) -> Resu
     let overrides = root.join("usr/share/lintian/overrides/farbus");
     tree::put(&source("lintian-overrides"), &overrides, 0o644)?;
 
-    let architecture = architecture()?;
+    let architecture = programs.architecture.name();
     let control = read(&source("control.in"))?
         .replace("@VERSION@", version)
-        .replace("@ARCHITECTURE@", &architecture)
+        .replace("@ARCHITECTURE@", architecture)
         .replace("@DEPENDS@", &dependencies(work, programs)?)
         .replace("@SIZE@", &kibibytes(&root)?.to_string());
     let sums = sums(&root)?;
@@ -78,23 +78,21 @@ fn changelog(version: &str) -> Result<String, String> {
     ))
 }
 
-fn architecture() -> Result<String, String> {
-    let mut ask = Command::new("dpkg");
-    ask.arg("--print-architecture");
-    let said = cargo::output(ask)?;
-    Ok(String::from_utf8_lossy(&said).trim().to_owned())
-}
-
 /// The packages of the libraries that the programs load.
 fn dependencies(work: &Path, programs: &Programs) -> Result<String, String> {
     // It wants to stand in a source package.
     let folder = work.join("dependencies");
     tree::put_text(b"Source: farbus\n\nPackage: farbus\nArchitecture: any\n", &folder.join("debian/control"), 0o644)?;
-    let mut ask = Command::new("dpkg-shlibdeps");
-    ask.current_dir(&folder).arg("-O").arg(&programs.farbus).args(&programs.bench);
+    let name = programs.architecture.name();
+    let mut ask = Command::new("dpkg-architecture");
+    ask.args(["--force", "--host-arch", name, "--command", "dpkg-shlibdeps"]).arg("-O");
+    ask.current_dir(&folder).args([&programs.farbus, &programs.bench]);
     let said = String::from_utf8_lossy(&cargo::output(ask)?).into_owned();
-    let depends = said.lines().find_map(|line| line.strip_prefix("shlibs:Depends=")).map(str::to_owned);
-    depends.ok_or_else(|| format!("dpkg-shlibdeps named no library: {said}"))
+    let depends = said.lines().find_map(|line| line.strip_prefix("shlibs:Depends="));
+    // The libraries that a cross compiler links with are in packages with names of their own.
+    depends
+        .map(|list| list.replace(&format!("-{name}-cross"), ""))
+        .ok_or_else(|| format!("dpkg-shlibdeps named no library: {said}"))
 }
 
 fn kibibytes(root: &Path) -> Result<u64, String> {

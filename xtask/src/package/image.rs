@@ -4,6 +4,7 @@
 //! The same program makes the same image, byte for byte: times are 0, names are sorted.
 
 use crate::cargo;
+use crate::package::architecture::Architecture;
 use crate::package::{alone, tree};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -57,7 +58,7 @@ pub fn make(out: &Path, work: &Path, version: &str, program: &Path) -> Result<Pa
     let layer_file = work.join("layer.tar");
     pack(&root, &layer_file)?;
     let layer = keep(&blobs, &layer_file)?;
-    let architecture = architecture()?;
+    let architecture = Architecture::of_this_machine()?.name();
     let config = json!({
         "architecture": architecture,
         "os": "linux",
@@ -91,15 +92,6 @@ pub fn make(out: &Path, work: &Path, version: &str, program: &Path) -> Result<Pa
     let image = out.join(format!("farbus-{version}-{architecture}.oci.tar"));
     pack(&layout, &image)?;
     Ok(image)
-}
-
-/// The name of this machine's architecture in an image.
-fn architecture() -> Result<&'static str, String> {
-    match std::env::consts::ARCH {
-        "x86_64" => Ok("amd64"),
-        "aarch64" => Ok("arm64"),
-        other => Err(format!("no image is made for {other}")),
-    }
 }
 
 /// Reads an image as a container runtime does, and uses its program in its layer, where nothing else is. Only root may.

@@ -2,6 +2,7 @@
 //! work where nothing of farbus was before.
 
 mod alone;
+mod architecture;
 mod check;
 mod crates;
 mod deb;
@@ -11,6 +12,7 @@ mod tree;
 use crate::cargo::{self, cargo};
 use crate::steps::Done;
 use crate::{dist, prerequisites, workspace};
+use architecture::Architecture;
 use clap::{Args, ValueEnum};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -31,11 +33,14 @@ enum Form {
 #[derive(Args)]
 #[command(after_help = "Everything goes to target/package. A static program needs Debian's musl-tools and
   rustup target add x86_64-unknown-linux-musl
+a Debian package for arm64, on another machine, gcc-aarch64-linux-gnu, qemu-user-static and
+  rustup target add aarch64-unknown-linux-gnu
 
 Examples:
   cargo xtask package                      all of them
   cargo xtask package deb --check          installed in a fresh Debian, used, and purged (root)
   cargo xtask package deb --boot           and in a booted guest with systemd, where it is upgraded, too
+  cargo xtask package deb --arch arm64     for the other architecture
   cargo xtask package image --check        its layer unpacked, and its program used where nothing else is (root)
   apt install ./target/package/farbus_0.1.0_amd64.deb
   podman load --input target/package/farbus-0.1.0-amd64.oci.tar")]
@@ -48,6 +53,9 @@ pub struct Arguments {
     /// Test the Debian package in a booted guest, too, and upgrade it there
     #[arg(long)]
     boot: bool,
+    /// Make the Debian package for this architecture; without it, for this machine's
+    #[arg(long, conflicts_with = "boot")]
+    arch: Option<Architecture>,
 }
 
 const MUSL: &str = "x86_64-unknown-linux-musl";
@@ -60,10 +68,13 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
         prerequisites::check(&["package"], false)?;
     }
     if wants(Form::Deb) || arguments.boot {
-        let programs = programs(&work)?;
+        let architecture = arguments.arch.map_or_else(Architecture::of_this_machine, Ok)?;
+        let programs = programs(&work, architecture)?;
         let package = deb::make(&out, &work, version(), &programs)?;
         show(&package)?;
-        if is_checked {
+        if is_checked && architecture.is_foreign() {
+            check::check_foreign(&package, &programs)?;
+        } else if is_checked {
             let later = if arguments.boot { Some(later(&work, &programs)?) } else { None };
             check::check(&package, later.as_deref(), &work)?;
         }
@@ -99,10 +110,11 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
 /// # Errors
 /// One cannot be made, or does not do what it should.
 pub fn gate() -> Result<Done, String> {
-    run(&Arguments { forms: vec![Form::Deb, Form::Crates], check: true, boot: false })?;
+    run(&Arguments { forms: vec![Form::Deb, Form::Crates], check: true, boot: false, arch: None })?;
     Ok(Done::Without(vec![
         "package: the booted guest; to run it: cargo xtask package deb --boot".to_owned(),
         "package: the static program and the image; to run it: cargo xtask package static image --check".to_owned(),
+        "package: the other architecture; to run it: cargo xtask package deb --arch arm64 --check".to_owned(),
     ]))
 }
 
@@ -111,7 +123,8 @@ pub fn gate() -> Result<Done, String> {
 /// # Errors
 /// One cannot be made, or does not do what it should.
 pub fn run_all() -> Result<(), String> {
-    run(&Arguments { forms: Vec::new(), check: true, boot: true })
+    run(&Arguments { forms: Vec::new(), check: true, boot: true, arch: None })?;
+    run(&Arguments { forms: vec![Form::Deb], check: true, boot: false, arch: Some(Architecture::Arm64) })
 }
 
 fn version() -> &'static str {
@@ -129,13 +142,14 @@ fn folders() -> Result<(PathBuf, PathBuf), String> {
     Ok((out, work))
 }
 
-fn programs(work: &Path) -> Result<tree::Programs, String> {
-    let farbus = dist::program()?;
-    let build = cargo(&["build", "--release", "--package", "farbus-bench", "--bin", "farbus-bench"]);
-    let built = cargo::program(&cargo::executables(build)?, "farbus-bench")?;
-    let bench = work.join("farbus-bench");
-    strip(&built, &bench)?;
-    Ok(tree::Programs { farbus, bench: Some(bench) })
+fn programs(work: &Path, architecture: Architecture) -> Result<tree::Programs, String> {
+    let farbus = if architecture.is_foreign() {
+        architecture.release("farbus", "farbus", &work.join("farbus"))?
+    } else {
+        dist::program()?
+    };
+    let bench = architecture.release("farbus-bench", "farbus-bench", &work.join("farbus-bench"))?;
+    Ok(tree::Programs { architecture, farbus, bench })
 }
 
 /// The same package with a later version: what an upgrade installs.
@@ -160,18 +174,12 @@ fn static_program(out: &Path) -> Result<PathBuf, String> {
     build.env("CC_x86_64_unknown_linux_musl", "musl-gcc");
     let built = cargo::program(&cargo::executables(build)?, "farbus")?;
     let program = out.join(format!("farbus-{}-x86_64-static", version()));
-    strip(&built, &program)?;
+    Architecture::of_this_machine()?.strip(&built, &program)?;
     alone::is_static(&program)?;
     let mut demo = Command::new(&program);
     demo.arg("demo");
     cargo::run(demo)?;
     Ok(program)
-}
-
-fn strip(built: &Path, to: &Path) -> Result<(), String> {
-    let mut strip = Command::new("objcopy");
-    strip.arg("--strip-all").arg(built).arg(to);
-    cargo::run(strip)
 }
 
 fn show(file: &Path) -> Result<(), String> {

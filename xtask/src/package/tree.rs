@@ -1,16 +1,19 @@
 //! What lies where on a machine that has farbus installed.
 
 use crate::cargo;
+use crate::package::architecture::Architecture;
 use crate::workspace;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The programs that are installed.
 pub struct Programs {
+    /// The machines that run them.
+    pub architecture: Architecture,
     /// The product, as it is shipped.
     pub farbus: PathBuf,
-    /// The benchmarks, which `farbus bench` starts; not in an image.
-    pub bench: Option<PathBuf>,
+    /// The benchmarks, which `farbus bench` starts.
+    pub bench: PathBuf,
 }
 
 /// A file of the project that is installed as it is.
@@ -52,18 +55,16 @@ const PAGES: &str = "usr/share/man/man1";
 /// A file cannot be written, or a program failed.
 pub fn write(root: &Path, programs: &Programs) -> Result<(), String> {
     put(&programs.farbus, &root.join("usr/bin/farbus"), 0o755)?;
-    if let Some(bench) = &programs.bench {
-        put(bench, &root.join("usr/bin/farbus-bench"), 0o755)?;
-    }
+    put(&programs.bench, &root.join("usr/bin/farbus-bench"), 0o755)?;
     for file in FILES {
         put(&workspace::root().join(file.from), &root.join(file.to), file.mode)?;
     }
     for (shell, to) in COMPLETIONS {
-        let mut write = Command::new(&programs.farbus);
+        let mut write = programs.architecture.command(&programs.farbus);
         write.args(["completions", shell]);
         put_text(&cargo::output(write)?, &root.join(to), 0o644)?;
     }
-    let mut pages = Command::new(&programs.farbus);
+    let mut pages = programs.architecture.command(&programs.farbus);
     pages.arg("man").arg(folder(&root.join(PAGES))?);
     cargo::run(pages)?;
     for page in files(&root.join(PAGES))? {
