@@ -451,6 +451,16 @@ fn memory_for_transfers_is_limited_and_comes_back() {
     while program.device_lets_go() {}
     assert_eq!(program.node.bytes(), 0);
 
+    // What other devices of the program hold is not there for this one.
+    let (mut program, open) = Program::configured(LATE);
+    program.node.limit_bytes(1 << 20);
+    for (length, result) in [((1 << 20) - 512, Ok(0)), (1, Err(Refusal::NoMemory))] {
+        program.put_urb(BASE + 0x1000, (BULK, BULK_IN, 0), (BASE, length), &[]);
+        assert_eq!(program.ask(open, Call::SubmitUrb, BASE + 0x1000), result);
+    }
+    program.node.close(program.now, open);
+    while program.device_lets_go() {}
+
     // As a kernel, whose 16 MiB are for all.
     let (mut program, open) = Program::configured(LATE);
     for (length, result) in [(16 << 20, Ok(0)), ((16 << 20) + 1, Err(Refusal::NoMemory))] {

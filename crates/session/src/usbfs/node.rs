@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use farbus_model::limits::URB_BYTES_MAX;
+use farbus_model::limits::{URB_BYTES_MAX, USBFS_DEVICE_BYTES_MAX};
 use farbus_model::{
     BufferPool, Completions, Device, Direction, EpAddr, Instant, Payload, Readiness, Setup, Speed, Status, Urb, UrbId,
 };
@@ -17,9 +17,6 @@ use super::command::{Answer, CallId, Command, Memory, OpenId, Reaper};
 use super::opened::{Events, Opened};
 use super::transfer::{Submitted, Waiting, data_endpoint, read_data};
 
-/// Most bytes of a node's transfers, from their submission until they are reaped. A kernel has 16 MiB for all its nodes
-/// (`usbfs_memory_mb`), which a far device's depth would use up alone.
-const BYTES_MAX: u64 = 64 << 20;
 /// Buffers that are kept for the next transfer, bytes.
 const POOL_BYTES_MAX: usize = 4 << 20;
 /// Most streams of an endpoint (USB 3.2 §8.12.1.4.2).
@@ -83,6 +80,7 @@ pub struct Node<D> {
     pending: BTreeMap<UrbId, (OpenId, Pending)>,
     numbers: u64,
     bytes: u64,
+    bytes_max: u64,
     done: Completions,
     answers: VecDeque<Answer>,
     is_gone: bool,
@@ -99,6 +97,7 @@ impl<D: Device> Node<D> {
             pending: BTreeMap::new(),
             numbers: 0,
             bytes: 0,
+            bytes_max: USBFS_DEVICE_BYTES_MAX,
             done: Completions::new(BufferPool::new(POOL_BYTES_MAX)),
             answers: VecDeque::new(),
             is_gone: false,
@@ -169,9 +168,14 @@ impl<D: Device> Node<D> {
         self.opens.is_empty()
     }
 
-    /// Bytes that its transfers hold, at most 64 MiB.
+    /// Bytes that its transfers hold, at most [`USBFS_DEVICE_BYTES_MAX`].
     pub fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// From now on its transfers may hold so many bytes, if that is less.
+    pub fn limit_bytes(&mut self, most: u64) {
+        self.bytes_max = most.min(USBFS_DEVICE_BYTES_MAX);
     }
 
     /// What `poll` says of an open; of one that is closed, that the device is gone.
@@ -354,7 +358,7 @@ impl<D: Device> Node<D> {
 
     /// Whether there is memory for a transfer of this length, which costs `bytes`.
     fn check_memory(&self, length: u32, bytes: u64) -> Result<(), Refusal> {
-        let has_memory = length <= URB_BYTES_MAX && self.bytes + bytes <= BYTES_MAX;
+        let has_memory = length <= URB_BYTES_MAX && self.bytes + bytes <= self.bytes_max;
         if has_memory { Ok(()) } else { Err(Refusal::NoMemory) }
     }
 

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use farbus_io::frontend::tree::{Op, Request, RequestId, Server};
 use farbus_io::link::{Gathering, Wake};
 use farbus_io::sys::process_memory;
+use farbus_model::limits::USBFS_BYTES_MAX;
 use farbus_model::{Device, Instant, Payload, Speed};
 use farbus_session::usbfs::{
     Answer, Call, CallId, Command, Entry, Events as PollEvents, Memory, OpenId, Place, Refusal, Width,
@@ -345,9 +346,11 @@ impl Engine {
         let Some(&(device, open)) = self.opened.get(&handle) else {
             return self.server.fail(id, Refusal::Unknown.number());
         };
+        let held: u64 = self.devices.values().map(|one| one.node.bytes()).sum();
         let Some((call, one)) = Call::decode(command, width).zip(self.devices.get_mut(&device)) else {
             return self.server.fail(id, Refusal::Unknown.number());
         };
+        one.node.limit_bytes(USBFS_BYTES_MAX.saturating_sub(held - one.node.bytes()));
         let call_id = CallId(id.0);
         self.callers.insert(call_id, Caller { device, thread });
         self.follow.note(thread, one.node.bytes());
