@@ -431,7 +431,7 @@ impl Calls {
     pub fn claim(&self, interface: u8) -> io::Result<()> {
         let mut driver = [0; 256];
         for (to, from) in driver.iter_mut().zip(b"usbfs") {
-            *to = from.cast_signed();
+            *to = *from as c_char;
         }
         let claim = RawDisconnectClaim { interface: interface.into(), flags: EXCEPT_DRIVER, driver };
         // SAFETY: the kernel reads the structure and keeps nothing of it.
