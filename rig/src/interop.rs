@@ -90,7 +90,8 @@ const OTHERS: &[(&str, Peer, Peer)] = &[
     ("program-lsusb", Peer("`lsusb` in `farbus run`"), SHARE_USB),
     ("program-mtp", Peer("libmtp (`mtp-detect`, `mtp-files`, `mtp-getfile`) in `farbus run`"), SHARE_USB),
     ("program-smartcard", Peer("`pcscd` with libccid, and `opensc-tool`, in `farbus run`"), SHARE_USB),
-    ("program-usbfs", Peer("a program that speaks to usbfs, in `farbus run`"), SHARE),
+    ("program-usbfs", Peer("a program on usbfs, in `farbus run`"), SHARE),
+    ("program-usbfs-real", Peer("a program on usbfs, in `farbus run`"), SHARE_USB),
     ("bridge-hosts", Peer("Linux `usbip` + `vhci_hcd` at one end, `farbus attach --via kernel` at the other"), SHARE),
     (
         "bridge-hosts-super",
@@ -120,6 +121,12 @@ const TESTS: &[(Peer, Peer, &str, &str)] = &[
         Peer("`farbus run` over `farbus share`"),
         "a gibibyte each way, ten thousand cancellations, isochronous packets both ways, 32-bit commands, commands without sense, the tests of python3-usb1",
         "crates/farbus/tests/command/run_programs.rs",
+    ),
+    (
+        Peer("`dfu-util`, `fastboot`, OpenOCD, pyOCD of Debian"),
+        Peer("`farbus run` over `farbus share`"),
+        "they flash a device and read it back; they halt a Cortex-M behind a debug probe, write its memory and read it back",
+        "crates/farbus/tests/command/run_tools.rs",
     ),
     (
         Peer("libnbd (`nbdinfo`, `nbdcopy`)"),

@@ -6,11 +6,13 @@ use crate::{Error, Result, tool};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A user of isochronous endpoints, one of a pair of bulk endpoints, and one that measures remote devices.
-const PROGRAMS: [(&str, &str); 3] = [
+/// A user of isochronous endpoints, one of a pair of bulk endpoints, one that measures remote devices, and one that
+/// says what usbfs answers.
+const PROGRAMS: [(&str, &str); 4] = [
     ("isostream", include_str!("../../guest/isostream.c")),
     ("bulkpair", include_str!("../../guest/bulkpair.c")),
     ("measure", include_str!("../../guest/measure.c")),
+    ("usbfs", include_str!("../../guest/usbfs.c")),
 ];
 
 /// Compiles all of them into the folder.

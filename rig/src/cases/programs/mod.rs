@@ -3,6 +3,8 @@
 //! Exporter and importer are one guest, over its loopback. A program uses the device twice: through the guest's kernel
 //! before farbus takes it, and inside `farbus run` while it is shared.
 
+mod usbfs;
+
 use super::case::{Case, expect};
 use super::storage;
 use super::usbfs::xhci;
@@ -27,6 +29,17 @@ pub(super) const CASES: &[Case] = &[
         purpose: "a PC/SC daemon in `farbus run` finds the reader, the card's answer to reset and its reply to a command",
         run: card,
     },
+    Case {
+        name: "program-usbfs",
+        purpose: "a list of 350 commands of usbfs, right and wrong ones, has the results that the kernel's own usbfs gives for the same \
+                  device behind vhci, but for known differences",
+        run: |lab| usbfs::compare(lab, include_str!("../../../guest/program/usbfs.sh"), &["vhci_hcd"], usbfs::EMULATED),
+    },
+    Case {
+        name: "program-usbfs-real",
+        purpose: "that list for the kernel's own gadgets, which farbus shares through the usbfs that it is compared with",
+        run: |lab| usbfs::compare(lab, include_str!("../../../guest/program/usbfs-real.sh"), REAL_MODULES, usbfs::REAL),
+    },
 ];
 
 /// No drivers: the device is the program's, inside as well as outside.
@@ -35,6 +48,8 @@ const MODULES: &[&str] = &["xhci_pci", "fuse"];
 /// Modules of the C library that libmtp opens by name, for the strings of its protocol.
 const UTF_16: [&str; 2] =
     ["/usr/lib/x86_64-linux-gnu/gconv/gconv-modules.cache", "/usr/lib/x86_64-linux-gnu/gconv/UTF-16.so"];
+
+const REAL_MODULES: &[&str] = &["dummy_hcd", "usb_f_ss_lb"];
 
 const TABLET: &str = "0627:0001";
 const READER: &str = "08e6:4433";
@@ -58,8 +73,8 @@ fn lsusb(lab: &Lab) -> Result<String> {
     let report = lab
         .boot(&Boot {
             script: concat!(
-                include_str!("../../guest/program/common.sh"),
-                include_str!("../../guest/program/lsusb.sh")
+                include_str!("../../../guest/program/common.sh"),
+                include_str!("../../../guest/program/lsusb.sh")
             ),
             modules: MODULES,
             variables: &[("IDS", ids.join(" "))],
@@ -80,7 +95,10 @@ fn mtp(lab: &Lab) -> Result<String> {
     let folder = std::fs::canonicalize(&folder).map_err(Error::io("find the folder of files"))?;
     let report = lab
         .boot(&Boot {
-            script: concat!(include_str!("../../guest/program/common.sh"), include_str!("../../guest/program/mtp.sh")),
+            script: concat!(
+                include_str!("../../../guest/program/common.sh"),
+                include_str!("../../../guest/program/mtp.sh")
+            ),
             modules: MODULES,
             programs: &["mtp-detect", "mtp-files", "mtp-getfile", UTF_16[0], UTF_16[1]],
             variables: &[("ID", FILES.to_owned())],
@@ -101,8 +119,8 @@ fn card(lab: &Lab) -> Result<String> {
     let report = lab
         .boot(&Boot {
             script: concat!(
-                include_str!("../../guest/program/common.sh"),
-                include_str!("../../guest/program/smartcard.sh")
+                include_str!("../../../guest/program/common.sh"),
+                include_str!("../../../guest/program/smartcard.sh")
             ),
             modules: MODULES,
             programs: &[
