@@ -240,6 +240,7 @@ fn an_interface_belongs_to_one_open_until_it_is_released_detached_or_closed() {
     assert_eq!(program.ask_number(second, Call::ClaimInterface, 5), Err(Refusal::NotFound));
     assert_eq!(program.ask_number(second, Call::ClaimInterface, 64), Err(Refusal::Invalid));
     assert_eq!(program.ask_number(second, Call::ReleaseInterface, 0), Err(Refusal::Invalid));
+    assert_eq!(program.ask_number(second, Call::ReleaseInterface, 5), Err(Refusal::NotFound));
     assert_eq!(program.ask_number(second, Call::GetDriver, 1), Err(Refusal::NoDriver));
     assert_eq!(program.ask_number(second, Call::GetDriver, 0), Ok(0));
     assert_eq!(program.get(BASE + 4, 6), b"usbfs\0");
@@ -253,7 +254,7 @@ fn an_interface_belongs_to_one_open_until_it_is_released_detached_or_closed() {
     program.put(BASE, &[0_u32.to_le_bytes(), DriverIoctl::DISCONNECT.to_le_bytes(), [0; 4], [0; 4]].concat());
     assert_eq!(program.ask(first, Call::Ioctl, BASE), Ok(0));
     assert_eq!(program.ask(first, Call::Ioctl, BASE), Err(Refusal::NoDriver));
-    assert_eq!(program.reap(second), Ok((BASE + 0x1000, -2, 0)), "detaching cancels what was under way");
+    assert_eq!(program.reap(second), Ok((BASE + 0x1000, -108, 0)), "detaching cancels what was under way");
     assert_eq!(program.ask_number(first, Call::ClaimInterface, 0), Ok(0));
     program.node.close(program.now, first);
     assert_eq!(program.ask_number(second, Call::ClaimInterface, 0), Ok(0));
@@ -497,7 +498,7 @@ fn a_failed_bulk_transfer_takes_those_that_continue_it_along_and_no_others() {
 }
 
 #[test]
-fn a_reset_device_has_its_configuration_and_settings_again() {
+fn a_reset_device_has_its_configuration_and_first_settings_and_nobody_has_its_interfaces() {
     let (mut program, open) = Program::configured(Manners::default());
     assert_eq!(program.ask_number(open, Call::ClaimInterface, 1), Ok(0));
     program.put(BASE, &[1_u32.to_le_bytes(), 1_u32.to_le_bytes()].concat());
@@ -506,7 +507,8 @@ fn a_reset_device_has_its_configuration_and_settings_again() {
     assert_eq!(program.ask(open, Call::Reset, 0), Ok(0));
     assert_eq!(program.reap(open), Ok((BASE + 0x1000, -108, 0)));
     let selection = program.node.device().selection();
-    assert_eq!((selection.configuration(), selection.alternate(1)), (1, 1));
+    assert_eq!((selection.configuration(), selection.alternate(1)), (1, 0));
+    assert_eq!(program.ask_number(open, Call::GetDriver, 1), Err(Refusal::NoDriver));
     program.put(BASE, &[1_u32.to_le_bytes(), 9_u32.to_le_bytes()].concat());
     assert_eq!(program.ask(open, Call::SetInterface, BASE), Err(Refusal::Invalid));
 }
@@ -532,8 +534,51 @@ fn rights_that_were_given_up_are_gone() {
     let (mut program, open) = Program::configured(Manners::default());
     assert_eq!(program.ask_number(open, Call::DropPrivileges, 0b01), Ok(0));
     assert_eq!(program.ask_number(open, Call::ClaimInterface, 1), Err(Refusal::RightDropped));
-    assert_eq!(program.ask_number(open, Call::SetConfiguration, 1), Err(Refusal::RightDropped));
+    assert_eq!(program.ask_number(open, Call::SetConfiguration, 1), Err(Refusal::Busy), "it has an interface");
     assert_eq!(program.ask_number(open, Call::ClaimInterface, 0), Ok(0));
+    // Nor is an interface claimed for a transfer, or a request.
+    assert_eq!(program.ask_number(open, Call::ClearHalt, 0x84), Err(Refusal::RightDropped));
+    program.put(BASE, &[1_u32.to_le_bytes(), 1_u32.to_le_bytes()].concat());
+    assert_eq!(program.ask(open, Call::SetInterface, BASE), Err(Refusal::RightDropped));
+    program.put(BASE, &[1_u32.to_le_bytes(), DriverIoctl::DISCONNECT.to_le_bytes(), [0; 4], [0; 4]].concat());
+    assert_eq!(program.ask(open, Call::Ioctl, BASE), Err(Refusal::RightDropped));
+    assert_eq!(program.ask_number(open, Call::ReleaseInterface, 0), Ok(0));
+    assert_eq!(program.ask_number(open, Call::DropPrivileges, 0), Ok(0));
+    assert_eq!(program.submit_bulk(open, BASE + 0x1000, BULK_OUT, 0), Err(Refusal::RightDropped));
+    assert_eq!(program.ask_number(open, Call::SetConfiguration, 1), Ok(0));
+}
+
+#[test]
+fn an_interface_that_is_let_go_of_has_its_first_setting_again() {
+    let (mut program, open) = Program::configured(Manners::default());
+    let alternate = |program: &Program<Scripted>| program.node.device().selection().alternate(1);
+    for is_closed in [false, true] {
+        let open = if is_closed { program.open() } else { open };
+        assert_eq!(program.ask_number(open, Call::ClaimInterface, 1), Ok(0));
+        program.put(BASE, &[1_u32.to_le_bytes(), 1_u32.to_le_bytes()].concat());
+        assert_eq!(program.ask(open, Call::SetInterface, BASE), Ok(0));
+        assert_eq!(alternate(&program), 1);
+        if is_closed {
+            program.node.close(program.now, open);
+        } else {
+            assert_eq!(program.ask_number(open, Call::ReleaseInterface, 1), Ok(0));
+        }
+        assert_eq!(alternate(&program), 0);
+    }
+}
+
+#[test]
+fn a_transfer_that_must_not_be_short_fails_whatever_its_device_thinks_of_it() {
+    let (mut program, open) = Program::configured(Manners::default());
+    let urb = |at: u64| BASE + 0x1000 * (at + 1);
+    for (at, flags) in [(0, SHORT_NOT_OK), (1, SHORT_NOT_OK | CONTINUATION)] {
+        program.put_urb(urb(at), (BULK, BULK_IN, flags), (BASE, 512), &[]);
+        assert_eq!(program.ask(open, Call::SubmitUrb, urb(at)), Ok(0));
+    }
+    // All is well, it says, and there are no bytes.
+    program.device_fails(BULK_IN, Status::Ok);
+    assert_eq!(program.reap(open), Ok((urb(0), -121, 0)));
+    assert_eq!(program.reap(open), Ok((urb(1), -104, 0)));
 }
 
 /// Any commands with any arguments, and a device that ends requests in any order.

@@ -16,6 +16,14 @@ pub(super) struct Claims {
     by_interface: BTreeMap<u8, OpenId>,
 }
 
+/// An open that may want an interface.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Claimant {
+    pub open: OpenId,
+    /// Interfaces that it may claim, a bit each; `None` before USBDEVFS_DROP_PRIVILEGES.
+    pub allowed: Option<u64>,
+}
+
 /// The device that interfaces belong to, as it stands now.
 #[derive(Clone, Copy)]
 pub(super) struct Layout<'a> {
@@ -24,9 +32,18 @@ pub(super) struct Layout<'a> {
 }
 
 impl Layout<'_> {
-    fn has_interface(&self, interface: u8) -> bool {
+    /// Whether the configuration has an interface of this number (`usb_ifnum_to_if`).
+    pub fn has_interface(&self, interface: u32) -> bool {
         let active = self.descriptors.configuration(self.selection.configuration());
-        active.is_some_and(|active| active.settings.iter().any(|setting| setting.interface == interface))
+        active.is_some_and(|active| active.settings.iter().any(|setting| u32::from(setting.interface) == interface))
+    }
+
+    /// Whether a printer's interface has this number and setting.
+    fn has_printer(&self, interface: u8, alternate: u8) -> bool {
+        const PRINTER: u8 = 7;
+        let active = self.descriptors.configuration(self.selection.configuration());
+        let setting = active.and_then(|active| active.setting(interface, alternate));
+        setting.is_some_and(|setting| setting.class[0] == PRINTER)
     }
 
     /// The interface with this endpoint, in whatever setting (`findintfep`).
@@ -43,6 +60,11 @@ impl Claims {
         u8::try_from(interface).ok().and_then(|interface| self.by_interface.get(&interface).copied())
     }
 
+    /// Nobody has an interface any more.
+    pub fn clear(&mut self) {
+        self.by_interface.clear();
+    }
+
     /// Whether any interface is claimed.
     pub fn is_empty(&self) -> bool {
         self.by_interface.is_empty()
@@ -56,12 +78,15 @@ impl Claims {
     /// Gives an interface to an open (`claimintf`).
     ///
     /// # Errors
-    /// EINVAL: the number is too large; ENOENT: no such interface now; EBUSY: another open has it.
-    pub fn claim(&mut self, open: OpenId, interface: u32, layout: Layout<'_>) -> Result<(), Refusal> {
+    /// EINVAL: the number is too large; EACCES: it gave up the right; ENOENT: no such interface now; EBUSY: another open
+    /// has it.
+    pub fn claim(&mut self, by: Claimant, interface: u32, layout: Layout<'_>) -> Result<(), Refusal> {
         let number = u8::try_from(interface).ok().filter(|_| interface < INTERFACES_MAX).ok_or(Refusal::Invalid)?;
+        let Claimant { open, allowed } = by;
         match self.by_interface.get(&number) {
             Some(&holder) if holder == open => Ok(()),
-            _ if !layout.has_interface(number) => Err(Refusal::NotFound),
+            _ if allowed.is_some_and(|allowed| allowed & 1 << number == 0) => Err(Refusal::RightDropped),
+            _ if !layout.has_interface(interface) => Err(Refusal::NotFound),
             Some(_) => Err(Refusal::Busy),
             None => {
                 self.by_interface.insert(number, open);
@@ -73,10 +98,15 @@ impl Claims {
     /// Takes an interface from its open (`releaseintf`).
     ///
     /// # Errors
-    /// EINVAL: the open does not have it.
-    pub fn release(&mut self, open: OpenId, interface: u32) -> Result<u8, Refusal> {
-        let number = u8::try_from(interface).ok().filter(|_| self.holder(interface) == Some(open));
-        let number = number.ok_or(Refusal::Invalid)?;
+    /// EINVAL: the open does not have it, or the number is too large; ENOENT: no such interface now.
+    pub fn release(&mut self, open: OpenId, interface: u32, layout: Layout<'_>) -> Result<u8, Refusal> {
+        let number = u8::try_from(interface).ok().filter(|_| interface < INTERFACES_MAX).ok_or(Refusal::Invalid)?;
+        if !layout.has_interface(interface) {
+            return Err(Refusal::NotFound);
+        }
+        if self.holder(interface) != Some(open) {
+            return Err(Refusal::Invalid);
+        }
         self.by_interface.remove(&number);
         Ok(number)
     }
@@ -86,41 +116,46 @@ impl Claims {
         self.by_interface.retain(|&number, _| u32::from(number) != interface);
     }
 
-    /// Takes all interfaces from an open.
-    pub fn release_all(&mut self, open: OpenId) {
-        self.by_interface.retain(|_, holder| *holder != open);
+    /// Takes all interfaces from an open, and returns them.
+    pub fn release_all(&mut self, open: OpenId) -> Vec<u8> {
+        self.by_interface.extract_if(.., |_, holder| *holder == open).map(|(interface, _)| interface).collect()
     }
 
     /// The open may use this interface: it has it, or gets it now (`checkintf`).
     ///
     /// # Errors
-    /// As [`Claims::claim`].
-    pub fn check_interface(&mut self, open: OpenId, interface: u32, layout: Layout<'_>) -> Result<(), Refusal> {
-        self.claim(open, interface, layout)
+    /// As [`Claims::claim`]; EHOSTUNREACH: the device is not configured.
+    pub fn check_interface(&mut self, by: Claimant, interface: u32, layout: Layout<'_>) -> Result<(), Refusal> {
+        if layout.selection.configuration() == 0 {
+            return Err(Refusal::NotReady);
+        }
+        self.claim(by, interface, layout)
     }
 
-    /// The open may use this endpoint. Returns the endpoint's interface.
+    /// The open may use this endpoint, which need not be of the interface's setting. Returns the endpoint's interface.
     ///
     /// # Errors
-    /// As [`Claims::claim`]; ESRCH: the device is not configured; ENOENT: no such endpoint, or not in this setting.
-    pub fn check_endpoint(&mut self, open: OpenId, endpoint: EpAddr, layout: Layout<'_>) -> Result<u8, Refusal> {
+    /// As [`Claims::claim`]; ESRCH: the device is not configured; ENOENT: no such endpoint.
+    pub fn check_endpoint(&mut self, by: Claimant, endpoint: EpAddr, layout: Layout<'_>) -> Result<u8, Refusal> {
         let interface = layout.interface_of(endpoint)?;
-        self.check_interface(open, interface.into(), layout)?;
-        layout.selection.endpoint(endpoint).map(|_| interface).ok_or(Refusal::NotFound)
+        self.check_interface(by, interface.into(), layout)?;
+        Ok(interface)
     }
 
     /// The open may send this control request (`check_ctrlrecip`): one to an interface or an endpoint needs the claim,
-    /// unless it is a vendor's.
+    /// unless it is a vendor's, or asks a printer what it is (USB printer class 1.1 §4.2.1).
     ///
     /// # Errors
     /// As [`Claims::check_endpoint`].
-    pub fn check_control(&mut self, open: OpenId, setup: Setup, layout: Layout<'_>) -> Result<(), Refusal> {
-        if setup.kind() == RequestKind::Vendor {
+    pub fn check_control(&mut self, by: Claimant, setup: Setup, layout: Layout<'_>) -> Result<(), Refusal> {
+        const GET_DEVICE_ID: (u8, u8) = (0xa1, 0);
+        let [interface, index] = setup.index.to_be_bytes();
+        let asks_printer = (setup.request_type, setup.request) == GET_DEVICE_ID;
+        if setup.kind() == RequestKind::Vendor || asks_printer && layout.has_printer(interface, index) {
             return Ok(());
         }
-        let index = setup.index as u8;
         match setup.recipient() {
-            Recipient::Interface => self.check_interface(open, index.into(), layout),
+            Recipient::Interface => self.check_interface(by, index.into(), layout),
             Recipient::Endpoint if index & 0x7f != 0 => {
                 let endpoint =
                     |byte| if byte & 0x70 == 0 { Ok(EpAddr::from_byte(byte)) } else { Err(Refusal::Invalid) };
@@ -130,7 +165,7 @@ impl Claims {
                     let other = endpoint(index ^ 0x80).and_then(|endpoint| layout.interface_of(endpoint));
                     other.map_err(|_| first)
                 });
-                self.check_interface(open, interface?.into(), layout)
+                self.check_interface(by, interface?.into(), layout)
             }
             _ => Ok(()),
         }

@@ -8,14 +8,14 @@ use farbus_model::{
 };
 use farbus_wire::usbfs::{
     Call, ConnectInfo, ConnectInfoEx, Control, DisconnectClaim, DriverIoctl, Refusal, SetInterface, Streams, Transfer,
-    UrbFlag, UrbHead, driver_name, endpoint_number,
+    UrbFlag, UrbHead, UrbKind, driver_name, endpoint_number,
 };
 use farbus_wire::usbip::message::speed_code;
 
-use super::claims::{Claims, Layout};
+use super::claims::{Claimant, Claims, Layout};
 use super::command::{Answer, CallId, Command, Memory, OpenId, Reaper};
 use super::opened::{Events, Opened};
-use super::transfer::{Submitted, Waiting, data_endpoint, read_data};
+use super::transfer::{Submitted, Waiting, read_data};
 
 /// Buffers that are kept for the next transfer, bytes.
 const POOL_BYTES_MAX: usize = 4 << 20;
@@ -147,7 +147,7 @@ impl<D: Device> Node<D> {
     pub fn close(&mut self, now: Instant, open: OpenId) {
         let Some(opened) = self.opens.remove(&open) else { return };
         self.bytes -= opened.finished_bytes();
-        self.claims.release_all(open);
+        let interfaces = self.claims.release_all(open);
         let ids: Vec<UrbId> = self.pending.iter().filter(|(_, (of, _))| *of == open).map(|(id, _)| *id).collect();
         for id in ids {
             if let Some((_, pending)) = self.pending.get_mut(&id) {
@@ -158,6 +158,11 @@ impl<D: Device> Node<D> {
                 };
                 *pending = Pending::Forgotten(bytes);
                 self.device.cancel(now, id, &mut self.done);
+            }
+        }
+        for interface in interfaces {
+            if let Some(setup) = self.first_setting(interface) {
+                self.launch(now, open, Urb::control(UrbId(0), setup, Payload::Empty), Pending::Forgotten(0));
             }
         }
         self.settle(now);
@@ -291,14 +296,12 @@ impl<D: Device> Node<D> {
             Call::DiscardUrb => self.discard(now, open, id, argument),
             Call::ClaimInterface => {
                 let interface = number(argument, memory)?;
-                self.check_allowed(open, interface)?;
-                self.claims.claim(open, interface, layout(&self.device))?;
+                self.claims.claim(self.claimant(open), interface, layout(&self.device))?;
                 DONE
             }
             Call::ReleaseInterface => {
-                let interface = self.claims.release(open, number(argument, memory)?)?;
-                self.kill(now, |of, submitted| of == open && submitted.interface == Some(interface));
-                DONE
+                let interface = self.claims.release(open, number(argument, memory)?, layout(&self.device))?;
+                self.shut_down(now, open, id, interface)
             }
             Call::SetInterface => self.set_interface(now, open, command, memory),
             Call::SetConfiguration => self.set_configuration(now, open, id, number(argument, memory)?),
@@ -314,7 +317,7 @@ impl<D: Device> Node<D> {
                 Ok(Outcome::Now(0, vec![(argument.wrapping_add(4), driver_name(DRIVER).into())]))
             }
             Call::Ioctl => self.ask_driver(now, open, command, memory),
-            Call::DisconnectClaim => self.disconnect_claim(now, open, argument, memory),
+            Call::DisconnectClaim => self.disconnect_claim(now, open, command, memory),
             Call::AllocStreams => self.streams(open, argument, memory).map(|count| Outcome::Now(count, Vec::new())),
             Call::FreeStreams => self.streams(open, argument, memory).and(DONE),
             Call::DropPrivileges => {
@@ -330,24 +333,39 @@ impl<D: Device> Node<D> {
                 let info = ConnectInfo { device: self.place.device.into(), is_slow };
                 Ok(Outcome::Now(0, vec![(argument, info.to_bytes().into())]))
             }
-            Call::ConnectInfoEx(room) => {
+            // The first number is the length.
+            Call::ConnectInfoEx(room) if room >= 4 => {
                 let Place { bus, device, ports } = self.place.clone();
                 let speed = self.device.speed();
                 let info = ConnectInfoEx { bus: bus.into(), device: device.into(), speed, ports };
                 Ok(Outcome::Now(0, vec![(argument, info.to_bytes(room).into())]))
             }
             Call::ForbidSuspend | Call::AllowSuspend | Call::WaitForResume => DONE,
-            // Of hubs only, and this is none (`usb_hub_to_struct_hub`).
-            Call::ClaimPort | Call::ReleasePort => Err(Refusal::Gone),
+            Call::ConnectInfoEx(_) => Err(Refusal::Invalid),
+            // Ports belong to their kernel (`find_port_owner`).
+            Call::ClaimPort | Call::ReleasePort => number(argument, memory).and(Err(Refusal::Invalid)),
             // Signals are not sent: programs poll.
             Call::DisconnectSignal => Err(Refusal::Unknown),
             Call::ReapUrb | Call::ReapUrbNoDelay => unreachable!("handled before"),
         }
     }
 
-    fn check_allowed(&self, open: OpenId, interface: u32) -> Result<(), Refusal> {
-        let may = self.opens.get(&open).is_some_and(|opened| opened.may_claim(interface));
-        if may { Ok(()) } else { Err(Refusal::RightDropped) }
+    fn claimant(&self, open: OpenId) -> Claimant {
+        Claimant { open, allowed: self.opens.get(&open).and_then(|opened| opened.allowed) }
+    }
+
+    /// What gives an interface its first setting, if it has another one.
+    fn first_setting(&self, interface: u8) -> Option<Setup> {
+        let is_other = self.device.selection().alternate(interface) != 0 && !self.is_gone;
+        is_other.then(|| Setup::set_interface(interface, 0))
+    }
+
+    /// An interface was taken from its holder: what is under way on it ends, and it has its first setting again
+    /// (`usb_unbind_interface`).
+    fn shut_down(&mut self, now: Instant, open: OpenId, id: CallId, interface: u8) -> Result<Outcome, Refusal> {
+        self.kill(now, Refusal::Shutdown, |_, submitted| submitted.interface == Some(interface));
+        let steps = Steps::of(id, self.first_setting(interface));
+        self.start(now, open, Steps { may_stall: true, ..steps })
     }
 
     /// Whether the open gave up its right to change the whole device.
@@ -379,7 +397,7 @@ impl<D: Device> Node<D> {
         let mut bytes = vec![0; Control::bytes(command.width)];
         memory.read(command.argument, &mut bytes)?;
         let Control { setup, timeout_ms, data } = Control::decode(&bytes, command.width)?;
-        self.claims.check_control(open, setup, layout(&self.device))?;
+        self.claims.check_control(self.claimant(open), setup, layout(&self.device))?;
         let length = u32::from(setup.length);
         let out = setup.direction() == Direction::Out;
         let payload = if out { read_data(data, length, memory)? } else { Payload::Empty };
@@ -396,8 +414,8 @@ impl<D: Device> Node<D> {
         let mut bytes = vec![0; Transfer::bytes(command.width)];
         memory.read(command.argument, &mut bytes)?;
         let Transfer { endpoint, length, timeout_ms, data } = Transfer::decode(&bytes, command.width)?;
-        data_endpoint(endpoint).ok_or(Refusal::Invalid)?;
-        self.claims.check_endpoint(open, endpoint, layout(&self.device))?;
+        self.claims.check_endpoint(self.claimant(open), endpoint, layout(&self.device))?;
+        self.device.selection().endpoint(endpoint).ok_or(Refusal::Invalid)?;
         self.check_memory(length, Waiting::cost(length))?;
         let urb = match endpoint.direction() {
             Direction::In => Urb::data_in(UrbId(0), endpoint, length),
@@ -432,15 +450,15 @@ impl<D: Device> Node<D> {
         memory.read(command.argument, &mut bytes)?;
         let head = UrbHead::decode(&bytes, command.width)?;
         let (mut interface, mut endpoint) = (None, None);
-        if data_endpoint(head.endpoint).is_some() {
-            interface = Some(self.claims.check_endpoint(open, head.endpoint, layout(&self.device))?);
+        if !(head.kind == UrbKind::Control && head.endpoint.is_control()) {
+            interface = Some(self.claims.check_endpoint(self.claimant(open), head.endpoint, layout(&self.device))?);
             let found = self.device.selection().endpoint(head.endpoint).ok_or(Refusal::NotFound)?;
             endpoint = Some((found, self.device.speed()));
         }
         let name = (command.argument, command.width);
         let (submitted, mut urb) = Submitted::read(&head, name, (interface, endpoint), memory)?;
         if endpoint.is_none() {
-            self.claims.check_control(open, urb.setup, layout(&self.device))?;
+            self.claims.check_control(self.claimant(open), urb.setup, layout(&self.device))?;
         }
         self.check_memory(urb.length, submitted.bytes())?;
         self.bytes += submitted.bytes();
@@ -466,8 +484,8 @@ impl<D: Device> Node<D> {
     fn discard(&mut self, now: Instant, open: OpenId, id: CallId, address: u64) -> Result<Outcome, Refusal> {
         // The oldest, if a program submitted one address twice (`async_getpending` has no rule).
         let found = self.pending.iter_mut().find_map(|(urb, (of, pending))| match pending {
-            Pending::Urb(submitted) if *of == open && submitted.address == address && !submitted.is_discarded => {
-                (submitted.is_discarded, submitted.discard) = (true, Some(id));
+            Pending::Urb(submitted) if *of == open && submitted.address == address && submitted.withdrawn.is_none() => {
+                (submitted.withdrawn, submitted.discard) = (Some(Refusal::Discarded), Some(id));
                 Some(*urb)
             }
             _ => None,
@@ -491,14 +509,14 @@ impl<D: Device> Node<D> {
         Ok(Outcome::Later)
     }
 
-    /// Cancels URBs, as their program's doing: nobody waits for the end.
-    fn kill(&mut self, now: Instant, is_meant: impl Fn(OpenId, &Submitted) -> bool) {
+    /// Cancels URBs, which fail so: nobody waits for the end.
+    fn kill(&mut self, now: Instant, why: Refusal, is_meant: impl Fn(OpenId, &Submitted) -> bool) {
         let mut ids = Vec::new();
         for (id, (open, pending)) in &mut self.pending {
             if let Pending::Urb(submitted) = pending
                 && is_meant(*open, submitted)
             {
-                submitted.is_discarded = true;
+                submitted.withdrawn = Some(why);
                 ids.push(*id);
             }
         }
@@ -507,7 +525,7 @@ impl<D: Device> Node<D> {
 
     fn endpoint_of(&mut self, open: OpenId, number: u32) -> Result<EpAddr, Refusal> {
         let endpoint = endpoint_number(number)?;
-        self.claims.check_endpoint(open, endpoint, layout(&self.device)).map(|_| endpoint)
+        self.claims.check_endpoint(self.claimant(open), endpoint, layout(&self.device)).map(|_| endpoint)
     }
 
     fn set_interface(
@@ -520,7 +538,7 @@ impl<D: Device> Node<D> {
         let mut bytes = [0; 8];
         memory.read(command.argument, &mut bytes)?;
         let SetInterface { interface, alternate } = SetInterface::decode(bytes);
-        self.claims.check_interface(open, interface, layout(&self.device))?;
+        self.claims.check_interface(self.claimant(open), interface, layout(&self.device))?;
         let (Ok(number), Ok(setting)) = (u8::try_from(interface), u8::try_from(alternate)) else {
             return Err(Refusal::Invalid);
         };
@@ -528,13 +546,12 @@ impl<D: Device> Node<D> {
         let active = active.ok_or(Refusal::Invalid)?;
         active.setting(number, setting).ok_or(Refusal::Invalid)?;
         let may_stall = active.settings.iter().filter(|setting| setting.interface == number).count() == 1;
-        self.kill(now, |of, submitted| of == open && submitted.interface == Some(number));
+        self.kill(now, Refusal::Discarded, |of, submitted| of == open && submitted.interface == Some(number));
         let steps = Steps { may_stall, ..Steps::of(command.id, [Setup::set_interface(number, setting)]) };
         self.start(now, open, steps)
     }
 
     fn set_configuration(&mut self, now: Instant, open: OpenId, id: CallId, number: u32) -> Result<Outcome, Refusal> {
-        self.check_unrestricted(open)?;
         // A device in use keeps its configuration, also if it is the same one.
         if !self.claims.is_empty() {
             return Err(Refusal::Busy);
@@ -551,22 +568,17 @@ impl<D: Device> Node<D> {
         if self.claims.others_hold(open) {
             self.check_unrestricted(open)?;
         }
-        let selection = self.device.selection();
-        let configuration = selection.configuration();
-        let alternates: Vec<Setup> = selection
-            .alternates()
-            .iter()
-            .map(|&(interface, alternate)| Setup::set_interface(interface, alternate))
-            .collect();
+        let configuration = self.device.selection().configuration();
+        // usbfs is a driver that knows nothing of resets: it is taken from its interfaces (`usb_reset_device`).
+        self.claims.clear();
+        self.kill(now, Refusal::Shutdown, |_, submitted| submitted.interface.is_some());
         self.device.reset(now, &mut self.done);
         self.settle(now);
-        // As it was before, as `usb_reset_and_verify_device` does.
-        match configuration {
-            0 => DONE,
-            value => {
-                self.start(now, open, Steps::of(id, [Setup::set_configuration(value)].into_iter().chain(alternates)))
-            }
-        }
+        // By the first request an exporter without a word for it knows that there was a reset (`hub_port_init`). Then
+        // the configuration is as before (`usb_reset_and_verify_device`).
+        let first = Setup::get_descriptor(farbus_model::descriptor::kind::DEVICE, 0, 0, 64);
+        let configure = (configuration != 0).then(|| Setup::set_configuration(configuration));
+        self.start(now, open, Steps::of(id, [first].into_iter().chain(configure)))
     }
 
     fn ask_driver(
@@ -583,46 +595,49 @@ impl<D: Device> Node<D> {
         if self.device.selection().configuration() == 0 {
             return Err(Refusal::NotReady);
         }
-        let holder = self.claims.holder(interface);
+        let number = self.interface(interface)?;
+        let is_held = self.claims.holder(interface).is_some();
         match code {
-            DriverIoctl::DISCONNECT if holder.is_some() => {
-                self.detach(now, interface);
-                DONE
+            DriverIoctl::DISCONNECT if is_held => {
+                self.claims.detach(interface);
+                self.shut_down(now, open, command.id, number)
             }
             DriverIoctl::DISCONNECT => Err(Refusal::NoDriver),
-            DriverIoctl::CONNECT if holder.is_some() => Err(Refusal::Busy),
+            DriverIoctl::CONNECT if is_held => Err(Refusal::Busy),
             // There is no driver that could attach.
             DriverIoctl::CONNECT => DONE,
             _ => Err(Refusal::Unknown),
         }
     }
 
-    /// Takes an interface from its holder, and cancels what is under way on it.
-    fn detach(&mut self, now: Instant, interface: u32) {
-        self.claims.detach(interface);
-        self.kill(now, |_, submitted| submitted.interface.map(u32::from) == Some(interface));
+    /// The interface of this number.
+    fn interface(&self, number: u32) -> Result<u8, Refusal> {
+        let is_there = layout(&self.device).has_interface(number);
+        u8::try_from(number).ok().filter(|_| is_there).ok_or(Refusal::Invalid)
     }
 
     fn disconnect_claim(
         &mut self,
         now: Instant,
         open: OpenId,
-        argument: u64,
+        command: &Command,
         memory: &mut dyn Memory,
     ) -> Result<Outcome, Refusal> {
         let mut bytes = vec![0; DisconnectClaim::BYTES];
-        memory.read(argument, &mut bytes)?;
+        memory.read(command.argument, &mut bytes)?;
         let DisconnectClaim { interface, if_driver, except_driver } = DisconnectClaim::decode(&bytes);
-        self.check_unrestricted(open)?;
-        if self.claims.holder(interface).is_some_and(|holder| holder != open) {
+        let number = self.interface(interface)?;
+        let is_held = self.claims.holder(interface).is_some();
+        if is_held {
+            self.check_unrestricted(open)?;
             let is_other = if_driver.is_some_and(|name| name != DRIVER.as_bytes());
             if is_other || except_driver.is_some_and(|name| name == DRIVER.as_bytes()) {
                 return Err(Refusal::Busy);
             }
-            self.detach(now, interface);
+            self.claims.detach(interface);
         }
-        self.claims.claim(open, interface, layout(&self.device))?;
-        DONE
+        self.claims.claim(self.claimant(open), interface, layout(&self.device))?;
+        if is_held { self.shut_down(now, open, command.id, number) } else { DONE }
     }
 
     /// Streams need no preparation here: each request names its stream. Returns how many each endpoint has.
@@ -633,9 +648,10 @@ impl<D: Device> Node<D> {
         let mut addresses = vec![0; endpoints as usize];
         memory.read(argument.wrapping_add(Streams::BYTES as u64), &mut addresses)?;
         for address in addresses {
-            let endpoint = self.endpoint_of(open, address.into())?;
-            let kind = self.device.selection().endpoint(endpoint).map(|endpoint| endpoint.kind);
-            if kind != Some(farbus_model::TransferType::Bulk) || self.device.speed() < Speed::Super {
+            let named = endpoint_number(address.into())?;
+            let kind = self.device.selection().endpoint(named).ok_or(Refusal::Invalid)?.kind;
+            self.endpoint_of(open, address.into())?;
+            if kind != farbus_model::TransferType::Bulk || self.device.speed() < Speed::Super {
                 return Err(Refusal::Invalid);
             }
         }
@@ -658,7 +674,8 @@ impl<D: Device> Node<D> {
                     if let Some(id) = submitted.discard.take() {
                         self.answers.push_back(Answer { id, result: Ok(0), writes: Vec::new() });
                     }
-                    let bulk = submitted.bulk.filter(|_| !matches!(done.status, Status::Ok | Status::Cancelled));
+                    let status = submitted.status(&done);
+                    let bulk = submitted.bulk.filter(|_| !matches!(status, Status::Ok | Status::Cancelled));
                     if let Some(bulk) = bulk {
                         self.fail_continued(now, open, bulk);
                     }

@@ -43,11 +43,6 @@ impl Opened {
         }
     }
 
-    /// Whether the interface is one that it may claim.
-    pub fn may_claim(&self, interface: u32) -> bool {
-        self.allowed.is_none_or(|allowed| interface < 64 && allowed & 1 << interface != 0)
-    }
-
     /// A URB of this open is finished: the first that waits gets it. Returns the answer, and the bytes that are free.
     pub fn finish(&mut self, finished: Finished) -> Option<(Answer, u64)> {
         match self.reapers.pop_front() {

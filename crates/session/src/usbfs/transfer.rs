@@ -1,8 +1,6 @@
 //! One transfer: how a program's URB becomes a request, and how its result is told.
 
-use farbus_model::{
-    Direction, Done, Endpoint, EpAddr, Instant, IsoPacket, Payload, Setup, Speed, Status, Urb, UrbFlags,
-};
+use farbus_model::{Direction, Done, Endpoint, Instant, IsoPacket, Payload, Setup, Speed, Status, Urb, UrbFlags};
 use farbus_model::{TransferType, UrbId};
 use farbus_wire::usbfs::{IsoLength, Refusal, UrbFlag, UrbHead, UrbKind, UrbResult, Width};
 
@@ -27,8 +25,10 @@ pub(super) struct Submitted {
     pub is_continuation: bool,
     /// The command that cancelled it, which waits until it has ended.
     pub discard: Option<CallId>,
-    /// It was cancelled by its program, and not because something else failed.
-    pub is_discarded: bool,
+    /// How it fails if it was cancelled by its program, and not because something else failed.
+    pub withdrawn: Option<Refusal>,
+    /// If it ends with fewer bytes than this, it has failed.
+    least: u32,
     width: Width,
     /// Where read data go.
     data_at: u64,
@@ -74,7 +74,8 @@ impl Submitted {
             bulk: (kind == TransferType::Bulk).then(|| head.endpoint.index()),
             is_continuation: head.has(UrbFlag::BulkContinuation),
             discard: None,
-            is_discarded: false,
+            withdrawn: None,
+            least: 0,
             width,
             data_at: head.buffer,
             lengths: Vec::new(),
@@ -106,10 +107,15 @@ impl Submitted {
             urb.interval = interval(endpoint, speed);
         }
         urb.flags = UrbFlags {
-            short_not_ok: head.has(UrbFlag::ShortNotOk) && urb.direction == Direction::In,
+            short_not_ok: head.has(UrbFlag::ShortNotOk)
+                && urb.direction == Direction::In
+                && submitted.lengths.is_empty(),
             iso_asap: head.has(UrbFlag::IsoAsap),
             zero_packet: head.has(UrbFlag::ZeroPacket) && urb.direction == Direction::Out,
         };
+        if urb.flags.short_not_ok {
+            submitted.least = urb.length;
+        }
         submitted.bytes += u64::from(urb.length) + (submitted.lengths.len() * size_of::<IsoPacket>()) as u64;
         Ok((submitted, urb))
     }
@@ -130,10 +136,15 @@ impl Submitted {
         Ok(())
     }
 
+    /// How it has ended, whatever its device thinks of short ones (`__usb_hcd_giveback_urb`).
+    pub fn status(&self, done: &Done) -> Status {
+        if done.status == Status::Ok && done.actual < self.least { Status::Short } else { done.status }
+    }
+
     /// The URB has ended.
     pub fn finish(self, done: Done) -> Finished {
-        let failure = match done.status {
-            Status::Cancelled if self.is_discarded => Some(Refusal::Discarded),
+        let failure = match self.status(&done) {
+            Status::Cancelled if self.withdrawn.is_some() => self.withdrawn,
             Status::Gone => Some(Refusal::Shutdown),
             status => Refusal::of(status),
         };
@@ -249,9 +260,4 @@ impl Waiting {
     pub fn cost(length: u32) -> u64 {
         URB_COST_BYTES + u64::from(length)
     }
-}
-
-/// The endpoint's address, if it is not the control pipe's.
-pub(super) fn data_endpoint(endpoint: EpAddr) -> Option<EpAddr> {
-    (!endpoint.is_control()).then_some(endpoint)
 }

@@ -167,7 +167,6 @@ pub enum UrbFlag {
 }
 
 const FLAGS: u32 = UrbFlag::ShortNotOk as u32
-    | UrbFlag::IsoAsap as u32
     | UrbFlag::BulkContinuation as u32
     | UrbFlag::NoFsbr as u32
     | UrbFlag::ZeroPacket as u32
@@ -218,8 +217,11 @@ impl UrbHead {
         let (flags, length, packets) = (u32_at(bytes, 8), u32_at(bytes, numbers), u32_at(bytes, numbers + 12));
         // A signal at the end of a transfer: programs of the last twenty years poll instead.
         let has_signal = u32_at(bytes, numbers + 20) != 0;
-        let is_valid =
-            flags & !FLAGS == 0 && length < TRANSFER_BYTES_MAX && (length == 0 || buffer != 0) && !has_signal;
+        let isochronous = if bytes[0] == 0 { UrbFlag::IsoAsap as u32 } else { 0 };
+        let is_valid = flags & !(FLAGS | isochronous) == 0
+            && length < TRANSFER_BYTES_MAX
+            && (length == 0 || buffer != 0)
+            && !has_signal;
         let kind = match bytes[0] {
             0 if (1..=PACKETS_MAX).contains(&packets) => UrbKind::Isochronous { packets },
             1 => UrbKind::Interrupt,
