@@ -69,7 +69,17 @@ impl Architecture {
     }
 
     fn emulator(self) -> [String; 3] {
-        [format!("qemu-{}-static", self.cpu()), "-L".to_owned(), format!("/usr/{}-linux-gnu", self.cpu())]
+        [format!("qemu-{}-static", self.cpu()), "-L".to_owned(), self.cross_root()]
+    }
+
+    /// Where Debian's cross compiler has its libraries and headers.
+    fn cross_root(self) -> String {
+        format!("/usr/{}-linux-gnu", self.cpu())
+    }
+
+    /// The folder of a foreign architecture's libraries.
+    pub fn libraries(self) -> Option<String> {
+        self.is_foreign().then(|| self.cross_root() + "/lib")
     }
 
     /// The name of a tool of binutils or GCC.

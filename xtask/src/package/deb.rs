@@ -84,15 +84,15 @@ fn dependencies(work: &Path, programs: &Programs) -> Result<String, String> {
     let folder = work.join("dependencies");
     tree::put_text(b"Source: farbus\n\nPackage: farbus\nArchitecture: any\n", &folder.join("debian/control"), 0o644)?;
     let name = programs.architecture.name();
-    let mut ask = Command::new("dpkg-architecture");
-    ask.args(["--force", "--host-arch", name, "--command", "dpkg-shlibdeps"]).arg("-O");
-    ask.current_dir(&folder).args([&programs.farbus, &programs.bench]);
+    let mut ask = Command::new("dpkg-shlibdeps");
+    ask.current_dir(&folder).env("DEB_HOST_ARCH", name).arg("-O");
+    ask.args(programs.architecture.libraries().map(|folder| format!("-l{folder}")));
+    ask.args([&programs.farbus, &programs.bench]);
     let said = String::from_utf8_lossy(&cargo::output(ask)?).into_owned();
     let depends = said.lines().find_map(|line| line.strip_prefix("shlibs:Depends="));
     // The libraries that a cross compiler links with are in packages with names of their own.
-    depends
-        .map(|list| list.replace(&format!("-{name}-cross"), ""))
-        .ok_or_else(|| format!("dpkg-shlibdeps named no library: {said}"))
+    let depends = depends.ok_or_else(|| format!("dpkg-shlibdeps named no library: {said}"))?;
+    Ok(depends.replace(&format!("-{name}-cross"), "").replace(&format!(":{name}"), ""))
 }
 
 fn kibibytes(root: &Path) -> Result<u64, String> {

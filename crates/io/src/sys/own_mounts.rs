@@ -94,7 +94,7 @@ pub fn cover(folder: &Path, left_out: &[&str]) -> io::Result<Covered> {
     let old = rustix::fs::open(folder, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     let clone = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::AT_RECURSIVE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     let old = Covered { old, mounts: open_tree(CWD, folder, clone)? };
-    mount(SOURCE, folder, "tmpfs", MountFlags::NOSUID, c"mode=755,size=1m")?;
+    mount(SOURCE, folder, "tmpfs", MountFlags::NOSUID, c"mode=755")?;
     for entry in fs::read_dir(old.path(OsStr::new("")))? {
         let name = entry?.file_name();
         if left_out.iter().all(|other| name != **other) {
