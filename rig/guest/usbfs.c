@@ -121,6 +121,28 @@ static void reap(const char *what, int file)
 	fflush(stdout);
 }
 
+/* Takes so many URBs, the one after the other, and says how they ended in the order in which they were submitted: what is
+ * cancelled together ends in any order. */
+static void reap_all(const char *what, int file, int count)
+{
+	struct usbdevfs_urb *ended[16] = {NULL}, *urb;
+	int at;
+
+	for (at = 0; at < count; at++) {
+		polled(file, POLLOUT, PATIENCE_MS);
+		urb = NULL;
+		if (!ask(file, USBDEVFS_REAPURBNDELAY, &urb) && urb >= urbs && urb < urbs + 16)
+			ended[urb - urbs] = urb;
+	}
+	for (at = 0; at < 16; at++) {
+		if (ended[at])
+			printf("%s: URB %d, status %s, %d bytes, %d errors\n", what, at,
+			       ended[at]->status ? strerrorname_np(-ended[at]->status) : "0",
+			       ended[at]->actual_length, ended[at]->error_count);
+	}
+	fflush(stdout);
+}
+
 /* Takes what is finished, and says nothing. */
 static void drain(int file)
 {
@@ -589,8 +611,7 @@ static void loop(void)
 		tell("submit IN, three of a transfer", submit(file, at, USBDEVFS_URB_TYPE_BULK, in,
 			USBDEVFS_URB_SHORT_NOT_OK | (at ? USBDEVFS_URB_BULK_CONTINUATION : 0), other_data + at * 512, 512));
 	tell("BULK OUT, 100 bytes", bulk(file, out, data, 100, PATIENCE_MS));
-	for (at = 0; at < 3; at++)
-		reap("reap one of the three", file);
+	reap_all("reap one of the three", file, 3);
 	tell("submit IN, which continues what is over", submit(file, 3, USBDEVFS_URB_TYPE_BULK, in, USBDEVFS_URB_BULK_CONTINUATION, other_data, 512));
 	file = anew(file);
 	tell("submit IN, anew", submit(file, 3, USBDEVFS_URB_TYPE_BULK, in, 0, other_data, 512));

@@ -33,12 +33,12 @@ pub(super) const CASES: &[Case] = &[
         name: "program-usbfs",
         purpose: "a list of 350 commands of usbfs, right and wrong ones, has the results that the kernel's own usbfs gives for the same \
                   device behind vhci, but for known differences",
-        run: |lab| usbfs::compare(lab, include_str!("../../../guest/program/usbfs.sh"), &["vhci_hcd"], usbfs::EMULATED),
+        run: |lab| usbfs::compare(lab, include_str!("../../../guest/program/usbfs.sh"), &["vhci_hcd"], usbfs::ALL),
     },
     Case {
         name: "program-usbfs-real",
         purpose: "that list for the kernel's own gadgets, which farbus shares through the usbfs that it is compared with",
-        run: |lab| usbfs::compare(lab, include_str!("../../../guest/program/usbfs-real.sh"), REAL_MODULES, usbfs::REAL),
+        run: |lab| usbfs::compare(lab, include_str!("../../../guest/program/usbfs-real.sh"), REAL_MODULES, usbfs::ALL),
     },
 ];
 

@@ -16,8 +16,7 @@ pub(super) struct Differences {
     faults: &'static [&'static [Difference]],
 }
 
-pub(super) const EMULATED: Differences = Differences { meant: MEANT, faults: &[FAULTS, SHORT_IS_FINE] };
-pub(super) const REAL: Differences = Differences { meant: MEANT, faults: &[FAULTS, NOT_RESET] };
+pub(super) const ALL: Differences = Differences { meant: MEANT, faults: &[] };
 
 const MEANT: &[Difference] = &[
     // farbus has no memory that the device and the program could share.
@@ -32,87 +31,6 @@ const MEANT: &[Difference] = &[
     // There is no driver that could want the data.
     ("rules, an unknown question with data nowhere", "EFAULT", "ENOTTY"),
 ];
-
-/// Other errors than the kernel's, rights that were given up and are used all the same, a claim that outlives a reset.
-const FAULTS: &[Difference] = &[
-    ("rules, CONNINFO_EX with room for 2 bytes", "EINVAL", "0"),
-    ("rules, release an interface that is not there", "ENOENT", "EINVAL"),
-    ("rules, DISCONNECT of an interface that is not there", "EINVAL", "ENODATA"),
-    ("rules, CONNECT of an interface that is not there", "EINVAL", "0"),
-    ("rules, an unknown question to an interface that is not there", "EINVAL", "ENOTTY"),
-    ("rules, DISCONNECT_CLAIM of its own interface, not from usbfs", "EBUSY", "0"),
-    ("rules, DISCONNECT_CLAIM of its own interface, if it is a disk's", "EBUSY", "0"),
-    ("rules, DISCONNECT_CLAIM of an interface that is not there", "EINVAL", "ENOENT"),
-    ("rules, CLAIM_PORT", "EINVAL", "ENODEV"),
-    ("rules, RELEASE_PORT", "EINVAL", "ENODEV"),
-    ("rules, ALLOC_STREAMS for an endpoint that is not there", "EINVAL", "ENOENT"),
-    ("rules, BULK, endpoint 0", "ENOENT", "EINVAL"),
-    ("rules, BULK, endpoint 0x80", "ENOENT", "EINVAL"),
-    ("rules, submit, bulk at endpoint 0", "ENOENT", "EINVAL"),
-    ("rules, submit, bulk with ISO_ASAP", "EINVAL", "0"),
-    ("rules, release without a configuration", "ENOENT", "EINVAL"),
-    ("rules, SETINTERFACE without a configuration", "EHOSTUNREACH", "ENOENT"),
-    ("rules, DISCONNECT_CLAIM without a configuration", "EINVAL", "ENOENT"),
-    ("rules, request to the interface without a configuration", "EHOSTUNREACH", "ENOENT"),
-    ("rules, driver after a reset", "ENODATA", "usbfs"),
-    ("rules, claim what it has, without the right", "0", "EACCES"),
-    ("rules, bulk without the right", "EACCES", "0"),
-    ("rules, submit without the right", "EACCES", "0"),
-    ("rules, CLEAR_HALT without the right", "EACCES", "0"),
-    ("rules, request to the interface without the right", "EACCES", "2"),
-    ("rules, SETCONFIGURATION without the right, nobody has an interface", "0", "EACCES"),
-    ("rules, RESET without the right, another has an interface", "EACCES", "0"),
-    (
-        "loop, reap after the release",
-        "URB 2, status ESHUTDOWN, 0 bytes, 0 errors",
-        "URB 2, status ENOENT, 0 bytes, 0 errors",
-    ),
-    (
-        "loop, reap after DISCONNECT",
-        "URB 0, status ESHUTDOWN, 0 bytes, 0 errors",
-        "URB 0, status ENOENT, 0 bytes, 0 errors",
-    ),
-    ("settings, BULK, an endpoint of another setting", "EINVAL", "ENOENT"),
-    ("settings, GET_INTERFACE after a reset", "0", "1"),
-];
-
-/// USBDEVFS_URB_SHORT_NOT_OK has no effect unless the exporter has the device by way of usbfs, and so the URBs that
-/// continue a transfer are not cancelled.
-const SHORT_IS_FINE: &[Difference] = &[
-    (
-        "rules, reap control, short is wrong",
-        "URB 0, status EREMOTEIO, 18 bytes, 0 errors",
-        "URB 0, status 0, 18 bytes, 0 errors",
-    ),
-    (
-        "loop, reap IN, short is wrong",
-        "URB 0, status EREMOTEIO, 100 bytes, 0 errors",
-        "URB 0, status 0, 100 bytes, 0 errors",
-    ),
-    (
-        "loop, reap one of the three",
-        "URB 0, status EREMOTEIO, 100 bytes, 0 errors",
-        "URB 0, status 0, 100 bytes, 0 errors",
-    ),
-    ("loop, reap one of the three", "URB 2, status ECONNRESET, 0 bytes, 0 errors", "EAGAIN"),
-    ("loop, reap one of the three", "URB 1, status ECONNRESET, 0 bytes, 0 errors", "EAGAIN"),
-    ("loop, submit IN, which continues what is over", "EREMOTEIO", "0"),
-    (
-        "loop, reap the first of a transfer",
-        "URB 0, status EREMOTEIO, 100 bytes, 0 errors",
-        "URB 0, status 0, 100 bytes, 0 errors",
-    ),
-    ("loop, reap what continued it", "URB 1, status ECONNRESET, 0 bytes, 0 errors", "EAGAIN"),
-    (
-        "loop, reap the transfer after it",
-        "URB 2, status 0, 100 bytes, 0 errors",
-        "URB 1, status 0, 100 bytes, 0 errors",
-    ),
-];
-
-/// USBDEVFS_RESET does not reach a device whose exporter has it by way of usbfs: USB/IP has no message for it, and the
-/// exporter takes it from a first descriptor read that does not come. Its halt lasts.
-const NOT_RESET: &[Difference] = &[("source, BULK IN", "512", "EPIPE")];
 
 /// Runs a script that prints what the kernel said (`near| `) and what farbus said (`far| `), and compares it.
 pub(super) fn compare(lab: &Lab, script: &str, modules: &[&str], differences: Differences) -> Result<String> {
