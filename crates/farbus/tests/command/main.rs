@@ -39,6 +39,7 @@ mod migrate;
 mod mixed;
 mod module_processes;
 mod modules;
+mod moves;
 mod nbd;
 mod nbd_migrate;
 mod network;
