@@ -61,6 +61,7 @@ mod run;
 mod run_programs;
 mod run_tools;
 mod runtime_folder;
+mod seen;
 mod sessions;
 mod share_by_daemon;
 mod siege;
