@@ -31,7 +31,7 @@ use crate::frontend::drivers::tell_if_no_driver;
 use crate::frontend::in_use;
 use crate::frontend::open_users::Act;
 use crate::frontend::{
-    AttachmentStatus, Ended, FRONT_ENDS, FrontEnd, Handle, Introduction, Request, Running, Status, Via, steer,
+    AttachmentStatus, Ended, FRONT_ENDS, FrontEnd, Handle, Introduction, Request, Running, Status, Via, explain, steer,
     tell_reason, undurable,
 };
 use crate::hosts::known_host::moved_to;
@@ -214,6 +214,7 @@ pub fn attach(mut args: AttachArgs) -> Result<(), Failure> {
     // Catch signals before there is anything to give back.
     let signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::local)?;
     let (request, front_end) = request_from(&args)?;
+    let lacks = request.via.lacks(&request, &SystemAccess::Own);
     let target = &request.target;
     let recipe = recipe(&request.modules).map_err(Failure::local)?;
     let (control_socket, control_listener) = ControlSocket::bind().map_err(Failure::local)?;
@@ -243,7 +244,11 @@ pub fn attach(mut args: AttachArgs) -> Result<(), Failure> {
     // Prepare before a device is taken. Programs that connect while the device is waited for wait, too.
     let mut prepared = front_end.prepare(&client, &request)?;
     let mut patience = Patience::new(args.wait, signals, &shown, !args.json);
-    let Some(attachment) = patience.have(|| front_end.take(&client, &request, &mut prepared))? else {
+    let Some(attachment) = patience.have(|| {
+        let taken = front_end.take(&client, &request, &mut prepared);
+        taken.map_err(|error| explain(error, &client, &request, lacks.as_deref()))
+    })?
+    else {
         if args.json {
             return print_json(&json!({ "target": target.to_string(), "done": "waiting ended" }));
         }

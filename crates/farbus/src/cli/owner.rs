@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::output::{format_span, print_done, print_json, print_table, say, table};
+use super::output::{format_span, print_done, print_json, print_table, say, state_of, table};
 use super::{Failure, watch};
 use crate::common::asking::ask_owner;
 use crate::common::control::{Answer, Question, ask_all};
@@ -290,17 +290,6 @@ fn print_links(running: &[Value]) {
 
 fn text(value: &Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
-}
-
-/// Its state, and how long it has been in it if that is a problem, or how several may use it.
-fn state_of(device: &Value) -> String {
-    let state = text(&device["state"]);
-    match (device["link_lost_s"].as_f64(), device["mode"].as_str()) {
-        (Some(seconds), _) => format!("{state} {}", format_span(Duration::from_secs_f64(seconds))),
-        _ if device["successor"].is_string() => "handed over".to_owned(),
-        (None, Some(mode @ ("read" | "scratch"))) => format!("{state}, {mode}"),
-        (None, _) => state,
-    }
 }
 
 /// The lines of a device's users after the first, in the columns of [`row`].

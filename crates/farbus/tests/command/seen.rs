@@ -96,6 +96,23 @@ fn ipv4_addresses_are_shown_as_such_where_one_socket_serves_both() {
 }
 
 #[test]
+fn device_that_only_a_kernel_shows_fails_for_what_this_machine_lacks() {
+    if Path::new("/sys/devices/platform/vhci_hcd.0").exists() {
+        return;
+    }
+    let harness = Harness::new();
+    let share = harness.share(&["keyboard"]);
+    let outcome = harness.run(&["attach", &share.target("keyboard")]);
+    assert_eq!(outcome.code, Some(1), "{outcome:?}");
+    for part in ["modprobe vhci-hcd", "it is no disk", "--via redir"] {
+        assert!(outcome.stderr.contains(part), "no '{part}' in {outcome:?}");
+    }
+    // Asked for as a disk, it is the device that is none.
+    let outcome = harness.run(&["attach", &share.target("keyboard"), "--via", "fuse"]);
+    assert_eq!(outcome.code, Some(6), "{outcome:?}");
+}
+
+#[test]
 fn attach_with_json_prints_json_alone() {
     if !has_fuse() {
         return;
