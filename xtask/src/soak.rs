@@ -45,6 +45,8 @@ const CUTS: (&str, &str) = ("FARBUS_CUTS", "300");
 const FAULTS: (&str, &str) = ("FARBUS_FAULTS", "300");
 /// The same of the kernel's own front end in a virtual machine, in passes of three.
 const RIG_FAULTS: (&str, u32) = ("nothing-lost-uas", 100);
+/// Moves of a disk that is written, from host to host and home, in one round.
+const MOVES: (&str, &str) = ("FARBUS_MOVES", "100");
 /// How often hosts that are joined by debug ports are brought up in one round, a ring and a cube each.
 const BRING_UPS: (&str, &str) = ("FARBUS_BRING_UPS", "100");
 /// The same of daemons, data over every link included.
@@ -86,6 +88,7 @@ fn one_round(arguments: &Arguments) -> Result<(), String> {
     bring_up()?;
     cut_links()?;
     cut_and_kill()?;
+    move_disks()?;
     carry_streams()?;
     run_programs()?;
     measure_pace()?;
@@ -134,6 +137,12 @@ fn cut_and_kill() -> Result<(), String> {
     let mut play = cargo(&["test", "--package", "farbus", "--test", "command", "cuts_and_kills", "--", "--nocapture"]);
     play.env(FAULTS.0, FAULTS.1).env("FARBUS_REQUIRE_RIG", "1");
     cargo::run(play)
+}
+
+fn move_disks() -> Result<(), String> {
+    let mut chain = cargo(&["test", "--package", "farbus", "--test", "command", "moves", "--", "--nocapture"]);
+    chain.env(MOVES.0, MOVES.1).env("FARBUS_REQUIRE_RIG", "1");
+    cargo::run(chain)
 }
 
 fn carry_streams() -> Result<(), String> {

@@ -161,6 +161,12 @@ impl<T> Leases<T> {
         is_his.then_some(&waits.what)
     }
 
+    /// The key of the successor that `device` waits for; `None` if it does not wait, and `Some(None)` if its successor
+    /// has no key.
+    pub fn successor(&self, device: &DeviceKey) -> Option<Key> {
+        self.waiting.get(device).map(|waits| waits.successor)
+    }
+
     /// Takes what waited too long.
     pub fn expire(&mut self, now: Instant) -> Vec<T> {
         let late: Vec<DeviceKey> =

@@ -10,13 +10,14 @@ use farbus_io::sys::confine::Needs;
 use farbus_io::sys::writeback::protect_writeback_path;
 use farbus_modules::Asked;
 use farbus_session::OpStatus;
+use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use super::Failure;
 use super::link_args::LinkArgs;
 use super::listen::{SocketAccessArgs, place_told};
-use super::output::{print_done, say};
+use super::output::{print_done, print_json, say};
 use super::served::say_exports;
 use crate::broker::confined::{give_rights_away, report_protection, start_broker};
 use crate::broker::{BrokerPolicy, SystemAccess};
@@ -30,8 +31,8 @@ use crate::frontend::drivers::tell_if_no_driver;
 use crate::frontend::in_use;
 use crate::frontend::open_users::Act;
 use crate::frontend::{
-    AttachmentStatus, Ended, FRONT_ENDS, FrontEnd, Handle, Introduction, Request, Running, Via, steer, tell_reason,
-    undurable,
+    AttachmentStatus, Ended, FRONT_ENDS, FrontEnd, Handle, Introduction, Request, Running, Status, Via, explain, steer,
+    tell_reason, undurable,
 };
 use crate::hosts::known_host::moved_to;
 use crate::importer::client::{Attribute, ClientError, Target};
@@ -213,6 +214,7 @@ pub fn attach(mut args: AttachArgs) -> Result<(), Failure> {
     // Catch signals before there is anything to give back.
     let signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::local)?;
     let (request, front_end) = request_from(&args)?;
+    let lacks = request.via.lacks(&request, &SystemAccess::Own);
     let target = &request.target;
     let recipe = recipe(&request.modules).map_err(Failure::local)?;
     let (control_socket, control_listener) = ControlSocket::bind().map_err(Failure::local)?;
@@ -241,8 +243,15 @@ pub fn attach(mut args: AttachArgs) -> Result<(), Failure> {
         .map_err(Failure::local)?;
     // Prepare before a device is taken. Programs that connect while the device is waited for wait, too.
     let mut prepared = front_end.prepare(&client, &request)?;
-    let mut patience = Patience::new(args.wait, signals, &shown);
-    let Some(attachment) = patience.have(|| front_end.take(&client, &request, &mut prepared))? else {
+    let mut patience = Patience::new(args.wait, signals, &shown, !args.json);
+    let Some(attachment) = patience.have(|| {
+        let taken = front_end.take(&client, &request, &mut prepared);
+        taken.map_err(|error| explain(error, &client, &request, lacks.as_deref()))
+    })?
+    else {
+        if args.json {
+            return print_json(&json!({ "target": target.to_string(), "done": "waiting ended" }));
+        }
         say(format!("{}: waiting ended", target.shown()));
         return Ok(());
     };
@@ -255,14 +264,15 @@ pub fn attach(mut args: AttachArgs) -> Result<(), Failure> {
     publish(Event::of(Kind::Attached, target.to_string()).how(status.at.as_str()));
     tell_reason(&client, &request, status.local_address);
     end_on(patience.take_signals(), handle.clone());
-    introduce(&status.introduction, args.json)?;
+    introduce(target, status, args.json)?;
     tell_if_no_driver(target, handle.drivers(), |what| eprintln!("farbus: warning: {what}"));
     let ended = attachment.run();
     publish(ended.event(target));
     match &ended {
+        Ended::Undurable(why) => return Err(Failure::new(Attribute::Device, undurable(&target.shown(), why))),
+        _ if args.json => {}
         Ended::Asked | Ended::Released | Ended::HandedOver => say(format!("{} detached", target.shown())),
         Ended::Moved => say(format!("{} handed over", target.shown())),
-        Ended::Undurable(why) => return Err(Failure::new(Attribute::Device, undurable(&target.shown(), why))),
         Ended::Lost(_) | Ended::Over(_) | Ended::Broken(_) => {}
     }
     ended.failure(&client, target).map_or(Ok(()), Err)
@@ -331,11 +341,13 @@ fn place_from(args: &AttachArgs, front_end: &dyn FrontEnd) -> Result<Option<Plac
     }
 }
 
-/// Prints where a device is and what to type next; the URI of an NBD export as JSON, too.
-fn introduce(introduction: &Introduction, as_json: bool) -> Result<(), Failure> {
-    let Introduction { line, next, export } = introduction;
-    if let (true, Some(export)) = (as_json, export) {
-        return say_exports(std::slice::from_ref(export));
+/// Prints where a device is and what to type next. As JSON it is one object: an NBD export, or where the device is.
+fn introduce(target: &Target, status: &Status, as_json: bool) -> Result<(), Failure> {
+    let Introduction { line, next, export } = &status.introduction;
+    match export {
+        Some(export) if as_json => return say_exports(std::slice::from_ref(export)),
+        None if as_json => return print_json(&json!({ "target": target.to_string(), "at": status.at })),
+        _ => {}
     }
     say(format!("{line}   (Ctrl-C or 'farbus detach' ends)"));
     if let Some(next) = next {
@@ -350,6 +362,8 @@ struct Patience<'a> {
     shown: &'a Shown,
     /// `None`: do not wait.
     until: Option<Instant>,
+    /// Whether to say for whom it waits.
+    tells: bool,
 }
 
 /// The pauses between tries: short at first, and always well below [`farbus_session::claims::PATIENCE`].
@@ -358,12 +372,12 @@ const TRY_AGAIN: [Duration; 3] = [Duration::from_millis(200), Duration::from_mil
 const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 impl<'a> Patience<'a> {
-    fn new(wait: Option<Option<u64>>, signals: Signals, shown: &'a Shown) -> Self {
+    fn new(wait: Option<Option<u64>>, signals: Signals, shown: &'a Shown, tells: bool) -> Self {
         let until = wait.map(|seconds| {
             let span = seconds.map_or(FOR_EVER, Duration::from_secs).min(FOR_EVER);
             Instant::now() + span
         });
-        Self { signals: Some(signals), shown, until }
+        Self { signals: Some(signals), shown, until, tells }
     }
 
     /// Hands over the signals, for the thread that ends the attachment.
@@ -384,7 +398,7 @@ impl<'a> Patience<'a> {
                     };
                     let ClientError::Refused { target, user, .. } = &error else { return Err(error.into()) };
                     let user = user.as_ref().map(|user| user.user.clone());
-                    if said.as_ref() != Some(&user) {
+                    if self.tells && said.as_ref() != Some(&user) {
                         let by = user.as_ref().map(|user| format!(" (in use by {user})")).unwrap_or_default();
                         say(format!("waiting for {}{by}   (Ctrl-C ends)", target.shown()));
                         said = Some(user);

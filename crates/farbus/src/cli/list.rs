@@ -133,9 +133,15 @@ fn print_lines(lines: Vec<Line>) {
     let mut table = table(&["NAME", "BUS ID", "ID", "SPEED", "STATE", "USER", "WHAT"]);
     for Line { device, target, .. } in lines {
         let ids = format!("{}:{}", device.vendor, device.product);
-        let (state, user) = (device.state.clone().unwrap_or_default(), device.user.clone().unwrap_or_default());
+        let (state, user) = (device.state_in_words(), device.user.clone().unwrap_or_default());
+        let further = device.users.iter().skip(1).map(|user| (format!("in use, {}", user.mode), user.user.clone()));
+        let further: Vec<(String, String)> = further.collect();
         let (what, name) = (device.what(), target.unwrap_or(device.name));
         table.add_row([name, device.bus_id, ids, device.speed, state, user, what]);
+        for (state, user) in further {
+            let [name, bus_id, ids, speed, what] = Default::default();
+            table.add_row([name, bus_id, ids, speed, state, user, what]);
+        }
     }
     print_table(&table);
 }

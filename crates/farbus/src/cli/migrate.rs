@@ -1,6 +1,6 @@
 //! `farbus migrate`.
 
-use farbus_io::trust::Fingerprint;
+use farbus_io::trust::{Fingerprint, Peers};
 
 use super::Failure;
 use super::output::{print_json, say};
@@ -18,6 +18,7 @@ use crate::importer::client::Target;
         farbus attach lab3/disk --wait=20       on desk2: before, or within 20 s\n  \
         farbus migrate lab3/disk --to desk2 --unmount",
     after_long_help = "Requests that are under way end first. Then the device keeps its state and waits 20 s for the other host, and for no other. If that host does not attach it in time, the device continues here. Afterwards the exporter refuses requests of the host that had it before.\n\n\
+        HOST may be the host that shares the device. There, 'farbus attach DEVICE --wait=20' takes it over without a network in between.\n\n\
         The device needs a session: a paired host, or 'farbus attach --grace SECONDS'. A disk whose file programs have open (--via fuse) is not handed over: close them, or use --unmount.\n\n\
         A device that a virtual machine has (--via redir) goes with the machine. On the other host, before anything else, type\n\n  \
         farbus attach lab3/disk --via redir --socket PATH --inherit\n\n\
@@ -44,13 +45,17 @@ pub struct Args {
 
 pub fn run(args: Args) -> Result<(), Failure> {
     let Args { device, to, unmount, json } = args;
-    let successor = key_of(&to)?.to_string();
+    let peers = Trust::open()?.peers().map_err(Failure::local)?;
+    let successor = key_of(&peers, &to)?;
     in_use::make_free(&device, unmount)?;
     let clients = in_use::nbd_clients(&device)?;
     if clients > 0 && !json {
         say(waits_for(&device, &to, clients));
     }
-    let answer = hear_owner(&device, Question::Migrate { device: device.clone(), successor });
+    // Once it has been handed over, its process may have ended.
+    let target = in_use::target_of(&device)?;
+    let question = Question::Migrate { device: device.clone(), successor: successor.to_string() };
+    let answer = hear_owner(&device, question);
     let answer = answer.map_err(|failure| in_use::explain(&device, failure, "and try again"))?;
     if json {
         let is_machine = answer["machine"] == true;
@@ -66,9 +71,17 @@ pub fn run(args: Args) -> Result<(), Failure> {
         say(format!("{device} is held still: migrate its virtual machine to {to} now, and end it here within 20 s"));
         return Ok(());
     }
-    let name = device.parse::<Target>().map_or_else(|_| device.clone(), |target| target.device);
-    say(format!("{device} waits for {to}, 20 s: there, 'farbus attach HOST/{name} --wait=20'"));
+    let is_home = target.as_ref().is_some_and(|target| is_at(&peers, target, &successor));
+    let name = target.map_or_else(|| device.clone(), |target| target.device);
+    let host = if is_home { "" } else { "HOST/" };
+    say(format!("{device} waits for {to}, 20 s: there, 'farbus attach {host}{name} --wait=20'"));
     Ok(())
+}
+
+/// Whether the host with this key is the one that has the device.
+fn is_at(peers: &Peers, target: &Target, key: &Fingerprint) -> bool {
+    let host = target.address.rsplit_once(':').map_or(target.address.as_str(), |(host, _)| host);
+    peers.find(host).is_some_and(|peer| peer.fingerprint == *key)
 }
 
 /// What the owner of a disk that NBD clients keep open is told at once.
@@ -81,11 +94,10 @@ fn waits_for(device: &str, to: &str, clients: u64) -> String {
     )
 }
 
-fn key_of(to: &str) -> Result<Fingerprint, Failure> {
+fn key_of(peers: &Peers, to: &str) -> Result<Fingerprint, Failure> {
     if let Ok(key) = to.parse() {
         return Ok(key);
     }
-    let peers = Trust::open()?.peers().map_err(Failure::local)?;
     let peer = peers.find(to).ok_or_else(|| {
         Failure::local(format!("no paired host is called '{to}'\n  'farbus peers' lists them; the key that 'farbus id' says there will do, too"))
     })?;

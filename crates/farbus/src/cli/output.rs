@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use comfy_table::{Attribute as Style, Cell, ContentArrangement, Table, TableStyle};
+use serde_json::Value;
 
 use crate::common::failure::Attribute;
 pub use crate::common::failure::Failure;
@@ -73,6 +74,17 @@ pub fn print_done(is_asked: bool, verb: &str, device: &str) -> Result<(), Failur
         return Ok(());
     }
     print_json(&serde_json::json!({ "device": device, "done": verb }))
+}
+
+/// The state of a device in a status, and how long it has been in it if that is a problem, or how several may use it.
+pub fn state_of(device: &Value) -> String {
+    let state = device["state"].as_str().unwrap_or_default().to_owned();
+    match (device["link_lost_s"].as_f64(), device["mode"].as_str()) {
+        (Some(seconds), _) => format!("{state} {}", format_span(Duration::from_secs_f64(seconds))),
+        _ if device["successor"].is_string() => "handed over".to_owned(),
+        (None, Some(mode @ ("read" | "scratch"))) => format!("{state}, {mode}"),
+        (None, _) => state,
+    }
 }
 
 /// Prints JSON for programs.

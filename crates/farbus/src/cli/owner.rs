@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::output::{format_span, print_done, print_json, print_table, say, table};
+use super::output::{format_span, print_done, print_json, print_table, say, state_of, table};
 use super::{Failure, watch};
 use crate::common::asking::ask_owner;
 use crate::common::control::{Answer, Question, ask_all};
@@ -72,6 +72,9 @@ pub struct DeviceArgs {
     pub json: bool,
 }
 
+/// The columns of the status.
+const COLUMNS: [&str; 11] = ["NAME", "BUS / AT", "WHAT", "STATE", "PEER", "SINCE", "WAIT", "URBS", "IN", "OUT", "PID"];
+
 pub fn status(args: &StatusArgs) -> Result<(), Failure> {
     if args.watch {
         return watch::run();
@@ -103,10 +106,13 @@ pub fn status(args: &StatusArgs) -> Result<(), Failure> {
         say("It lets this host use no device. There: farbus allow NAME DEVICE");
         return Ok(());
     }
-    let mut table = table(&["NAME", "BUS / AT", "WHAT", "STATE", "PEER", "SINCE", "WAIT", "URBS", "IN", "OUT", "PID"]);
+    let mut table = table(&COLUMNS);
     for process in &running {
         for device in devices_of(process) {
             table.add_row(row(process, device));
+            for reader in further_users(device) {
+                table.add_row(reader);
+            }
         }
     }
     print_table(&table);
@@ -177,6 +183,12 @@ fn say_more(device: &Value) {
     let modules: Vec<_> = device["modules"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
     if !modules.is_empty() {
         say(format!("{name}: through modules: {}", modules.join(", ")));
+    }
+    if let (Some(at), Some(true)) = (device["medium"]["at"].as_str(), device["medium"]["is_swapped"].as_bool()) {
+        say(format!("{name}: its medium is now {at}"));
+    }
+    if let Some(successor) = device["successor"].as_str() {
+        say(format!("{name}: waits for {successor}, to which its user has handed it over"));
     }
     if let Some(reason) = device["reason"].as_str() {
         say(format!("{name}: used for: {reason}"));
@@ -280,13 +292,21 @@ fn text(value: &Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
 }
 
-/// Its state, and how long it has been in it if that is a problem.
-fn state_of(device: &Value) -> String {
-    let state = text(&device["state"]);
-    match device["link_lost_s"].as_f64() {
-        Some(seconds) => format!("{state} {}", format_span(Duration::from_secs_f64(seconds))),
-        None => state,
-    }
+/// The lines of a device's users after the first, in the columns of [`row`].
+fn further_users(device: &Value) -> impl Iterator<Item = Vec<String>> {
+    device["users"].as_array().into_iter().flatten().skip(1).map(|user| {
+        let mut line = vec![String::new(); COLUMNS.len()];
+        let mode = text(&user["mode"]);
+        line[3] = format!("in use, {mode}");
+        line[4] = text(&user["user"]);
+        line[5] = span_of(&user["used_s"]);
+        line
+    })
+}
+
+fn span_of(seconds: &Value) -> String {
+    let span = seconds.as_f64().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    span.map(format_span).unwrap_or_default()
 }
 
 /// What a device is: by its own strings, or else by its ids.
@@ -298,7 +318,6 @@ fn what_of(device: &Value) -> String {
 }
 
 fn row(process: &Value, device: &Value) -> Vec<String> {
-    let since = device["used_s"].as_f64().map(|s| format_span(Duration::from_secs_f64(s))).unwrap_or_default();
     let meters = &device["meters"];
     let count = |name: &str| meters[name].as_u64();
     let bytes = |name: &str| count(name).map(format_bytes).unwrap_or_default();
@@ -308,7 +327,7 @@ fn row(process: &Value, device: &Value) -> Vec<String> {
         what_of(device),
         state_of(device),
         text(&device["user"]),
-        since,
+        span_of(&device["used_s"]),
         device["waiting"].as_array().map(|waiting| waiting.len().to_string()).unwrap_or_default(),
         count("urbs").map(|n| n.to_string()).unwrap_or_default(),
         bytes("bytes_in"),

@@ -17,7 +17,7 @@ use crate::common::control::Question;
 pub struct Args {
     /// Name or bus id of the shared device.
     device: String,
-    /// Why; 'farbus status --history' shows it.
+    /// Why: its user is told, and 'farbus status --history' shows it.
     #[arg(long, value_name = "TEXT")]
     reason: Option<String>,
     /// Refuse the device to its last user for so long; others may have it.

@@ -13,7 +13,7 @@ use ratatui::widgets::{Row, Table, TableState};
 use serde_json::Value;
 
 use super::Failure;
-use super::output::format_span;
+use super::output::{format_span, state_of};
 use crate::common::control::{Answer, Question, ask_all};
 use crate::common::units::format_bytes;
 
@@ -102,24 +102,31 @@ fn rates(counted: Option<Counted>, last: Option<(Counted, Instant)>, now: Instan
 }
 
 fn text(device: &Value, name: &str) -> String {
-    // Other hosts write some of these texts: a terminal must not obey them.
-    let text = device[name].as_str().unwrap_or_default();
+    plain(device[name].as_str().unwrap_or_default())
+}
+
+/// Other hosts write some of these texts: a terminal must not obey them.
+fn plain(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
+/// All users of a device.
+fn users_of(device: &Value) -> Vec<String> {
+    match device["users"].as_array() {
+        Some(users) => users.iter().map(|user| text(user, "user")).collect(),
+        None => vec![text(device, "user")],
+    }
 }
 
 fn shown(device: &Value, rates: [String; 3]) -> Shown {
     let span = |name: &str| device[name].as_f64().and_then(|s| Duration::try_from_secs_f64(s).ok());
     let latency = &device["latency"]["all_us"];
     let ms = |percentile: &str| latency[percentile].as_f64().map(|us| format!("{:.2}", us / 1000.0));
-    let state = match span("link_lost_s") {
-        Some(lost) => format!("{} {}", text(device, "state"), format_span(lost)),
-        None => text(device, "state"),
-    };
     Shown {
         name: text(device, "name"),
         title: text(device, "title"),
-        state,
-        peer: text(device, "user"),
+        state: plain(&state_of(device)),
+        peer: users_of(device).join(", "),
         since: span("used_s").map(format_span).unwrap_or_default(),
         waiting: device["waiting"].as_array().map(|waiting| waiting.len().to_string()).unwrap_or_default(),
         rates,
@@ -244,6 +251,14 @@ mod tests {
         let new_user = watch.lines(&[process(2000)], start + Duration::from_secs(3));
         assert_eq!(new_user[0].rates[1], "2.00 kB/s");
         assert_eq!(watch.lines(&[], start + Duration::from_secs(4)), []);
+    }
+
+    #[test]
+    fn every_reader_is_shown() {
+        let users = json!([{"user": "desk"}, {"user": "rack\u{7}"}]);
+        let device = json!({ "name": "disk", "state": "in use", "mode": "read", "user": "desk", "users": users });
+        let lines = Watch::default().lines(&[json!({ "pid": 7, "devices": [device] })], Instant::now());
+        assert_eq!((lines[0].state.as_str(), lines[0].peer.as_str()), ("in use, read", "desk, rack?"));
     }
 
     #[test]

@@ -14,7 +14,7 @@ use crate::common::failure::Failure;
 use crate::frontend::drivers::tell_if_no_driver;
 use crate::frontend::open_users::Act;
 use crate::frontend::{
-    Attachment, AttachmentStatus, Ended, Handle, Prepared, Refused, Request, Restored, Running, tell_reason,
+    Attachment, AttachmentStatus, Ended, Handle, Prepared, Refused, Request, Restored, Running, explain, tell_reason,
 };
 use crate::importer::client::{Attribute, Client, ClientError, FailureReport};
 use crate::saving::Saved;
@@ -374,7 +374,11 @@ impl Shared {
 /// Attaches the device. Programs can connect to it only once it is there.
 fn take(client: &Client, request: &Request) -> Result<Box<dyn Attachment>, ClientError> {
     let front_end = request.via.front_end(request, client.system());
-    front_end.take(client, request, &mut Prepared::default())
+    let taken = front_end.take(client, request, &mut Prepared::default());
+    taken.map_err(|error| {
+        let lacks = request.via.lacks(request, client.system());
+        explain(error, client, request, lacks.as_deref())
+    })
 }
 
 fn is_busy(error: &ClientError) -> bool {

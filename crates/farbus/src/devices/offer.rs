@@ -5,8 +5,19 @@ use farbus_session::registry::{PATH_PREFIX, in_use};
 use serde::Serialize;
 
 use crate::devices::class_words::{classes, name_of};
-use crate::devices::status::DeviceStatus;
+use crate::devices::status::{DeviceStatus, UserStatus};
 use crate::devices::usb_names::UsbNames;
+
+/// One of several users of a device in a list.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ListedUser {
+    /// The user, as people write it.
+    pub user: String,
+    /// The mode of use.
+    pub mode: String,
+    /// For how long, seconds.
+    pub used_s: u64,
+}
 
 /// One device in a list.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -35,9 +46,18 @@ pub struct Listed {
     /// `available` or `in use`; absent if the exporter does not report it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub state: Option<String>,
+    /// How it is used: `exclusive`, `read` or `scratch`; absent if the exporter does not report it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mode: Option<String>,
     /// The user, if it is in use.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
+    /// All users, if there are several; the first one is `user`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub users: Vec<ListedUser>,
+    /// The host that it waits for, if its user has handed it over.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub successor: Option<String>,
     /// For how long it has been in use, seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub used_s: Option<u64>,
@@ -52,7 +72,23 @@ pub struct Listed {
     pub title: String,
 }
 
+impl From<UserStatus> for ListedUser {
+    fn from(UserStatus { user, mode, used_s, .. }: UserStatus) -> Self {
+        // The cast of a float saturates.
+        Self { user, mode, used_s: used_s.max(0.0) as u64 }
+    }
+}
+
 impl Listed {
+    /// Its state in a table: how several may use it, and whether its user has handed it over.
+    pub fn state_in_words(&self) -> String {
+        match (self.state.as_deref(), self.mode.as_deref()) {
+            (Some(_), _) if self.successor.is_some() => "handed over".to_owned(),
+            (Some(state), Some(mode @ ("read" | "scratch"))) => format!("{state}, {mode}"),
+            (state, _) => state.unwrap_or_default().to_owned(),
+        }
+    }
+
     /// What it is: the classes of its interfaces, and its name by its ids if it has no strings of its own.
     pub fn what(&self) -> String {
         let classes = self.interfaces.join(", ");
@@ -90,6 +126,9 @@ impl From<&DeviceRecord> for Listed {
             state: state.map(str::to_owned),
             used_s: user.as_ref().map(|user| user.used_s),
             user: user.map(|user| user.user),
+            mode: None,
+            users: Vec::new(),
+            successor: None,
             reason: None,
             waiting: 0,
             title: String::new(),
@@ -116,6 +155,9 @@ impl From<DeviceStatus> for Listed {
             path: String::new(),
             state: Some(status.state),
             user: status.user,
+            mode: status.mode,
+            users: status.users.into_iter().map(ListedUser::from).collect(),
+            successor: status.successor,
             // The cast of a float saturates.
             used_s: status.used_s.map(|used_s| used_s.max(0.0) as u64),
             reason: status.reason,

@@ -60,6 +60,9 @@ pub struct DeviceStatus {
     /// The user, if it is in use.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
+    /// The host that it waits for, if its user has handed it over.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub successor: Option<String>,
     /// For how long it has been in use, seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub used_s: Option<f64>,
@@ -104,13 +107,17 @@ pub struct MediumStatus {
     pub size_bytes: u64,
     /// Whether it is being exchanged for another.
     pub is_swapping: bool,
+    /// Whether it has replaced another one since the device was shared.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_swapped: bool,
 }
 
 impl MediumStatus {
     /// The medium of a block device, if its place is known.
     pub fn of(block: &BlockExport) -> Option<Self> {
         let switch = block.switch();
-        Some(Self { at: block.place()?, size_bytes: switch.size_bytes(), is_swapping: switch.is_swapping() })
+        let (at, is_swapped) = (block.place()?, block.has_moved());
+        Some(Self { at, size_bytes: switch.size_bytes(), is_swapping: switch.is_swapping(), is_swapped })
     }
 }
 
@@ -177,6 +184,7 @@ impl DeviceStatus {
             mode: entry.holder.map(|holder| holder.mode.as_str().to_owned()),
             users: users_of(entry.claims, now),
             user: entry.holder.map(|holder| holder.who.clone()),
+            successor: None,
             used_s: entry.holder.map(|holder| (now - holder.since).as_secs_f64()),
             reason: entry.holder.and_then(|holder| holder.reason.clone()),
             waiting: waiting_of(entry.claims, now),

@@ -8,6 +8,7 @@ use std::time::Duration;
 use farbus_model::{BufferPool, Command, Completions};
 use farbus_session::Ending;
 use farbus_session::claims::shortened;
+use farbus_session::leases::DeviceKey;
 use farbus_session::native::control as native;
 use farbus_session::registry::Entry;
 
@@ -35,13 +36,22 @@ pub fn status(shared: &Shared) -> Vec<DeviceStatus> {
     let now = shared.serving.clock.now();
     let registry = devices.lock();
     let entries = registry.entries();
+    let mut keys = Vec::new();
     let status = |entry: Entry<'_>| {
         let mut status = DeviceStatus::of(&entry, counted_of(&entry.record.bus_id), now);
         status.reservation = reservations.ledger().status(entry.name);
         devices.label(&entry, &mut status);
+        keys.push(DeviceKey::of(&entry.record.bus_id, entry.identity));
         status
     };
-    entries.map(status).collect()
+    let mut all: Vec<DeviceStatus> = entries.map(status).collect();
+    // The leases are never locked together with the registry.
+    drop((registry, sessions));
+    for (status, key) in all.iter_mut().zip(&keys) {
+        let successor = devices.leases().successor(key);
+        status.successor = successor.map(|key| shared.permissions.name_of(key));
+    }
+    all
 }
 
 /// Stops offering a device. A session that uses it ends first.
@@ -90,7 +100,8 @@ fn end_users_of(shared: &Shared, bus_id: &str, remark: Option<&str>) {
     let key = shared.registry.key_of(bus_id);
     let handed_over = shared.registry.leases().take_back(&key);
     if let Some(handed_over) = handed_over {
-        handed_over.settle(native::Cause::Refused, "taken back by its owner");
+        let why = remark.map(|remark| format!(": {}", shortened(remark))).unwrap_or_default();
+        handed_over.settle(native::Cause::Refused, &format!("released by its owner{why}"));
         offer_again(shared, handed_over, Ending::TakenBack);
     }
     let users: Vec<Arc<Session>> = shared.sessions.holders_of(bus_id);

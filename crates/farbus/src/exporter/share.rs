@@ -229,6 +229,7 @@ impl Share {
     ) -> io::Result<()> {
         listener.never_wait()?;
         self.record_by(Recorder::Own(trust.audit()));
+        self.shared.permissions.set_trust(trust.clone());
         let listening = Arc::new(Listening::new(SocketListener::Tcp(listener), None)?);
         let for_shutdown = Arc::clone(&listening);
         let spawn = |name: &str| thread::Builder::new().name(name.into()).stack_size(STACK_BYTES);

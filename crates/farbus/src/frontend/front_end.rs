@@ -160,6 +160,24 @@ impl Via {
     pub fn front_end(self, request: &Request, system: &SystemAccess) -> &'static dyn FrontEnd {
         self.0.choose(request, system).unwrap_or(self.0)
     }
+
+    /// What this machine's kernel lacks, if a front end for disks is chosen for that reason.
+    pub fn lacks(self, request: &Request, system: &SystemAccess) -> Option<String> {
+        self.0.choose(request, system).filter(|chosen| chosen.is_for_disks())?;
+        system.may_plug().err().map(|why| why.to_string())
+    }
+}
+
+/// The error of an attempt to take the device of `request`. If the front end was chosen because this kernel `lacks`
+/// something, and the device is no disk, then the fault is this machine's.
+pub fn explain(error: ClientError, client: &Client, request: &Request, lacks: Option<&str>) -> ClientError {
+    match (lacks, &error) {
+        (Some(why), ClientError::Device { .. }) => match client.check_is_disk(&request.target) {
+            Err(no_disk) => ClientError::Local(format!("{why}\n  {no_disk}")),
+            Ok(()) => error,
+        },
+        _ => error,
+    }
 }
 
 impl PartialEq for Via {

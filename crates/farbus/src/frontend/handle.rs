@@ -221,6 +221,18 @@ impl Handle {
             || self.session.as_ref().is_some_and(|session| !session.is_ours())
     }
 
+    /// What the status says of a device that is held, or migrating to or from this host.
+    pub(crate) fn move_state(&self) -> Option<&'static str> {
+        let is_handed_over = self.session.as_ref().is_some_and(|session| !session.is_ours());
+        let is_expected = self.session.as_ref().is_some_and(SessionStatus::is_expected);
+        match self.is_moving() {
+            _ if is_expected => Some("waiting"),
+            _ if is_handed_over => Some("handed over"),
+            true => Some("held"),
+            false => None,
+        }
+    }
+
     /// Whether `act` loses no data of programs that have the disk open.
     ///
     /// # Errors

@@ -43,6 +43,12 @@ fn attached(name: &str) -> Result<Vec<Value>, Failure> {
     Ok(found)
 }
 
+/// The host and device as which the device with this name was attached.
+pub fn target_of(name: &str) -> Result<Option<Target>, Failure> {
+    let titles = attached(name)?;
+    Ok(titles.iter().find_map(|device| device["title"].as_str()?.parse().ok()))
+}
+
 fn place_of(device: &Value) -> Option<Place> {
     let at = device["at"].as_str()?;
     match at.strip_prefix("vhci port ") {

@@ -37,7 +37,7 @@ pub mod usbfs;
 
 pub use crate::common::stop_signal::StopSignal;
 pub use attachment::{Attachment, Ended, Export, Introduction, Restored, Status, over, undurable};
-pub use front_end::{FrontEnd, Need, Prepared, Request, Via, tell_reason};
+pub use front_end::{FrontEnd, Need, Prepared, Request, Via, explain, tell_reason};
 pub use fuse::FileAttachment;
 pub use handle::{Handle, Migration, Refused};
 pub use running::{AttachmentStatus, Running};

@@ -40,7 +40,8 @@ pub struct AttachmentStatus {
     pub name: String,
     /// `HOST:PORT/DEVICE`.
     pub title: String,
-    /// `attached`, or `link lost` while it waits for another; before that, `waiting`.
+    /// `attached`; `link lost` while it waits for another; `held` while nothing is asked of it, because its user moves;
+    /// `handed over` while it is on its way to another host; before it is here, `waiting`.
     pub state: &'static str,
     /// The address of the exporter, as it was named.
     pub user: String,
@@ -134,9 +135,13 @@ impl AttachmentStatus {
             drivers: handle.drivers().and_then(Drivers::names),
             ..named
         };
-        match handle.session() {
+        let running = match handle.session() {
             Some(session) => running.in_session(session),
             None => running,
+        };
+        match handle.move_state() {
+            Some(state) if running.state == "attached" => Self { state, ..running },
+            _ => running,
         }
     }
 

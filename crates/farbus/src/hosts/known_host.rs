@@ -136,9 +136,10 @@ impl KnownHost {
     /// [`KnownHostError`].
     pub fn encrypt(&self, link: Link, protocol: Protocol) -> Result<Link, KnownHostError> {
         let terms = self.trust.terms(Accepts::One(self.peer.fingerprint), &[protocol]);
+        let at = link.peer().to_owned();
         match terms.connect(link) {
             Ok(Secured { mut link, .. }) => {
-                link.set_peer(self.described());
+                link.set_peer(self.described_at(&at));
                 Ok(link)
             }
             Err(error) => Err(self.explain(error)),
@@ -152,13 +153,18 @@ impl KnownHost {
     pub fn encrypt_datagrams(&self, socket: UdpSocket, to: SocketAddr) -> Result<Link, KnownHostError> {
         let terms = self.trust.terms(Accepts::One(self.peer.fingerprint), &[Protocol::Session]);
         let Secured { mut link, .. } = terms.connect_quic(socket, to).map_err(|error| self.explain(error))?;
-        link.set_peer(self.described());
+        link.set_peer(self.described_at(&to.to_string()));
         Ok(link)
     }
 
-    /// The name and address of the host.
+    /// The name of the host, and the address at which it is looked for first.
     pub fn described(&self) -> String {
-        format!("{} ({})", self.peer.name, self.address)
+        self.described_at(&self.address)
+    }
+
+    /// The name of the host, and the address where it was found.
+    fn described_at(&self, at: &str) -> String {
+        format!("{} ({at})", self.peer.name)
     }
 
     fn explain(&self, error: HandshakeError) -> KnownHostError {

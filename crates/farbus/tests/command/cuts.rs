@@ -620,7 +620,7 @@ fn a_link_that_stays_away_ends_the_device_with_the_attribute_network() {
         "2",
         "--json",
     ]);
-    attach.wait_for_line("attached as");
+    attach.wait_for_line("\"at\":");
     cutter.inside.is_down.store(true, Ordering::Release);
     let cut = Instant::now();
     cutter.cut();

@@ -187,6 +187,11 @@ impl Running {
         }
     }
 
+    /// What is left of the output of a process that has ended.
+    pub fn rest(&self) -> String {
+        self.lines.iter().collect::<Vec<_>>().join("\n")
+    }
+
     /// What the process has written to standard error so far.
     pub fn log(&self) -> String {
         self.log.lock().unwrap().clone()

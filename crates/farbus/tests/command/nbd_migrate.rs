@@ -83,6 +83,35 @@ impl Client {
         assert_eq!(self.hear(0).unwrap(), (asked, 0, Vec::new()));
     }
 
+    /// Writes a block. `false` if there was no answer yet when the disk was held still.
+    pub fn write_unless(&mut self, is_held: impl Fn() -> bool, offset: usize, byte: u8) -> bool {
+        let asked = self.ask(WRITE, offset, BLOCK, &[byte; BLOCK]);
+        self.stream.set_read_timeout(Some(A_WHILE)).unwrap();
+        loop {
+            let was_held = is_held();
+            match self.hear(0) {
+                Ok(answer) => {
+                    assert_eq!(answer, (asked, 0, Vec::new()));
+                    return true;
+                }
+                Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
+                    if was_held {
+                        return false;
+                    }
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
+    /// The bytes of a block.
+    pub fn read(&mut self, offset: usize) -> Vec<u8> {
+        let asked = self.ask(READ, offset, BLOCK, &[]);
+        let (answered, error, data) = self.hear(BLOCK).unwrap();
+        assert_eq!((answered, error), (asked, 0));
+        data
+    }
+
     pub fn flush(&mut self) {
         let asked = self.ask(FLUSH, 0, 0, &[]);
         assert_eq!(self.hear(0).unwrap(), (asked, 0, Vec::new()));

@@ -273,11 +273,29 @@ fn a_paired_host_that_moved_is_found_by_its_key() {
     let config = harness.path("farbus.toml");
     std::fs::write(&config, "plain.listen=[]\nsecure.listen=['10.111.2.1:0']\nshare=[{what='zero'}]").unwrap();
     let arguments = ["daemon", "--config", config.to_str().unwrap()];
-    let _daemon = Share::follow(Running::start(as_host("lab3", command_in(&harness, &network.router, &arguments))));
+    let daemon = Share::follow(Running::start(as_host("lab3", command_in(&harness, &network.router, &arguments))));
     let list = || finish(as_host("desk", command_in(&harness, &network.near, &["list", "lab3", "--json"])), PATIENCE);
     wait_until(PATIENCE, "it is found", || list().code == Some(0));
     let listed: serde_json::Value = serde_json::from_str(&list().stdout).unwrap();
     assert_eq!((&listed[0]["name"], &listed[0]["state"]), (&"zero".into(), &"available".into()));
+    // It is remembered, so the next question needs no announcement.
+    let peers = finish(as_host("desk", command_in(&harness, &network.near, &["peers", "--json"])), PATIENCE);
+    let peers: serde_json::Value = serde_json::from_str(&peers.stdout).unwrap();
+    assert_eq!(peers[0]["address"], daemon.address.as_str());
+    // The next move, found by a session: its links are shown where they lead.
+    drop(daemon);
+    let daemon = Share::follow(Running::start(as_host("lab3", command_in(&harness, &network.router, &arguments))));
+    let socket = harness.path("zero.sock");
+    let words = ["attach", "lab3/zero", "--via", "redir", "--socket", socket.to_str().unwrap(), "--wait"];
+    let attach = || Running::start(as_host("desk", command_in(&harness, &network.near, &words)));
+    let mut attached = attach();
+    while !attached.has_line_before_its_end(socket.to_str().unwrap()) {
+        attached = attach();
+    }
+    let status = finish(as_host("desk", command_in(&harness, &network.near, &["status", "--json"])), PATIENCE);
+    let status: serde_json::Value = serde_json::from_str(&status.stdout).unwrap();
+    let peer = &status[0]["devices"][0]["links"]["each"][0]["peer"];
+    assert_eq!(peer, &format!("lab3 ({})", daemon.address), "{status}");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! A TCP listener.
 
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use super::stream::Link;
@@ -12,6 +12,15 @@ pub struct Listener {
     socket: TcpListener,
     /// Whether another process listens at the same socket, and continues when this one ends.
     is_passed: bool,
+}
+
+/// The address as people write it: a peer has its IPv4 address also at a socket that serves IPv4 and IPv6.
+pub fn plain_address(address: SocketAddr) -> SocketAddr {
+    match address.ip().to_canonical() {
+        ip @ IpAddr::V4(_) => SocketAddr::new(ip, address.port()),
+        // The zone of a link-local address stays.
+        IpAddr::V6(_) => address,
+    }
 }
 
 /// An accepted connection.
@@ -86,6 +95,7 @@ impl Listener {
     /// The system's error, for example that there are no more descriptors.
     pub fn accept(&self) -> io::Result<Connection> {
         let (stream, from) = self.socket.accept()?;
+        let from = plain_address(from);
         Ok(Connection { link: Link::over_tcp(stream.into(), from)?, from })
     }
 }

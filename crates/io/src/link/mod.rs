@@ -16,7 +16,7 @@ pub use clock::Clock;
 pub use end::LinkEnd;
 pub use ends::wait_for_ends;
 pub use gather::Gathering;
-pub use listener::{Connection, Listener};
+pub use listener::{Connection, Listener, plain_address};
 pub use local::{LocalConnection, LocalError, LocalListener, MODE_BITS, OWNER_ALONE, dial as dial_local};
 pub use stream::{Carrier, Link, LinkError, LinkPriority};
 pub use tls::{HandshakeFailure, HandshakeLimits};

@@ -34,7 +34,7 @@ use tracing::debug;
 
 use super::admission::Ticket;
 use super::tls::{HandshakeError, KeyVerifier, NO_NAME, Protocol, Secured, Terms};
-use crate::link::{Carrier, Link};
+use crate::link::{Carrier, Link, plain_address};
 
 /// After this silence a peer counts as lost, as over TCP: a session then tries for another link.
 const IDLE_MAX: Duration = Duration::from_secs(4);
@@ -112,7 +112,7 @@ async fn serve(socket: UdpSocket, acceptor: &Arc<impl QuicAcceptor>, close: &Not
             }
             continue;
         }
-        match acceptor.enter(incoming.remote_address()) {
+        match acceptor.enter(plain_address(incoming.remote_address())) {
             None => incoming.refuse(),
             Some(ticket) => drop(tokio::spawn(meet(incoming, Arc::clone(acceptor), ticket))),
         }
@@ -123,7 +123,7 @@ async fn serve(socket: UdpSocket, acceptor: &Arc<impl QuicAcceptor>, close: &Not
 }
 
 async fn meet(incoming: Incoming, acceptor: Arc<impl QuicAcceptor>, ticket: Ticket) {
-    let (from, terms) = (incoming.remote_address(), acceptor.terms());
+    let (from, terms) = (plain_address(incoming.remote_address()), acceptor.terms());
     let verifier = Arc::new(KeyVerifier::new(terms.accepts.clone()));
     let cut = Arc::<Notify>::default();
     let for_ticket = Arc::clone(&cut);
@@ -285,7 +285,7 @@ impl Bridge {
         let (ours, end) = paired().map_err(HandshakeError::Lost)?;
         let road = Arc::new(Road { connection: connection.clone(), is_lost: AtomicBool::new(false) });
         let carrier: Arc<dyn Carrier> = Arc::<Road>::clone(&road);
-        let link = Link::bridged(ours, connection.remote_address().to_string(), carrier);
+        let link = Link::bridged(ours, plain_address(connection.remote_address()).to_string(), carrier);
         Ok((Secured { link, peer, protocol }, Self { connection, stream, end, road }))
     }
 

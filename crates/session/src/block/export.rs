@@ -1,6 +1,7 @@
 //! A block device that is offered: a medium, and the view that its users have of it.
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use farbus_model::{BlockDevice, BlockInfo, BlockStore, Medium, StoreError};
@@ -36,6 +37,8 @@ pub struct BlockExport {
     medium: Switch,
     /// Where the medium is, as people write it: a path or an address.
     place: Mutex<Option<String>>,
+    /// Whether it was elsewhere before.
+    has_moved: AtomicBool,
     view: View,
     durability: u64,
     info: BlockInfo,
@@ -62,7 +65,15 @@ impl BlockExport {
         if info.size_bytes == 0 {
             return Err("nothing of it is left to use".into());
         }
-        Ok(Self { medium, place: Mutex::default(), view, durability, info, is_in_memory: false })
+        Ok(Self {
+            medium,
+            place: Mutex::default(),
+            has_moved: AtomicBool::new(false),
+            view,
+            durability,
+            info,
+            is_in_memory: false,
+        })
     }
 
     /// Marks the medium as this process's memory.
@@ -91,7 +102,15 @@ impl BlockExport {
 
     /// Records where its medium is.
     pub fn is_at(&self, place: String) {
-        *self.place.lock().unwrap_or_else(PoisonError::into_inner) = Some(place);
+        let mut known = self.place.lock().unwrap_or_else(PoisonError::into_inner);
+        let has_moved = known.as_ref().is_some_and(|known| *known != place);
+        self.has_moved.fetch_or(has_moved, Ordering::AcqRel);
+        *known = Some(place);
+    }
+
+    /// Whether its medium was elsewhere before: it was exchanged.
+    pub fn has_moved(&self) -> bool {
+        self.has_moved.load(Ordering::Acquire)
     }
 
     /// Its size, block size and limits.

@@ -11,7 +11,6 @@ use farbus_io::store::boot_number;
 use farbus_model::{BlockDevice, BufferPool, Command, Completions, Device, Instant, Readiness};
 use farbus_session::block::{BlockExport, make_durable};
 use farbus_session::claims::Mode;
-use farbus_session::leases::Key;
 use farbus_session::native::{Migration, control as native};
 use farbus_session::registry::ClaimedBlock;
 use farbus_session::stream::Policy;
@@ -371,7 +370,8 @@ impl DeviceUse {
         self.end();
         let Some(bus_id) = bus_id else { return false };
         let Migration { successor, migration_state, left } = migration;
-        let (from, successor) = (key_of(&self.session), Some(successor).filter(|successor| *successor != [0; 32]));
+        let (from, successor) =
+            (self.shared.permissions.key_of(&self.session), Some(successor).filter(|successor| *successor != [0; 32]));
         info!(
             device = bus_id,
             peer = self.session.peer,
@@ -519,11 +519,6 @@ pub fn offer_again(shared: &Shared, handed_over: HandedOver, ending: Ending) {
         shared.registry.lock().release(&bus_id, &who, device, ending, now);
     }
     shared.reservations.unreserve_for(&bus_id);
-}
-
-/// The key of the session's host, by which a successor is recognized. `None` if the peer has proved no key.
-pub(crate) fn key_of(session: &Session) -> Key {
-    session.guest.as_ref().map(|guest| *guest.fingerprint().as_bytes())
 }
 
 pub(crate) fn refusal(cause: native::Cause, message: String) -> native::End {

@@ -21,7 +21,7 @@ use tracing::warn;
 
 use crate::exporter::access::quota::Visitor;
 use crate::exporter::opening::claim::Offer;
-use crate::exporter::opening::device_use::{DeviceUse, back_home, gone, key_of, refusal};
+use crate::exporter::opening::device_use::{DeviceUse, back_home, gone, refusal};
 use crate::exporter::session::entry::Session;
 use crate::exporter::session::saved::{Credentials, Owner};
 use crate::exporter::session::threads::{DeviceProvider, Opened};
@@ -63,13 +63,13 @@ impl DeviceProvider for Shared {
         if self
             .registry
             .leases()
-            .handed_over_to(&key, key_of(caller), open.epoch)
+            .handed_over_to(&key, self.permissions.key_of(caller), open.epoch)
             .is_some_and(|device| !device.migration_state.is_empty())
         {
             return Err(refusal(native::Cause::Refused, MIGRATION_STATE.to_owned()));
         }
         let used = DeviceUse::enter(self, caller, peer, open)?;
-        let worth = self.registry.leases().worth(&key, key_of(caller), open.epoch, is_compared);
+        let worth = self.registry.leases().worth(&key, self.permissions.key_of(caller), open.epoch, is_compared);
         let opened_device = match worth {
             Worth::Inherits(handed_over) => used.take_over(open, handed_over),
             Worth::NotHis => Err(self.registry.busy(&bus_id, self.serving.clock.now())),
@@ -99,7 +99,8 @@ impl DeviceProvider for Shared {
         let key = self.registry.key_of(&bus_id);
         let is_understood = {
             let leases = self.registry.leases();
-            let HandedOver { migration_state, .. } = leases.handed_over_to(&key, key_of(caller), open.epoch)?;
+            let HandedOver { migration_state, .. } =
+                leases.handed_over_to(&key, self.permissions.key_of(caller), open.epoch)?;
             migration_state.is_empty() || migration_state.starts_with(&inherit.migration_state)
         };
         if let Err(end) = known_to_successor(self, caller, open) {
@@ -114,7 +115,7 @@ impl DeviceProvider for Shared {
             Ok(used) => used,
             Err(end) => return Some(Err(end)),
         };
-        let worth = self.registry.leases().worth(&key, key_of(caller), open.epoch, true);
+        let worth = self.registry.leases().worth(&key, self.permissions.key_of(caller), open.epoch, true);
         let Worth::Inherits(mut handed_over) = worth else {
             used.end();
             return None;
@@ -218,7 +219,7 @@ impl DeviceProvider for Shared {
         reservation: &Reservation,
         path: Path,
     ) -> Result<ReservationReport, (ReservationReport, native::End)> {
-        self.reservations.reserve_for(caller, open, reservation, path)
+        self.reservations.reserve_for(caller, self.permissions.key_of(caller), open, reservation, path)
     }
 
     fn unreserve(&self, open: &native::Open) {
@@ -284,7 +285,7 @@ fn known_to_successor(shared: &Shared, caller: &Session, open: &native::Open) ->
         Err(OpStatus::NoDevice) => return Err(gone(open)),
         Err(status) => return Err(refused(&status.to_string())),
     }
-    match caller.guest {
+    match shared.permissions.key_of(caller) {
         Some(_) => Ok(bus_id),
         None => Err(refused("a successor is known by its key: the two hosts have to be paired")),
     }

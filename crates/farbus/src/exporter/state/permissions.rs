@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use farbus_io::trust::{Event as Recorded, Fingerprint, Outcome, Peer};
+use farbus_session::leases::Key;
 
 use crate::common::events::{Event, Kind, publish};
 use crate::exporter::access::audit::Recorder;
@@ -12,7 +13,7 @@ use crate::exporter::access::local_users::LocalPeers;
 use crate::exporter::access::quota::Visitor;
 use crate::exporter::session::entry::Session;
 use crate::exporter::state::registry::DeviceRegistry;
-use crate::hosts::trust::Use;
+use crate::hosts::trust::{Trust, Use};
 
 /// Permissions of visitors. One lock, of the devices that only one host may use; it is held alone.
 pub struct Permissions {
@@ -25,6 +26,8 @@ pub struct Permissions {
     is_observable: AtomicBool,
     /// The audit recorder for users that prove no key.
     pub recorder: OnceLock<Recorder>,
+    /// This host's key and its paired hosts, if it serves them.
+    trust: OnceLock<Trust>,
 }
 
 /// The only host that may use a device.
@@ -59,6 +62,7 @@ impl Permissions {
             lent: Mutex::default(),
             is_observable: AtomicBool::new(false),
             recorder: OnceLock::new(),
+            trust: OnceLock::new(),
         }
     }
 
@@ -71,6 +75,34 @@ impl Permissions {
     pub fn lent_to(&self, visitor: Visitor, device: &str) -> Option<bool> {
         let lent = self.lent.lock().unwrap_or_else(PoisonError::into_inner).get(device).copied();
         lent.map(|lent| lent.is_for(visitor, &self.local_peers))
+    }
+
+    /// Sets this host's key and its paired hosts. Only the first call has an effect.
+    pub fn set_trust(&self, trust: Trust) {
+        let _ = self.trust.set(trust);
+    }
+
+    /// The name of the host with this key here, for people.
+    pub fn name_of(&self, key: Key) -> String {
+        let (Some(key), Some(trust)) = (key.map(Fingerprint::from_bytes), self.trust.get()) else {
+            return "a host without a key".to_owned();
+        };
+        match trust.peer(&key) {
+            Some(peer) => peer.name,
+            None if key == trust.fingerprint() => "this host".to_owned(),
+            None => key.to_string(),
+        }
+    }
+
+    /// The key of the session's host, by which a successor is recognized. The programs of this machine's served users
+    /// are this host: their user is known from the kernel, so they prove no key. `None` if the peer's host is unknown.
+    pub fn key_of(&self, session: &Session) -> Key {
+        let is_own = || ExclusiveUse::Own.is_for(session.visitor, &self.local_peers);
+        let key = match &session.guest {
+            Some(guest) => Some(guest.fingerprint()),
+            None => self.trust.get().map(Trust::fingerprint).filter(|_| is_own()),
+        };
+        key.map(|key| *key.as_bytes())
     }
 
     /// Whether a visitor, which is this paired host if `peer` is set, may use a device.

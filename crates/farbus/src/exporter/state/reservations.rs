@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use farbus_io::link::Progress;
 use farbus_model::Device;
 use farbus_realtime::vcpu::{Overload, Reserve};
+use farbus_session::leases::Key;
 use farbus_session::native::{control as native, reserve};
 use farbus_session::reserve::ledger::Path;
 use farbus_session::reserve::{
@@ -96,10 +97,9 @@ impl DeviceReservations {
         Some(Carrier::new(bus, device.descriptors(), device.speed()))
     }
 
-    /// The bus and descriptors of a handed over device that waits for this caller.
-    fn carrier_for_successor(&self, caller: &Session, bus_id: &str, open: &native::Open) -> Option<Carrier> {
+    /// The bus and descriptors of a handed over device that waits for the host with this key.
+    fn carrier_for_successor(&self, key: Key, bus_id: &str, open: &native::Open) -> Option<Carrier> {
         let bus = self.bus_of(bus_id);
-        let key = caller.guest.as_ref().map(|guest| *guest.fingerprint().as_bytes());
         let device = self.registry.key_of(bus_id);
         let leases = self.registry.leases();
         let handed_over = leases.handed_over_to(&device, key, open.epoch)?;
@@ -122,13 +122,14 @@ impl DeviceReservations {
         Ok(())
     }
 
-    /// Makes an importer's reservation for the device that it opens next.
+    /// Makes an importer's reservation for the device that it opens next. `key` is that of its host, if known.
     ///
     /// # Errors
     /// The report of the refusal, and its reason in words.
     pub fn reserve_for(
         &self,
         caller: &Session,
+        key: Key,
         open: &native::Open,
         reservation: &Reservation,
         measured: Path,
@@ -155,7 +156,7 @@ impl DeviceReservations {
         })?;
         let busy =
             || (Refusal::Kind.report(criticality, State::Refused), self.registry.busy(&bus_id, self.sessions.now()));
-        let carrier = self.carrier_for_successor(caller, &bus_id, open);
+        let carrier = self.carrier_for_successor(key, &bus_id, open);
         let carrier = carrier.or_else(|| self.carrier(&bus_id, Some(open.class))).ok_or_else(busy)?;
         let name = self.registry.device_name(&bus_id).unwrap_or_else(|| open.name.clone());
         let path = path_of(caller.visitor);
