@@ -125,16 +125,16 @@ static void reap(const char *what, int file)
  * cancelled together ends in any order. */
 static void reap_all(const char *what, int file, int count)
 {
-	struct usbdevfs_urb *ended[16] = {NULL}, *urb;
+	struct usbdevfs_urb *ended[8] = {NULL}, *urb;
 	int at;
 
 	for (at = 0; at < count; at++) {
 		polled(file, POLLOUT, PATIENCE_MS);
 		urb = NULL;
-		if (!ask(file, USBDEVFS_REAPURBNDELAY, &urb) && urb >= urbs && urb < urbs + 16)
+		if (!ask(file, USBDEVFS_REAPURBNDELAY, &urb) && urb >= urbs && urb < urbs + 8)
 			ended[urb - urbs] = urb;
 	}
-	for (at = 0; at < 16; at++) {
+	for (at = 0; at < 8; at++) {
 		if (ended[at])
 			printf("%s: URB %d, status %s, %d bytes, %d errors\n", what, at,
 			       ended[at]->status ? strerrorname_np(-ended[at]->status) : "0",
