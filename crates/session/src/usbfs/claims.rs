@@ -78,8 +78,8 @@ impl Claims {
     /// Gives an interface to an open (`claimintf`).
     ///
     /// # Errors
-    /// EINVAL: the number is too large; EACCES: it gave up the right; ENOENT: no such interface now; EBUSY: another open
-    /// has it.
+    /// EINVAL: the number is too large; EACCES: it gave up the right; ENOENT: no such interface now; EBUSY: another has
+    /// it.
     pub fn claim(&mut self, by: Claimant, interface: u32, layout: Layout<'_>) -> Result<(), Refusal> {
         let number = u8::try_from(interface).ok().filter(|_| interface < INTERFACES_MAX).ok_or(Refusal::Invalid)?;
         let Claimant { open, allowed } = by;
