@@ -97,6 +97,30 @@ impl Architecture {
         cargo::run(strip)
     }
 
+    /// What this machine needs to build for it.
+    ///
+    /// # Errors
+    /// Something is missing: what to type.
+    pub fn check_tools(self) -> Result<(), String> {
+        if !self.is_foreign() {
+            return Ok(());
+        }
+        let target = format!("{}-unknown-linux-gnu", self.cpu());
+        let folder = Command::new("rustc").args(["--print", "target-libdir", "--target", &target]).output();
+        let folder = folder.map_err(|error| format!("cannot start rustc: {error}"))?.stdout;
+        if !Path::new(String::from_utf8_lossy(&folder).trim()).is_dir() {
+            return Err(format!("rustc has no library for {target}; type:\n  rustup target add {target}"));
+        }
+        let [emulator, ..] = self.emulator();
+        for program in [self.tool("gcc"), emulator] {
+            if Command::new(&program).arg("--version").output().is_err() {
+                let packages = format!("gcc-{}-linux-gnu qemu-user-static", self.cpu());
+                return Err(format!("{program} is missing; as root, type:\n  apt-get install {packages}"));
+            }
+        }
+        Ok(())
+    }
+
     /// Builds one of the workspace's programs for it, and writes it without symbols.
     ///
     /// # Errors

@@ -69,6 +69,7 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
     }
     if wants(Form::Deb) || arguments.boot {
         let architecture = arguments.arch.map_or_else(Architecture::of_this_machine, Ok)?;
+        architecture.check_tools()?;
         let programs = programs(&work, architecture)?;
         let package = deb::make(&out, &work, version(), &programs)?;
         show(&package)?;
