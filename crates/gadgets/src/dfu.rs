@@ -43,7 +43,7 @@ const ABORT: u8 = 6;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum State {
-    /// dfuIDLE
+    /// dfuIDLE: nothing is under way.
     Idle = 2,
     /// dfuDNLOAD-SYNC: a block was received, and the host has to ask for the status.
     DownloadSync = 3,

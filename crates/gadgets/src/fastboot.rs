@@ -28,7 +28,7 @@ use crate::saved::{Loader, Saver};
 
 /// The most bytes of a download, and so of a partition.
 pub const DOWNLOAD_BYTES_MAX: usize = 16 << 20;
-/// The partitions.
+/// The names of the partitions, which exist from the start and are empty.
 pub const PARTITIONS: [&str; 2] = ["boot", "data"];
 /// The longest command and the longest answer, bytes.
 const MESSAGE_BYTES_MAX: usize = 64;

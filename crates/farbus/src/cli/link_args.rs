@@ -79,7 +79,7 @@ impl LinkArgs {
     /// A client for a host, which is where its record says, or `--address`.
     ///
     /// # Errors
-    /// [`ClientError`]
+    /// [`ClientError`]: the host's record cannot be read, or `--address` is given for a host that is not paired.
     pub fn client(&self, host: &str, system: SystemAccess, config: ClientConfig) -> Result<Client, ClientError> {
         match &self.address {
             Some(moved) => Client::for_host_at(host, moved, system, config),

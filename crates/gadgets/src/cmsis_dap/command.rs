@@ -19,7 +19,7 @@ use crate::saved::{Loader, Saver};
 /// Packets that a host may have under way.
 pub const PACKETS_MAX: usize = 4;
 
-/// Commands.
+/// The first byte of a command, which its answer repeats (CMSIS-DAP 2.1, "Commands").
 const INFO: u8 = 0x00;
 const HOST_STATUS: u8 = 0x01;
 const CONNECT: u8 = 0x02;
@@ -39,7 +39,7 @@ const QUEUE_COMMANDS: u8 = 0x7e;
 const EXECUTE_COMMANDS: u8 = 0x7f;
 /// The answer to a command that is not implemented.
 const INVALID: u8 = 0xff;
-/// Status bytes.
+/// How most answers end: carried out, or not.
 const OK: u8 = 0;
 const ERROR: u8 = 0xff;
 /// DAP_Connect: serial wire.
@@ -267,7 +267,7 @@ impl Probe {
         self.pins
     }
 
-    /// DAP_Transfer.
+    /// DAP_Transfer: single accesses to registers, each a read or a write of its own.
     fn transfers(&mut self, input: &mut Input<'_>, output: &mut Output) -> Option<()> {
         let (_index, count) = (input.u8()?, input.u8()?);
         let at = output.bytes.len();
@@ -322,7 +322,7 @@ impl Probe {
         }
     }
 
-    /// DAP_TransferBlock.
+    /// DAP_TransferBlock: one register again and again, all reads or all writes.
     fn block(&mut self, input: &mut Input<'_>, output: &mut Output) -> Option<()> {
         let (_index, count, request) = (input.u8()?, input.u16()?, input.u8()?);
         let is_read = request & IS_READ != 0;

@@ -53,7 +53,7 @@ const FP_NUM_CODE: u32 = (BREAKPOINTS as u32) << 4;
 const COMP_BITS: u32 = 0xdfff_fffd;
 const COMP_ADDRESS: u32 = 0x1fff_fffc;
 
-/// Cortex-M4 r0p1.
+/// CPUID of a Cortex-M4, revision r0p1 (ARMv7-M B3.2.3).
 const CPUID_VALUE: u32 = 0x410f_c241;
 /// AIRCR: the key that a write needs, the key that is read, and the requests to reset.
 const VECTKEY: u32 = 0x05fa;
@@ -136,7 +136,7 @@ pub struct Core {
     demcr: u32,
     dfsr: u32,
     vtor: u32,
-    /// FP_CTRL.ENABLE.
+    /// Whether breakpoints take effect (FP_CTRL.ENABLE).
     has_breakpoints: bool,
     comparators: [u32; BREAKPOINTS],
 }

@@ -46,7 +46,7 @@ const INCREMENT_BYTES: u32 = 4096;
 pub enum Refusal {
     /// STICKYERR is set.
     Fault = 4,
-    /// Nobody answers.
+    /// The target drives no acknowledgement: all three bits read as ones.
     Silence = 7,
 }
 

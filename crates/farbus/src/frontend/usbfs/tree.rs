@@ -109,7 +109,8 @@ impl Tree {
         if self.with_local
             && let Some(Entry::Folder(names)) = self.root.find_mut(NAMES)
         {
-            names.retain(|_, entry| matches!(entry, Entry::Link(to) if to.contains(&format!("/{}/", self.name))));
+            let own = format!("../../../devices/{}/", self.name);
+            names.retain(|_, entry| matches!(entry, Entry::Link(to) if to.starts_with(&own)));
             for (name, to) in local_links() {
                 names.entry(name).or_insert(Entry::Link(to));
             }
