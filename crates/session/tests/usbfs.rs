@@ -514,6 +514,20 @@ fn a_reset_device_has_its_configuration_and_first_settings_and_nobody_has_its_in
 }
 
 #[test]
+fn a_reset_shows_nothing_else_than_before_at_any_time() {
+    let manners = Manners { cancels_late: false, answers_control_late: true };
+    let (mut program, open) = Program::configured(manners);
+    let (first, second) = (program.say(open, Call::Reset, 0), program.say(open, Call::Reset, 0));
+    while !program.answers.contains_key(&second) {
+        assert_eq!(program.node.selection().configuration(), 1);
+        assert!(program.device_completes(0), "the device has a request until both are answered");
+    }
+    assert!(program.answers.contains_key(&first));
+    assert_eq!(program.node.selection().configuration(), 1);
+    assert_eq!(program.node.device().selection().configuration(), 1, "and it has its configuration itself");
+}
+
+#[test]
 fn a_control_transfer_to_an_interface_needs_its_claim_unless_it_is_a_vendors() {
     let (mut program, first) = Program::configured(Manners::default());
     let second = program.open();

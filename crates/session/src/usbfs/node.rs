@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, VecDeque};
 
 use farbus_model::limits::{URB_BYTES_MAX, USBFS_DEVICE_BYTES_MAX};
 use farbus_model::{
-    BufferPool, Completions, Device, Direction, EpAddr, Instant, Payload, Readiness, Setup, Speed, Status, Urb, UrbId,
+    BufferPool, Completions, Device, Direction, EpAddr, Instant, Payload, Readiness, Selection, Setup, Speed, Status, Urb,
+    UrbId,
 };
 use farbus_wire::usbfs::{
     Call, ConnectInfo, ConnectInfoEx, Control, DisconnectClaim, DriverIoctl, Refusal, SetInterface, Streams, Transfer,
@@ -67,6 +68,7 @@ struct Steps {
     left: VecDeque<Setup>,
     /// A stall is no failure: an interface with one setting need not know SET_INTERFACE (USB 2.0 §9.4.10).
     may_stall: bool,
+    is_reset: bool,
 }
 
 /// A device, and all opens of its node. Before it is dropped, its opens are closed, and the device has given back what
@@ -83,6 +85,8 @@ pub struct Node<D> {
     bytes_max: u64,
     done: Completions,
     answers: VecDeque<Answer>,
+    /// While the device is being reset: what was selected before, and will be again.
+    before_reset: Option<Selection>,
     is_gone: bool,
 }
 
@@ -100,6 +104,7 @@ impl<D: Device> Node<D> {
             bytes_max: USBFS_DEVICE_BYTES_MAX,
             done: Completions::new(BufferPool::new(POOL_BYTES_MAX)),
             answers: VecDeque::new(),
+            before_reset: None,
             is_gone: false,
         }
     }
@@ -114,6 +119,11 @@ impl<D: Device> Node<D> {
         let result = act(&mut self.device, &mut self.done);
         self.settle(now);
         result
+    }
+
+    /// What programs see as selected: a reset does not show, as in a kernel (`usb_reset_and_verify_device`).
+    pub fn selection(&self) -> &Selection {
+        self.before_reset.as_ref().unwrap_or(self.device.selection())
     }
 
     /// Where the device is.
@@ -568,17 +578,20 @@ impl<D: Device> Node<D> {
         if self.claims.others_hold(open) {
             self.check_unrestricted(open)?;
         }
-        let configuration = self.device.selection().configuration();
+        let before = self.selection().clone();
+        let configuration = before.configuration();
         // usbfs is a driver that knows nothing of resets: it is taken from its interfaces (`usb_reset_device`).
         self.claims.clear();
         self.kill(now, Refusal::Shutdown, |_, submitted| submitted.interface.is_some());
         self.device.reset(now, &mut self.done);
+        // By this, another reset that was under way has ended.
         self.settle(now);
+        self.before_reset = Some(before);
         // By the first request an exporter without a word for it knows that there was a reset (`hub_port_init`). Then
         // the configuration is as before (`usb_reset_and_verify_device`).
         let first = Setup::get_descriptor(farbus_model::descriptor::kind::DEVICE, 0, 0, 64);
         let configure = (configuration != 0).then(|| Setup::set_configuration(configuration));
-        self.start(now, open, Steps::of(id, [first].into_iter().chain(configure)))
+        self.start(now, open, Steps { is_reset: true, ..Steps::of(id, [first].into_iter().chain(configure)) })
     }
 
     fn ask_driver(
@@ -721,7 +734,7 @@ impl<D: Device> Node<D> {
     }
 
     fn go_on(&mut self, now: Instant, open: OpenId, steps: Steps, status: Status) {
-        let id = steps.id;
+        let (id, is_reset) = (steps.id, steps.is_reset);
         let failure = match status {
             Status::Stall if steps.may_stall => None,
             Status::Gone => Some(Refusal::Gone),
@@ -731,6 +744,11 @@ impl<D: Device> Node<D> {
             Some(refusal) => Err(refusal),
             None => self.start(now, open, steps),
         };
+        let is_over = is_reset && !matches!(result, Ok(Outcome::Later));
+        let resets = |(_, pending): &(OpenId, Pending)| matches!(pending, Pending::Steps(steps) if steps.is_reset);
+        if is_over && !self.pending.values().any(resets) {
+            self.before_reset = None;
+        }
         match result {
             Ok(Outcome::Later) => {}
             Ok(Outcome::Now(result, writes)) => self.answers.push_back(Answer { id, result: Ok(result), writes }),
@@ -752,7 +770,7 @@ impl<D: Device> Node<D> {
 
 impl Steps {
     fn of(id: CallId, steps: impl IntoIterator<Item = Setup>) -> Self {
-        Self { id, left: steps.into_iter().collect(), may_stall: false }
+        Self { id, left: steps.into_iter().collect(), may_stall: false, is_reset: false }
     }
 }
 

@@ -157,9 +157,6 @@ impl Engine {
             timeout = [timeout, left].into_iter().flatten().min();
             self.settle(index);
         }
-        if self.devices.values().any(Served::has_changed) {
-            self.show();
-        }
         self.all.wait(timeout)?;
         self.polls.end(&self.server);
         for index in self.indices() {
@@ -373,6 +370,10 @@ impl Engine {
 
     /// Passes on what a device's node has to say.
     fn settle(&mut self, device: usize) {
+        if self.devices.get(&device).is_some_and(Served::has_changed) {
+            // A program that hears of what has ended looks at the tree.
+            self.show();
+        }
         let Some(one) = self.devices.get_mut(&device) else { return };
         while let Some(Answer { id, result, writes }) = one.node.poll_answer() {
             // A command of our own has no caller.

@@ -75,7 +75,7 @@ impl Served {
     /// Whether the tree shows it otherwise than it is.
     pub fn has_changed(&self) -> bool {
         let device = self.node.device();
-        let (now, shown) = (device.selection(), &self.shown);
+        let (now, shown) = (self.node.selection(), &self.shown);
         device.is_gone() != self.was_gone
             || now.configuration() != shown.configuration()
             || now.alternates() != shown.alternates()
@@ -83,7 +83,7 @@ impl Served {
 
     /// The tree shows it as it is from now on. Returns whether it is gone since the last time.
     pub fn note_shown(&mut self) -> bool {
-        self.shown = self.node.device().selection().clone();
+        self.shown = self.node.selection().clone();
         let is_gone = self.node.device().is_gone();
         !std::mem::replace(&mut self.was_gone, is_gone) && is_gone
     }
@@ -93,7 +93,7 @@ impl Served {
         let device = self.node.device();
         (!self.was_gone).then(|| Shown {
             descriptors: device.descriptors(),
-            selection: device.selection(),
+            selection: self.node.selection(),
             speed: device.speed(),
             place: self.node.place(),
             ports: device.ports(),
