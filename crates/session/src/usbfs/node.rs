@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, VecDeque};
 
 use farbus_model::limits::{URB_BYTES_MAX, USBFS_DEVICE_BYTES_MAX};
 use farbus_model::{
-    BufferPool, Completions, Device, Direction, EpAddr, Instant, Payload, Readiness, Selection, Setup, Speed, Status, Urb,
-    UrbId,
+    BufferPool, Completions, Device, Direction, EpAddr, Instant, Payload, Readiness, Selection, Setup, Speed, Status,
+    Urb, UrbId,
 };
 use farbus_wire::usbfs::{
     Call, ConnectInfo, ConnectInfoEx, Control, DisconnectClaim, DriverIoctl, Refusal, SetInterface, Streams, Transfer,
