@@ -47,6 +47,9 @@ pub const SWAP_GRANULES_MAX: u64 = 32 << 20;
 /// Bytes that a swap copies at a time: enough for a disk's full speed, and little enough that a cancellation takes
 /// effect soon.
 pub const SWAP_RUN_BYTES_MAX: u64 = 256 << 10;
+/// Bytes that a swap of far devices has on their way at a time: 40 MB/s over 100 ms, and little enough that requests of
+/// the device's users need not wait long behind them.
+pub const SWAP_FLIGHT_BYTES_MAX: u64 = 4 << 20;
 
 /// Bytes of one NBD read or write: what the specification lets a client ask for that was told no limit ("Block size
 /// constraints": 2^25).

@@ -30,13 +30,14 @@ pub(super) fn can_run() -> bool {
 }
 
 /// Lets go of what other tests have mounted, which nobody could unmount as long as a program of these tests runs: where
-/// mounts are private, a namespace keeps what was mounted when it was made. Then becomes an ordinary user. What is
-/// mounted below something is gone with it, before its own turn comes.
+/// mounts are private, a namespace keeps what was mounted when it was made. Then becomes an ordinary user, who hears
+/// signals that whoever started the tests ignores (`nohup`). What is mounted below something is gone with it, before
+/// its own turn comes.
 const WITHOUT_OTHERS: &str = r#"
 while read -r _ _ _ _ at _; do
     case "$at" in "$0"/farbus-*) umount --lazy "$at" 2> /dev/null;; esac
 done < /proc/self/mountinfo
-exec setpriv --reuid 65534 --regid 65534 --clear-groups "$@""#;
+exec env --default-signal=HUP,INT,QUIT setpriv --reuid 65534 --regid 65534 --clear-groups "$@""#;
 
 /// `farbus` as an ordinary user, with a folder of its own.
 pub(super) fn ordinary(harness: &Harness, arguments: &[&str]) -> Command {

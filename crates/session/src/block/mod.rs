@@ -11,6 +11,7 @@
 //! | [`Scratch`] | the device with private changes that are discarded at the end |
 //! | [`MemoryMedium`] | memory that several users open, each by its own handle |
 //! | [`Switch`] | a medium that [`Swap`] can exchange while it is in use |
+//! | [`Swappable`] | a device, local or far, that is exchanged for another one while it is in use |
 //! | [`Answered`] | a device that answers at once, as a store |
 //! | [`BlockExport`] | a medium on offer, which each of its users opens |
 //! | [`Traced`] | the device, with requests and answers recorded in a trace |
@@ -33,6 +34,7 @@ mod scratch;
 mod sparse;
 mod stripes;
 pub mod swap;
+mod swappable;
 mod switch;
 mod traced;
 
@@ -49,5 +51,6 @@ pub use read_only::ReadOnly;
 pub use scratch::Scratch;
 pub use sparse::SparseMemory;
 pub use swap::Swap;
+pub use swappable::{Swappable, Work};
 pub use switch::{Switch, SwitchStore};
 pub use traced::Traced;

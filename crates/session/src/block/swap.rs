@@ -28,16 +28,16 @@ use super::rate::Bucket;
 use super::switch::{Mode, Shared, Switch, Tandem, Unready};
 
 /// Copy rounds before the swap compares, or writes to both media. From then on, what is left only shrinks.
-const ROUNDS_MAX: u32 = 8;
+pub(super) const ROUNDS_MAX: u32 = 8;
 /// Rounds of comparing before both media are written.
 const VERIFICATIONS_MAX: u32 = 4;
 /// Bytes that may be left to copy at that point: some milliseconds of work.
-const LEFT_BYTES: u64 = 1 << 20;
+pub(super) const LEFT_BYTES: u64 = 1 << 20;
 /// Most bytes locked at a time; changes of a piece wait while it is copied.
 const HELD_BYTES_MAX: u64 = 64 << 10;
 /// Bytes copied before the destination is flushed. More would fill the page cache with dirty pages until the kernel
 /// throttles every writer.
-const UNFLUSHED_BYTES_MAX: u64 = 32 << 20;
+pub(super) const UNFLUSHED_BYTES_MAX: u64 = 32 << 20;
 /// Interval for checking whether all handles have caught up.
 const LOOK_AGAIN: Duration = Duration::from_micros(50);
 /// How long the handles may take to reach a mode before the swap is given up: twice what a failing disk takes for a
@@ -278,7 +278,7 @@ pub struct Swap {
 
 /// Measures the rate in bytes per second.
 #[derive(Clone, Copy, Debug)]
-struct Meter {
+pub(super) struct Meter {
     copied: u64,
     since: Instant,
     copied_before: u64,
@@ -286,7 +286,16 @@ struct Meter {
 }
 
 impl Meter {
-    fn add(&mut self, now: Instant, bytes: u64) {
+    pub fn new(now: Instant) -> Self {
+        Self { copied: 0, since: now, copied_before: 0, rate: 0 }
+    }
+
+    /// All bytes so far.
+    pub fn copied(&self) -> u64 {
+        self.copied
+    }
+
+    pub fn add(&mut self, now: Instant, bytes: u64) {
         self.copied += bytes;
         let span = now - self.since;
         if span >= RATE_SPAN {
@@ -297,7 +306,7 @@ impl Meter {
     }
 
     /// The rate over the last full period, or over the first one so far.
-    fn rate(&self, now: Instant) -> u64 {
+    pub fn rate(&self, now: Instant) -> u64 {
         let ns = (now - self.since).as_nanos().max(1);
         if self.copied_before > 0 { self.rate } else { (u128::from(self.copied) * 1_000_000_000 / ns) as u64 }
     }
@@ -356,7 +365,7 @@ impl Swap {
             unverified: Granules::none_of(needed),
             unflushed: 0,
             bucket: Bucket::new(options.rate, now),
-            meter: Meter { copied: 0, since: now, copied_before: 0, rate: 0 },
+            meter: Meter::new(now),
             is_cancelled: false,
             is_over: false,
             buffers: [vec![0; run_bytes], vec![0; run_bytes]],
@@ -369,7 +378,7 @@ impl Swap {
         Progress {
             phase: self.phase,
             total_bytes: self.shared.size_bytes,
-            copied_bytes: self.meter.copied,
+            copied_bytes: self.meter.copied(),
             left_bytes: self.tandem.dirty.bytes(),
             unverified_bytes: self.unverified.bytes(),
             rate: self.meter.rate(now),
@@ -446,7 +455,7 @@ impl Swap {
             }
             _ => {
                 self.is_over = true;
-                let (copied_bytes, rounds, took) = (self.meter.copied, self.round, now - self.began);
+                let (copied_bytes, rounds, took) = (self.meter.copied(), self.round, now - self.began);
                 Step::Ended(Ok(Report { copied_bytes, rounds, took }))
             }
         })
@@ -647,7 +656,7 @@ fn read(store: &mut dyn BlockStore, side: Side, offset: u64, to: &mut [u8]) -> R
 }
 
 /// Whether all bytes are zero.
-fn is_zero(bytes: &[u8]) -> bool {
+pub(super) fn is_zero(bytes: &[u8]) -> bool {
     // Without a branch per byte, the compiler uses wide instructions.
     let chunks = bytes.chunks_exact(64);
     let rest = chunks.remainder();

@@ -1,0 +1,132 @@
+//! What a swappable device owes answers to, and a device with what it has to answer.
+
+use std::ops::Range;
+
+use farbus_model::{BlockDevice, BlockDone, BlockInFlight, Completions, Instant, Payload, StoreError};
+
+use crate::block::below::Below;
+use crate::block::granules::Run;
+
+/// A device with what it has to answer.
+#[derive(Debug)]
+pub(super) struct Lower<D> {
+    pub below: Below<D>,
+    pub in_flight: usize,
+    /// Whether it was asked since its last [`BlockDevice::end_turn`].
+    pub was_asked: bool,
+}
+
+/// Which of the two devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// The one that is the device: the source, and the destination once it is.
+    Current,
+    /// The other one.
+    Other,
+}
+
+/// A request of the device's user, or of the swap.
+#[derive(Debug)]
+pub(super) struct Job {
+    pub place: Range<u64>,
+    pub what: What,
+    pub since: Instant,
+    /// When the current device answered it.
+    pub answered: Option<Instant>,
+    pub is_begun: bool,
+    pub at_current: bool,
+    pub at_other: bool,
+}
+
+#[derive(Debug)]
+pub(super) enum What {
+    /// A request of the user, with the data of a write.
+    User { owed: BlockInFlight, data: Payload, is_both: bool, result: Result<(), StoreError>, answer: Payload },
+    /// Asks the source for its holes.
+    Map,
+    /// Copies or compares.
+    Piece(Piece),
+    /// Makes a hole read as zeros.
+    Clear,
+    /// Makes the destination durable, or both.
+    Flush,
+}
+
+/// A piece that is read from the source, and compared with the destination or written to it.
+#[derive(Debug)]
+pub(super) struct Piece {
+    pub compares: bool,
+    /// The destination may have the data already.
+    pub looks: bool,
+    pub read: Option<Payload>,
+    pub there: Option<Payload>,
+    pub is_written: bool,
+}
+
+impl Job {
+    pub fn new(place: Range<u64>, what: What, since: Instant) -> Self {
+        Self { place, what, since, answered: None, is_begun: false, at_current: false, at_other: false }
+    }
+
+    pub fn is_change(&self) -> bool {
+        matches!(&self.what, What::User { owed, .. } if owed.op.is_change())
+    }
+
+    pub fn is_work(&self) -> bool {
+        matches!(self.what, What::Piece(_) | What::Clear)
+    }
+
+    /// Whether one of the two has to wait for the other.
+    pub fn excludes(&self, other: &Self) -> bool {
+        let overlap = self.place.start < other.place.end && other.place.start < self.place.end;
+        let clash = self.is_change() || other.is_change() || (self.is_work() && other.is_work());
+        overlap && clash
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.place.end - self.place.start
+    }
+
+    pub fn run(&self) -> Run {
+        Run { offset: self.place.start, bytes: self.bytes() }
+    }
+
+    pub fn at(&mut self, place: Place) -> &mut bool {
+        match place {
+            Place::Current => &mut self.at_current,
+            Place::Other => &mut self.at_other,
+        }
+    }
+}
+
+impl<D: BlockDevice> Lower<D> {
+    pub fn new(device: D) -> Self {
+        Self { below: Below::new(device), in_flight: 0, was_asked: false }
+    }
+
+    pub fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut Completions<BlockDone>) {
+        (self.in_flight, self.was_asked) = (self.in_flight + 1, true);
+        self.below.act(done, |device, done| device.submit(now, request, done));
+    }
+
+    pub fn pop(&mut self) -> Option<BlockDone> {
+        let answer = self.below.pop()?;
+        self.in_flight -= 1;
+        Some(answer)
+    }
+
+    pub fn end_turn(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+        self.was_asked = false;
+        self.below.act(done, |device, done| device.end_turn(now, done));
+    }
+
+    pub fn handle_ready(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+        self.below.act(done, |device, done| device.handle_ready(now, done));
+    }
+
+    pub fn handle_timeout(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+        if self.below.device.poll_timeout().is_some_and(|at| at <= now) {
+            self.below.act(done, |device, done| device.handle_timeout(now, done));
+        }
+    }
+}
