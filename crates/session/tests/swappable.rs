@@ -497,7 +497,7 @@ fn a_swap_that_is_cancelled_or_fails_at_any_step_leaves_the_source_as_it_would_b
             world.step();
         }
         world.begin(Options { verify: seed % 2 == 0, ..Options::default() });
-        let at = seed * 7 % 400;
+        let at = seed * 7 % 80;
         let mut ended = None;
         for step in 0..200_000 {
             let phase = world.disk.progress(world.now()).map(|progress| progress.phase);
@@ -547,7 +547,7 @@ fn a_swap_that_is_cancelled_or_fails_at_any_step_leaves_the_source_as_it_would_b
         world.finish();
     }
     for end in ["cancelled", "destination", "journal"] {
-        assert!(ends.get(end).is_some_and(|count| *count > 5), "{ends:?}");
+        assert!(ends.get(end).is_some_and(|count| *count > 3), "{ends:?}");
     }
 }
 
