@@ -28,9 +28,10 @@ use crate::devices::identities::labels::IdentityStatus;
 use crate::devices::identities::{OnMedium, moving_with, settle};
 use crate::devices::media_journal::{Journals, Medium, MovedDevice};
 use crate::devices::status::MediumStatus;
+use crate::devices::swap_run::SwapStatus;
 use crate::exporter::sources::block::bytes_from;
-use crate::exporter::swap::SwapStatus;
-use crate::importer::client::Attribute;
+use crate::importer::client::{Attribute, Target};
+use crate::importer::discovery::local_shares::is_same;
 
 /// How often to ask for the progress.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
@@ -44,10 +45,12 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
         farbus swap disk                     watch one that is under way\n  \
         farbus swap disk --cancel\n  \
         farbus swap b.img --to block:c.img   what 'farbus nbd block:b.img' serves\n  \
+        farbus swap lab3/disk --to block:d.img   what is attached here comes to this machine\n  \
         farbus swap serial --to usb:1-3      another adapter takes its place\n  \
         farbus swap --forget a.img           share what was left behind all the same",
     after_long_help = "Users of the disk notice nothing. farbus copies all of it, then what was changed meanwhile; for the last moment it writes to both places. What PATH held is overwritten; a file that does not exist is made. A power cut at any moment leaves one complete disk: PATH if the swap is done, otherwise the old one, and the same command continues. Ctrl-C cancels.\n\n\
         From then on share PATH. farbus refuses to share the old medium, because it is out of date, until 'farbus swap --forget OLD'.\n\n\
+        HOST/DEVICE is a disk of another host that is attached here, by NBD, as a file or as a uas disk, in a session. Its users go on; the other host's disk is given back when PATH has all of it. It has old data then, and is not attached here again until 'farbus swap --forget HOST/DEVICE'.\n\n\
         A real USB device is swapped for another one of the same make that is plugged in here and is not shared. farbus tells it what the first one was told, and requests that wait for data wait for the second one. You may unplug the first one then.\n\n\
         Examples:\n  \
         farbus swap disk --to block:/srv/new.img\n  \
@@ -55,12 +58,13 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
         farbus swap disk                     watch one that is under way\n  \
         farbus swap disk --cancel\n  \
         farbus swap b.img --to block:c.img   what 'farbus nbd block:b.img' serves\n  \
+        farbus swap lab3/disk --to block:d.img   what is attached here comes to this machine\n  \
         farbus swap serial --to usb:1-3      another adapter takes its place\n  \
         farbus swap disk --to block:b.img --json | jq '{state, bytes_per_s, quiet_ms}'\n  \
         farbus swap --forget a.img           share what was left behind all the same"
 )]
 pub struct Args {
-    /// Name or bus id of the shared device, or name of what 'farbus nbd' serves.
+    /// Name or bus id of the shared device, name of what 'farbus nbd' serves, or HOST/DEVICE that is attached here.
     #[arg(required_unless_present = "forget")]
     device: Option<String>,
     /// block:PATH or usb:BUSID.
@@ -167,7 +171,12 @@ pub fn run(args: &Args) -> Result<(), Failure> {
                 ended.elapsed_s,
                 ended.quiet_ms
             ));
-            say(format!("from now on share {}; {} is old", ended.to, ended.from));
+            if owner.is_attached {
+                say(format!("{} has old data from now on, and is free; what was attached goes on", ended.from));
+                say(format!("to use it when this has ended: farbus nbd {}", ended.to));
+            } else {
+                say(format!("from now on share {}; {} is old", ended.to, ended.from));
+            }
             Ok(())
         }
     }
@@ -177,7 +186,7 @@ fn forget(path: &Path, json: bool) -> Result<(), Failure> {
     // Record the devices' identities before the swap is forgotten here.
     Folder::of_user().map_err(io::Error::other).and_then(|folder| settle(&folder)).map_err(Failure::local)?;
     let forgotten =
-        Journals::of_user().and_then(|journals| journals.forget(&Medium::at(path))).map_err(Failure::local)?;
+        Journals::of_user().and_then(|journals| journals.forget(&medium_named(path))).map_err(Failure::local)?;
     match forgotten {
         true if json => print_json(&serde_json::json!({ "path": path, "done": "forget" })),
         true => {
@@ -188,7 +197,15 @@ fn forget(path: &Path, json: bool) -> Result<(), Failure> {
     }
 }
 
-/// The process that shares the device.
+/// What a person means by a path that is no file: a disk of another host.
+fn medium_named(path: &Path) -> Medium {
+    match path.to_str().and_then(|text| text.parse::<Target>().ok()).filter(|_| !path.exists()) {
+        Some(target) => Medium::called(&target.to_string()),
+        None => Medium::at(path),
+    }
+}
+
+/// The process that has the device: shares or serves it, or has attached it.
 struct Owner {
     pid: u32,
     device: String,
@@ -196,31 +213,49 @@ struct Owner {
     medium: Option<MediumStatus>,
     /// The device's identity, if it is recognised after a restart.
     id: Option<DeviceId>,
+    /// Whether it is a disk of another host that is attached here.
+    is_attached: bool,
 }
 
 impl Owner {
     fn of(device: &str) -> Result<Self, Failure> {
         let mut owners: Vec<Self> = Vec::new();
+        // HOST/DEVICE is one that is attached here; a name without a host is one that is shared or served here.
+        let attached = device.parse::<Target>().ok();
         for (pid, answer) in ask_all(&Question::Status).map_err(Failure::local)? {
             let Answer::Ok(status) = answer else { continue };
             let devices = status["devices"].as_array().into_iter().flatten();
-            let mut shared = devices.filter(|it| it["name"] == *device || it["bus_id"] == *device);
-            let Some(found) = shared.next().filter(|_| status["role"] != "attach") else { continue };
+            let is_it = |it: &&Value| match (&attached, it["title"].as_str().filter(|_| it["bus_id"].is_null())) {
+                (Some(target), Some(title)) => title.parse().is_ok_and(|title| is_same(&title, target)),
+                (None, None) => it["name"] == *device || it["bus_id"] == *device,
+                _ => false,
+            };
+            let Some(found) = devices.filter(is_it).next() else { continue };
             let medium = serde_json::from_value(found["medium"].clone()).ok();
-            let name = found["name"].as_str().unwrap_or(device).to_owned();
+            let named = if attached.is_some() { &found["title"] } else { &found["name"] };
+            let name = named.as_str().unwrap_or(device).to_owned();
             let identity: Option<IdentityStatus> = serde_json::from_value(found["identity"].clone()).ok();
             let id = identity.filter(|identity| identity.is_lasting).map(|identity| identity.id);
-            owners.push(Self { pid, device: name, medium, id });
+            owners.push(Self { pid, device: name, medium, id, is_attached: attached.is_some() });
         }
         if let [first, second, ..] = &owners[..] {
-            let what = format!("'{device}' is what processes {} and {} share: which is meant?", first.pid, second.pid);
-            let next = "end one of them, or give each device a name of its own: name=NAME";
+            let (verb, next) = match attached {
+                Some(_) => ("have attached", "detach one of them"),
+                None => ("share", "end one of them, or give each device a name of its own: name=NAME"),
+            };
+            let what = format!("'{device}' is what processes {} and {} {verb}: which is meant?", first.pid, second.pid);
             return Err(Failure::new(Attribute::Refused, format!("{what}\n  {next}")));
         }
         if let Some(owner) = owners.pop() {
             return Ok(owner);
         }
-        let message = format!("no device called '{device}' is shared or served here\n  see: farbus status");
+        let message = match attached {
+            Some(_) => format!("{device} is not attached here\n  see: farbus status"),
+            None => format!(
+                "no device called '{device}' is shared or served here; one that is attached here is HOST/DEVICE\n  \
+                 see: farbus status"
+            ),
+        };
         Err(Failure::new(Attribute::Gone, message))
     }
 
@@ -228,12 +263,14 @@ impl Owner {
         match ask_one(self.pid, question, fds) {
             Ok(Answer::Ok(value)) => Ok(value),
             Ok(Answer::Unknown) => {
-                Err(Failure::new(Attribute::Gone, format!("{} is not shared any more", self.device)))
+                let what = if self.is_attached { "attached" } else { "shared" };
+                Err(Failure::new(Attribute::Gone, format!("{} is not {what} any more", self.device)))
             }
             Ok(Answer::Refused(why)) => Err(Failure::new(Attribute::Refused, why)),
             Ok(Answer::Failed(failure)) => Err(Failure::new(failure.attribute, failure.message)),
             Err(error) => {
-                let what = format!("process {}, which shares {}, does not answer: {error}", self.pid, self.device);
+                let has = if self.is_attached { "has attached" } else { "shares" };
+                let what = format!("process {}, which {has} {}, does not answer: {error}", self.pid, self.device);
                 let hint = "the disk is complete: share it again, and swap again if it was not done";
                 Err(Failure::new(Attribute::Gone, format!("{what}\n  {hint}")))
             }
@@ -281,7 +318,14 @@ impl Owner {
 
     fn begin(&self, path: &Path, args: &Args) -> Result<(), Failure> {
         let medium = self.medium.as_ref().ok_or_else(|| {
-            let message = format!("{} is no disk: only a disk can be moved to a file or block device", self.device);
+            let message = match self.is_attached {
+                true => format!(
+                    "{} cannot be moved: only a disk that is attached as a block device, in a session, can\n  \
+                     attach it so: farbus attach {} --via nbd, or --via fuse, --via uas",
+                    self.device, self.device
+                ),
+                false => format!("{} is no disk: only a disk can be moved to a file or block device", self.device),
+            };
             Failure::new(Attribute::Refused, message)
         })?;
         let is_made = make(path, medium.size_bytes)
@@ -332,6 +376,9 @@ impl Owner {
 
     /// The devices on its medium: they keep their identities after the swap.
     fn moving(&self, from: &Medium) -> Result<Vec<MovedDevice>, Failure> {
+        if self.is_attached {
+            return Ok(Vec::new());
+        }
         let Ok(folder) = Folder::of_user() else { return Ok(Vec::new()) };
         let of = self.id.map_or(OnMedium::Path(&from.at), OnMedium::Device);
         match moving_with(&folder, &of) {

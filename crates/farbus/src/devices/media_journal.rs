@@ -337,6 +337,23 @@ pub fn check(path: &Path) -> io::Result<()> {
     }
 }
 
+/// Refuses a disk of another host, by its title, whose data a swap has moved to this machine.
+///
+/// # Errors
+/// A sentence that says what to type.
+pub fn check_attachable(title: &str) -> io::Result<()> {
+    // A user without a state folder has swapped nothing.
+    let Ok(journals) = Journals::of_user() else { return Ok(()) };
+    match journals.status(&Medium::called(title))? {
+        MediumStatus::MovedTo(to) => Err(io::Error::other(format!(
+            "{title} has old data: 'farbus swap' moved it to {to}\n  use that: farbus nbd block:{to}; to attach the \
+             old one all the same, type: farbus swap --forget {title}",
+            to = to.display()
+        ))),
+        MediumStatus::Fine | MediumStatus::UnfinishedCopyOf(_) => Ok(()),
+    }
+}
+
 /// Writes lines to a journal that was begun by a process that may create files.
 #[derive(Debug)]
 pub struct Notes {

@@ -11,4 +11,5 @@ pub mod reservation;
 pub mod selection;
 pub mod serial_port;
 pub mod status;
+pub mod swap_run;
 pub mod usb_names;

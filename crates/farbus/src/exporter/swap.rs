@@ -3,8 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -12,14 +11,14 @@ use farbus_io::link::Clock;
 use farbus_io::store::FileStore;
 use farbus_io::usb::Found;
 use farbus_model::Instant;
-use farbus_session::block::swap::{Options, Phase, Progress, Report, Step, SwapError};
+use farbus_session::block::swap::{Options, Phase, Report, Step, SwapError};
 use farbus_session::block::{BlockExport, Swap};
-use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
 
 use crate::common::events::{Event, Kind, publish};
 use crate::common::failure::{Attribute, FailureReport};
 use crate::devices::media_journal::Notes;
+use crate::devices::swap_run::{DONE, FAILED, RUNNING, Run, SwapStatus, report};
 
 /// How often a swap's status is updated and its cancellation checked.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -27,46 +26,6 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 const NICENESS: i32 = 10;
 /// How long the end of the share waits for a swap to end.
 const STOP_TIME_MAX: Duration = Duration::from_secs(5);
-
-/// The status of a swap, as `farbus swap --json` shows it.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct SwapStatus {
-    pub device: String,
-    /// The old medium.
-    pub from: String,
-    /// The new medium.
-    pub to: String,
-    /// `running`, `done` or `failed`.
-    pub state: String,
-    /// The current step: `beginning`, `copying`, `verifying`, `flushing`, `switching`, `releasing`.
-    pub phase: String,
-    /// The number of the current round, from 1. Later rounds copy what has changed.
-    pub round: u32,
-    /// Size of the medium, bytes.
-    pub total_bytes: u64,
-    /// Bytes copied, including those copied again.
-    pub copied_bytes: u64,
-    /// Bytes still to be copied, as far as is known.
-    pub left_bytes: u64,
-    /// Copied bytes still to be compared.
-    pub unverified_bytes: u64,
-    /// Recent rate, bytes a second.
-    pub bytes_per_s: u64,
-    /// Seconds since the swap began.
-    pub elapsed_s: f64,
-    /// The longest that the swap made a request wait, milliseconds, over all of its phases: for the piece that was
-    /// being copied or compared, and for the second medium while both are written.
-    pub quiet_ms: f64,
-    /// For a USB device: requests that set up the twin as the device had been set up.
-    #[serde(default)]
-    pub replayed: usize,
-    /// For a USB device: requests that waited for data and were submitted to the twin again.
-    #[serde(default)]
-    pub asked_again: usize,
-    /// Why the swap failed. The device stays as it was.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub failure: Option<FailureReport>,
-}
 
 /// The swaps of the shared devices, by bus id: the one that runs, or the last one.
 #[derive(Debug, Default)]
@@ -131,55 +90,9 @@ pub struct Order {
     pub options: Options,
 }
 
-/// A swap, shared by the thread that carries it out and those that ask for its status.
-#[derive(Debug)]
-pub struct Run {
-    status: Mutex<SwapStatus>,
-    changed: Condvar,
-    is_cancelled: AtomicBool,
-}
-
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
-
-impl Run {
-    /// A swap that has begun.
-    pub fn new(status: SwapStatus) -> Self {
-        Self { status: Mutex::new(status), changed: Condvar::new(), is_cancelled: AtomicBool::new(false) }
-    }
-
-    /// Ends the swap in `state`, after `note` has changed its status.
-    pub fn end(&self, state: &str, note: impl FnOnce(&mut SwapStatus)) {
-        let mut status = lock(&self.status);
-        note(&mut status);
-        state.clone_into(&mut status.state);
-        let event = Event::of(Kind::SwapEnded, status.device.as_str()).how(state);
-        publish(status.failure.iter().fold(event, |event, failure| event.why(failure.message.as_str())));
-        drop(status);
-        self.changed.notify_all();
-    }
-
-    fn is_over(&self) -> bool {
-        lock(&self.status).state != RUNNING
-    }
-
-    fn show(&self, progress: &Progress, elapsed: Duration) {
-        let mut status = lock(&self.status);
-        progress.phase.as_str().clone_into(&mut status.phase);
-        (status.round, status.copied_bytes, status.left_bytes) =
-            (progress.round, progress.copied_bytes, progress.left_bytes);
-        (status.unverified_bytes, status.bytes_per_s) = (progress.unverified_bytes, progress.rate);
-        (status.elapsed_s, status.quiet_ms) = (elapsed.as_secs_f64(), progress.delayed.as_secs_f64() * 1e3);
-    }
-}
-
-/// State of a swap under way.
-pub const RUNNING: &str = "running";
-/// State of a swap that succeeded.
-pub const DONE: &str = "done";
-/// State of a swap that failed. The device stays as it was.
-pub const FAILED: &str = "failed";
 
 impl Swaps {
     /// Begins to exchange the medium of the device with this bus id. Calls `on_moved` once it is exchanged.
@@ -220,7 +133,7 @@ impl Swaps {
             let result = carry_out(swap, &clock, &for_thread);
             match result {
                 Ok(Report { copied_bytes, rounds, took }) => {
-                    let quiet_ms = lock(&for_thread.status).quiet_ms;
+                    let quiet_ms = for_thread.status().quiet_ms;
                     info!(device, from, to, copied_bytes, rounds, ?took, quiet_ms, "moved");
                     export.is_at(to);
                     on_moved();
@@ -249,7 +162,7 @@ impl Swaps {
         let mut runs = lock(&self.runs);
         let is_free = runs.get(bus_id).is_none_or(|run| run.is_over());
         if is_free {
-            let status = lock(&run.status);
+            let status = run.status();
             publish(Event::of(Kind::SwapBegun, status.device.as_str()).how(status.to.as_str()));
             runs.insert(bus_id.to_owned(), Arc::clone(run));
         }
@@ -264,8 +177,7 @@ impl Swaps {
     /// The status of the running or last swap of a device.
     pub fn status(&self, bus_id: &str) -> Option<SwapStatus> {
         let run = lock(&self.runs).get(bus_id).map(Arc::clone)?;
-        let status = lock(&run.status).clone();
-        Some(status)
+        Some(run.status())
     }
 
     /// Forgets the swaps of a bus id that another device gets.
@@ -278,21 +190,15 @@ impl Swaps {
     /// running.
     pub fn cancel(&self, bus_id: &str) -> bool {
         let run = lock(&self.runs).get(bus_id).map(Arc::clone);
-        run.is_some_and(|run| {
-            run.is_cancelled.store(true, Ordering::Release);
-            !run.is_over()
-        })
+        run.is_some_and(|run| run.cancel())
     }
 
     /// Cancels all swaps and waits up to [`STOP_TIME_MAX`] for each. One that is cut off leaves the same state as a
     /// power cut.
     pub fn stop(&self) {
         let runs: Vec<_> = std::mem::take(&mut *lock(&self.runs)).into_values().collect();
-        runs.iter().for_each(|run| run.is_cancelled.store(true, Ordering::Release));
-        for run in runs {
-            let status = lock(&run.status);
-            let _ = run.changed.wait_timeout_while(status, STOP_TIME_MAX, |status| status.state == RUNNING);
-        }
+        runs.iter().for_each(|run| drop(run.cancel()));
+        runs.iter().for_each(|run| run.wait(STOP_TIME_MAX));
     }
 }
 
@@ -328,7 +234,7 @@ fn drive(mut swap: Swap, clock: &Clock, run: &Run, is_enough: impl Fn(Phase) -> 
     let began = Instant::ZERO;
     let mut shown = began;
     loop {
-        if run.is_cancelled.load(Ordering::Acquire) {
+        if run.is_cancelled() {
             let _ = swap.cancel();
         }
         let (before, now) = (swap.phase(), clock.now());
@@ -345,35 +251,4 @@ fn drive(mut swap: Swap, clock: &Clock, run: &Run, is_enough: impl Fn(Phase) -> 
             Step::At(when) => thread::sleep((when - after).min(LOOK_EVERY)),
         }
     }
-}
-
-/// The failure report of a swap: the cause, and what to type next.
-fn report(error: &SwapError, device: &str, to: &str) -> FailureReport {
-    let path = to.strip_prefix("block:").unwrap_or(to);
-    let (attribute, hint) = match error {
-        SwapError::AnotherSwap => {
-            (Attribute::Refused, format!("watch it: farbus swap {device}\n  or stop it: farbus swap {device} --cancel"))
-        }
-        SwapError::TooSmall { needed, .. } => {
-            (Attribute::Refused, format!("for a file, type: truncate -s {needed} {path}"))
-        }
-        SwapError::ReadOnly => (Attribute::Refused, "choose one that can be written".to_owned()),
-        SwapError::Open(..) => (Attribute::Local, "it may have too many files open".to_owned()),
-        SwapError::Medium { side: farbus_session::block::swap::Side::Source, .. } => {
-            (Attribute::Device, format!("{device} stays where it was; copy what can be read with ddrescue"))
-        }
-        SwapError::Medium { error: farbus_model::StoreError::NoSpace, .. } => (
-            Attribute::Local,
-            format!("{device} stays where it was; make room and type the same again, which continues"),
-        ),
-        SwapError::Medium { .. } | SwapError::Differs { .. } => {
-            (Attribute::Device, format!("{device} stays where it was; choose another destination"))
-        }
-        SwapError::Stuck => (Attribute::Device, format!("{device} stays where it was; see: farbus status")),
-        SwapError::Journal(_) => {
-            (Attribute::Local, format!("{device} stays where it was; make room in farbus's state folder"))
-        }
-        SwapError::Cancelled => (Attribute::Refused, format!("{device} stays where it was; the same again continues")),
-    };
-    FailureReport { attribute, message: format!("{device} was not moved to {to}: {error}\n  {hint}") }
 }

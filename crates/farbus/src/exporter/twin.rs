@@ -13,7 +13,8 @@ use tracing::{info, warn};
 
 use crate::common::failure::{Attribute, FailureReport};
 use crate::exporter::share::{Share, ShareError};
-use crate::exporter::swap::{DONE, FAILED, Plug, RUNNING, Run, SwapStatus};
+use crate::devices::swap_run::{DONE, FAILED, RUNNING, Run, SwapStatus};
+use crate::exporter::swap::Plug;
 
 /// How long the engine may take to answer, beyond the limits of the exchange's own stages.
 const ENGINE_TIME_MAX: Duration = Duration::from_secs(5);

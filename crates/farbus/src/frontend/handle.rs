@@ -7,6 +7,7 @@
 //! | [`Handle::hold`], [`Handle::resume`] | a hold handle: a virtual machine or an NBD client may move | refused |
 //! | [`Handle::migrate`] | a hold handle or a session | refused |
 //! | [`Handle::pause`] | a session through the module `pause` | refused |
+//! | [`Handle::swap`] | a disk of a session | `None` |
 //! | [`Handle::save`] | an engine that can be saved | refused |
 
 use std::fmt;
@@ -19,6 +20,7 @@ use super::StopSignal;
 use crate::frontend::drivers::Drivers;
 use crate::frontend::hold::{Granted, HoldHandle};
 use crate::frontend::open_users::{Act, OpenUsers};
+use crate::importer::disk_swap::DiskSwap;
 use crate::importer::port::Cutter;
 use crate::importer::session::status::SessionStatus;
 use crate::link::meters::{Meters, Readings};
@@ -77,6 +79,7 @@ pub struct Handle {
     meters: Option<Arc<Meters>>,
     users: Option<OpenUsers>,
     drivers: Option<Drivers>,
+    swap: Option<DiskSwap>,
 }
 
 impl Handle {
@@ -91,6 +94,7 @@ impl Handle {
             meters: None,
             users: None,
             drivers: None,
+            swap: None,
         }
     }
 
@@ -134,6 +138,17 @@ impl Handle {
     #[must_use]
     pub fn driven_by(self, drivers: Drivers) -> Self {
         Self { drivers: Some(drivers), ..self }
+    }
+
+    /// Enables [`Handle::swap`], by `swap`, if there is one.
+    #[must_use]
+    pub fn swapping_by(self, swap: Option<DiskSwap>) -> Self {
+        Self { swap, ..self }
+    }
+
+    /// Exchanges the disk for one of this machine; `None` if it cannot be.
+    pub fn swap(&self) -> Option<&DiskSwap> {
+        self.swap.as_ref()
     }
 
     /// Tells which drivers of this machine's kernel took the device; `None` if it is not plugged into the kernel.

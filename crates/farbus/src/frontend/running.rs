@@ -9,6 +9,7 @@ use serde::Serialize;
 use super::drivers::Drivers;
 use super::{Attachment, Handle, Status};
 use crate::devices::reservation::ReservationStatus;
+use crate::devices::status::MediumStatus;
 use crate::importer::client::Target;
 use crate::importer::disk::DiskMode;
 use crate::importer::session::latency::Latency;
@@ -79,6 +80,9 @@ pub struct AttachmentStatus {
     /// The modules that its data passes through, the importer's end first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub modules: Vec<String>,
+    /// Where a disk is: at its exporter, or on this machine once it was swapped (`block:PATH`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub medium: Option<MediumStatus>,
     /// How many programs have it open: a file, or an NBD export.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub open: Option<usize>,
@@ -108,6 +112,7 @@ impl AttachmentStatus {
             reservation: None,
             meters: None,
             modules: Vec::new(),
+            medium: None,
             open: None,
             drivers: None,
         }
@@ -131,6 +136,7 @@ impl AttachmentStatus {
             used_s: since.elapsed().as_secs_f64(),
             mode: status.mode.map(DiskMode::as_str),
             meters: handle.readings(),
+            medium: handle.swap().map(|swap| swap.medium(&target.to_string())),
             open: handle.open_count(),
             drivers: handle.drivers().and_then(Drivers::names),
             ..named

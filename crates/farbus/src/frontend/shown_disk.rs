@@ -8,6 +8,7 @@ use farbus_model::{BlockDevice, BlockDone, BlockInFlight, BlockOp, Completions, 
 
 use super::Handle;
 use crate::importer::disk::{DiskMode, OpenedDisk, Way};
+use crate::importer::disk_swap::DiskSwap;
 use crate::importer::port::Cutter;
 use crate::importer::session::status::SessionStatus;
 use crate::link::meters::Meters;
@@ -59,6 +60,8 @@ pub struct ShownDisk {
     pub session: Option<SessionStatus>,
     /// Takes it from its users without waiting.
     pub cutter: Cutter,
+    /// Exchanges it for a disk of this machine, if it can be.
+    pub swap: Option<DiskSwap>,
     /// Whether a replacement process can continue with it.
     pub is_movable: bool,
 }
@@ -68,13 +71,13 @@ impl ShownDisk {
     pub fn of(disk: OpenedDisk) -> (Self, Box<dyn BlockDevice>, Clock, Way) {
         let (size_bytes, mode, local_address) = (disk.device.info().size_bytes, disk.mode(), disk.local_address());
         let is_movable = disk.is_movable();
-        let OpenedDisk { device, clock, way, cutter, status: session } = disk;
-        (Self { size_bytes, mode, local_address, session, cutter, is_movable }, device, clock, way)
+        let OpenedDisk { device, clock, way, cutter, status: session, swap } = disk;
+        (Self { size_bytes, mode, local_address, session, cutter, swap, is_movable }, device, clock, way)
     }
 
-    /// Adds to `handle` what the disk's session can do.
+    /// Adds to `handle` what the disk and its session can do.
     pub fn steered_by(&self, handle: Handle) -> Handle {
-        handle.in_session(self.session.clone())
+        handle.in_session(self.session.clone()).swapping_by(self.swap.clone())
     }
 
     /// `, to be read` if the disk is used read-only.

@@ -1,10 +1,16 @@
 //! Answers what an owner asks of an attachment on the control socket, for commands and the daemon.
 
+use std::io;
+
+use farbus_io::store::FileStore;
 use farbus_io::trust::Fingerprint;
+use farbus_session::block::swap::Options;
 use serde_json::{Value, json};
 
 use super::{Handle, Migration, Refused};
 use crate::common::control::{Answer, Question};
+use crate::common::failure::{Attribute, FailureReport};
+use crate::importer::disk_swap::SwapOrder;
 
 /// Answers a question that steers one attachment. `handle_of` finds it by the name in the question: `None` if there is
 /// none of that name here, `Some(None)` if it is not attached now.
@@ -15,11 +21,17 @@ pub fn steer(question: Question, handle_of: impl FnOnce(&str) -> Option<Option<H
     let (Question::Hold { device }
     | Question::Resume { device }
     | Question::Migrate { device, .. }
+    | Question::Swap { device, .. }
+    | Question::SwapStatus { device }
+    | Question::SwapCancel { device }
     | Question::Pause { device, .. }) = &question
     else {
         return Err(question);
     };
     let Some(handle) = handle_of(device) else { return Ok(Answer::Unknown) };
+    if let Question::Swap { .. } | Question::SwapStatus { .. } | Question::SwapCancel { .. } = question {
+        return Ok(swap(handle.as_ref(), question));
+    }
     let done = match (&question, &handle) {
         (Question::Hold { .. }, handle) => with(handle, Refused::NoGate, Handle::hold),
         (Question::Resume { .. }, handle) => with(handle, Refused::NoGate, Handle::resume),
@@ -39,6 +51,45 @@ fn with(
     act: impl FnOnce(&Handle) -> Result<(), Refused>,
 ) -> Result<(), Refused> {
     handle.as_ref().map_or(Err(otherwise), act)
+}
+
+/// Answers a question about the swap of an attached disk.
+fn swap(handle: Option<&Handle>, question: Question) -> Answer {
+    let (Question::Swap { device, .. } | Question::SwapStatus { device } | Question::SwapCancel { device }) = &question
+    else {
+        return Answer::Unknown;
+    };
+    let Some(swap) = handle.and_then(Handle::swap) else {
+        return Answer::Refused(format!(
+            "{device} cannot be moved: only a disk that is attached as a block device, in a session, can\n  \
+             attach it so: farbus attach {device} --via nbd, or --via fuse, --via uas"
+        ));
+    };
+    let none = |device: &str| {
+        let message = format!("{device} is not being swapped\n  begin: farbus swap {device} --to block:PATH");
+        Answer::Failed(FailureReport { attribute: Attribute::Gone, message })
+    };
+    match question {
+        Question::SwapStatus { device } => {
+            swap.status().map_or_else(|| none(&device), |status| Answer::Ok(json!(status)))
+        }
+        Question::SwapCancel { .. } if swap.cancel() => Answer::Ok(Value::Null),
+        Question::Swap { device, to, rate, verify, resume, files } => {
+            let order = files.take().and_then(|[disk, journal]| {
+                let path = to.strip_prefix("block:").unwrap_or(&to).to_owned();
+                let destination = FileStore::passed(disk, path, false).map_err(io::Error::other)?;
+                let options = Options { rate, verify, resume };
+                Ok(SwapOrder { device, to, destination, journal: journal.into(), options })
+            });
+            match order.map(|order| swap.begin(order)) {
+                Ok(Ok(())) => Answer::Ok(Value::Null),
+                Ok(Err(failure)) => Answer::Failed(failure),
+                Err(error) => Answer::Refused(error.to_string()),
+            }
+        }
+        Question::SwapCancel { device } => none(&device),
+        _ => Answer::Unknown,
+    }
 }
 
 fn migrate(handle: Option<&Handle>, successor: &str) -> Answer {

@@ -21,6 +21,7 @@ use farbus_session::snapshot;
 
 use crate::common::stop_signal::StopSignal;
 use crate::importer::client::{Client, ClientError, GRACE_DISK, Target, local, local_address};
+use crate::importer::disk_swap::{DiskSwap, SwapDisk};
 use crate::importer::options::cache::Cache;
 use crate::importer::port::session::SessionPort;
 use crate::importer::port::{Cutter, DevicePort, usbip};
@@ -94,6 +95,8 @@ pub struct OpenedDisk {
     pub cutter: Cutter,
     /// The status of its session, if it has one.
     pub status: Option<SessionStatus>,
+    /// Exchanges it for a disk of this machine, if it can be.
+    pub swap: Option<DiskSwap>,
 }
 
 impl OpenedDisk {
@@ -109,7 +112,7 @@ impl OpenedDisk {
         let grace = client.grace_period(&target.address, GRACE_DISK)?;
         if !grace.is_zero() {
             match client.block(target, asked, grace)? {
-                Ok(linked) => return Ok(Self::block(linked).with(client.config().cache)),
+                Ok(linked) => return Ok(Self::block(linked).map_err(local)?.with(client.config().cache)),
                 // No message: some devices have only a USB form.
                 Err(end) if end.cause == Cause::Class => {}
                 // A device that its exporter does not drive may be driven here: the first of several units, for
@@ -136,7 +139,8 @@ impl OpenedDisk {
     /// # Errors
     /// [`ClientError`]; it has to be a block device.
     pub fn inherit(client: &Client, target: &Target) -> Result<Self, ClientError> {
-        client.inherit_block(target, GRACE_DISK).map(|linked| Self::block(linked).with(client.config().cache))
+        let linked = client.inherit_block(target, GRACE_DISK)?;
+        Ok(Self::block(linked).map_err(local)?.with(client.config().cache))
     }
 
     /// Wraps an open USB disk.
@@ -151,14 +155,19 @@ impl OpenedDisk {
         };
         let sector_bytes = disk.info().block_bytes;
         let device = Box::new(StoreDevice::new(disk).preferring(sector_bytes));
-        Ok(Self { device, clock: Clock::start(), way, cutter, status })
+        Ok(Self { device, clock: Clock::start(), way, cutter, status, swap: None })
     }
 
     /// Wraps a block device of a session.
-    pub fn block(linked: Linked<RemoteBlock>) -> Self {
+    ///
+    /// # Errors
+    /// The system has no more descriptors.
+    pub fn block(linked: Linked<RemoteBlock>) -> io::Result<Self> {
         let (clock, status, cutter) = (linked.clock(), linked.status(), Cutter::of(linked.stop_signal()));
         let way = Way::Device { is_movable: linked.is_movable() };
-        Self { device: Box::new(SessionDisk { linked, is_left: false }), clock, way, cutter, status: Some(status) }
+        let device = SwapDisk::new(Box::new(SessionDisk { linked, is_left: false }), status.clone())?;
+        let swap = Some(device.swap());
+        Ok(Self { device: Box::new(device), clock, way, cutter, status: Some(status), swap })
     }
 
     /// Adds the layers that `cache` asks for.
@@ -187,9 +196,9 @@ impl OpenedDisk {
         let Ok(mut reader) = snapshot::open(saved, *kind) else { return Self::restore_from(redial, saved, rest) };
         let mut known = None;
         let device = |bytes: &[u8]| {
-            let (Self { device, clock, way, cutter, status }, pending) =
+            let (Self { device, clock, way, cutter, status, swap }, pending) =
                 Self::restore_from(redial, bytes, rest).map_err(Wrong)?;
-            known = Some((clock, way, cutter, status));
+            known = Some((clock, way, cutter, status, swap));
             Ok((device, pending))
         };
         let restored: Result<(Box<dyn BlockDevice>, Pending), Wrong> = match *kind {
@@ -202,8 +211,8 @@ impl OpenedDisk {
             device.leave();
             return Err(Wrong::from(reject).0);
         }
-        let (clock, way, cutter, status) = known.expect("it was restored");
-        Ok((Self { device, clock, way, cutter, status }, pending))
+        let (clock, way, cutter, status, swap) = known.expect("it was restored");
+        Ok((Self { device, clock, way, cutter, status, swap }, pending))
     }
 
     fn restore_block(redial: Redial, saved: &[u8]) -> io::Result<(Self, Pending)> {
@@ -215,7 +224,7 @@ impl OpenedDisk {
         }
         let asked = linked.remote().requests();
         let pending = asked.map(|asked| (asked.id, (asked.op, asked.offset, asked.length))).collect();
-        Ok((Self::block(linked), pending))
+        Ok((Self::block(linked)?, pending))
     }
 
     /// Whether a replacement process can continue with it.

@@ -7,6 +7,8 @@ pub mod client;
 pub mod dial;
 pub mod discovery;
 pub mod disk;
+pub mod disk_swap;
+pub mod local_disk;
 pub mod local_error;
 pub mod options;
 pub mod port;

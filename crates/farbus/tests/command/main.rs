@@ -71,6 +71,7 @@ mod sockets;
 mod strangers;
 mod stream;
 mod swap;
+mod swap_attached;
 mod topology;
 mod trust;
 mod unwilling;

@@ -247,9 +247,10 @@ impl<R: Relaying> Attachment for KernelAttachment<R> {
     }
 
     fn handle(&self) -> Handle {
-        let Relayed { session, cutter, is_movable, .. } = self.relayed.clone();
+        let Relayed { session, cutter, swap, is_movable, .. } = self.relayed.clone();
         let handle = Handle::new(self.stop.clone())
             .in_session(session)
+            .swapping_by(swap)
             .saving_by(is_movable.then(|| self.save_requester.clone()))
             .metered_by(Arc::clone(&self.meters))
             .driven_by(Drivers::on(self.port, self.system.clone()));

@@ -14,6 +14,7 @@ use farbus_session::{DeviceRecord, Exporter, Fault, Offers, OpStatus, Reject};
 use tracing::debug;
 
 use crate::importer::disk::DiskMode;
+use crate::importer::disk_swap::DiskSwap;
 use crate::importer::port::Cutter;
 use crate::importer::session::status::SessionStatus;
 use crate::link::meters::{Calls, Meters};
@@ -58,6 +59,8 @@ pub struct Relayed {
     pub local_address: Option<SocketAddr>,
     /// Takes the device from the kernel without waiting, if the relay waits for anything when it closes.
     pub cutter: Option<Cutter>,
+    /// Exchanges its disk for one of this machine, if it can be.
+    pub swap: Option<DiskSwap>,
     /// Whether a replacement process can continue it.
     pub is_movable: bool,
 }
@@ -65,7 +68,7 @@ pub struct Relayed {
 impl Relayed {
     /// A relay of which only `how` is known.
     pub const fn how(how: &'static str) -> Self {
-        Self { how, mode: None, session: None, local_address: None, cutter: None, is_movable: false }
+        Self { how, mode: None, session: None, local_address: None, cutter: None, swap: None, is_movable: false }
     }
 }
 

@@ -16,6 +16,7 @@ use tracing::warn;
 use crate::frontend::kernel::relay_loop::{KERNEL, KernelSide, Relayed, Relaying, Stop, Turn};
 use crate::importer::client::{ClientError, Target};
 use crate::importer::disk::{DiskMode, OpenedDisk, Way};
+use crate::importer::disk_swap::DiskSwap;
 use crate::importer::port::Cutter;
 use crate::importer::session::connection::Redial;
 use crate::importer::session::status::SessionStatus;
@@ -39,6 +40,7 @@ pub struct DiskRelay {
     cutter: Cutter,
     status: Option<SessionStatus>,
     mode: DiskMode,
+    swap: Option<DiskSwap>,
     is_movable: bool,
 }
 
@@ -50,7 +52,7 @@ impl DiskRelay {
     /// second case a driver that waits for each request would lie in between, and the gadget would gain nothing.
     pub fn new(kernel: Link, disk: OpenedDisk, target: &Target) -> Result<Self, ClientError> {
         let mode = disk.mode();
-        let OpenedDisk { device, clock, way, cutter, status } = disk;
+        let OpenedDisk { device, clock, way, cutter, status, swap } = disk;
         let Way::Device { is_movable } = way else {
             return Err(ClientError::Local(format!(
                 "{target} can be had as a USB disk alone, which takes one command at a time whatever it is shown as: --via uas wants a \
@@ -62,7 +64,7 @@ impl DiskRelay {
             ClientError::Local(format!("{target}: no disk for a kernel: {error}\n  try: --via fuse"))
         })?;
         let exporter = Exporter::imported(clock.now(), Limits::RELAYED, DEVICE_ID, disk, OnReset::ResetDevice);
-        Ok(Self { side: KernelSide::new(kernel, exporter, clock), cutter, status, mode, is_movable })
+        Ok(Self { side: KernelSide::new(kernel, exporter, clock), cutter, status, mode, swap, is_movable })
     }
 
     /// Restores a relay from the whole snapshot of another process; it does nothing before its first turn.
@@ -75,17 +77,17 @@ impl DiskRelay {
         let mode = if is_read { DiskMode::Read } else { DiskMode::Exclusive };
         let mut known = None;
         let device = |saved: &[u8]| {
-            let (OpenedDisk { device, clock, way, cutter, status }, pending) = OpenedDisk::restore(redial, saved)?;
-            known = Some((clock, way, cutter, status));
+            let (OpenedDisk { device, clock, way, cutter, status, swap }, pending) = OpenedDisk::restore(redial, saved)?;
+            known = Some((clock, way, cutter, status, swap));
             Ok::<_, Wrong>((device, pending))
         };
         let state = reader.bytes("disk").map_err(wrong)?;
         let disk = AttachedScsi::restore(state, options_of(target, mode), device).map_err(|Wrong(error)| error)?;
-        let (clock, way, cutter, status) = known.expect("its device was restored");
+        let (clock, way, cutter, status, swap) = known.expect("its device was restored");
         let exporter = Self::resume(disk, clock, &mut reader).map_err(wrong)?;
         let is_movable = matches!(way, Way::Device { is_movable: true });
         let side = KernelSide::new(Link::over_local(socket, KERNEL), exporter, clock);
-        let relay = Self { side, cutter, status, mode, is_movable };
+        let relay = Self { side, cutter, status, mode, swap, is_movable };
         match reader.end("snapshot") {
             Ok(()) => Ok(relay),
             Err(reject) => {
@@ -167,6 +169,7 @@ impl Relaying for DiskRelay {
             mode: Some(self.mode),
             session: self.status.clone(),
             cutter: Some(self.cutter.clone()),
+            swap: self.swap.clone(),
             is_movable: self.is_movable,
             ..Relayed::how("via uas")
         }

@@ -38,6 +38,8 @@ struct State {
     /// Since when there is no link.
     unlinked: Option<Instant>,
     end: Option<End>,
+    /// Whether its disk was exchanged for one of this machine.
+    is_left: bool,
     /// The latest timed requests.
     latency: Samples,
     distance: Distance,
@@ -61,7 +63,19 @@ impl SessionStatus {
 
     /// The status of its links.
     pub fn links(&self) -> Option<LinksStatus> {
-        self.0.links.status()
+        if self.with(|state| state.is_left) { None } else { self.0.links.status() }
+    }
+
+    /// Wakes the thread that has the session.
+    pub(crate) fn wake(&self) {
+        if let Some(wake) = &self.0.wake {
+            wake.wake();
+        }
+    }
+
+    /// Records that its disk was exchanged for one of this machine, and is given back.
+    pub(crate) fn note_left(&self) {
+        self.with(|state| state.is_left = true);
     }
 
     /// Orders the device to migrate to the host with this key as soon as no request is under way.
@@ -71,6 +85,7 @@ impl SessionStatus {
     pub fn migrate(&self, successor: [u8; 32]) -> Result<(), &'static str> {
         self.with(|state| match state {
             State { end: Some(_), .. } => Err("it is over already"),
+            State { is_left: true, .. } => Err("its disk was moved to this machine (farbus swap)"),
             _ if self.is_expected() => Err("it is yet to be handed over to this host"),
             State { successor: Some(_), .. } => Err("it is being handed over already"),
             State { successor: named, .. } => {
@@ -79,9 +94,7 @@ impl SessionStatus {
             }
         })?;
         self.0.has_successor.store(true, Ordering::Release);
-        if let Some(wake) = &self.0.wake {
-            wake.wake();
-        }
+        self.wake();
         Ok(())
     }
 
@@ -101,9 +114,7 @@ impl SessionStatus {
             }
         })?;
         self.0.has_pause.store(true, Ordering::Release);
-        if let Some(wake) = &self.0.wake {
-            wake.wake();
-        }
+        self.wake();
         Ok(())
     }
 
@@ -146,7 +157,7 @@ impl SessionStatus {
 
     /// How long it has been waiting for a link, if it has none and has not ended.
     pub fn unlinked(&self) -> Option<Duration> {
-        self.with(|state| state.unlinked.filter(|_| state.end.is_none()).map(|since| since.elapsed()))
+        self.with(|state| state.unlinked.filter(|_| state.end.is_none() && !state.is_left).map(|since| since.elapsed()))
     }
 
     /// Why it ended, if it has.

@@ -1,0 +1,155 @@
+//! A swap of a disk's medium, or of a device for its twin, while it runs and after it: what those who ask for it see.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use farbus_session::block::swap::{Progress, Side, SwapError};
+use serde::{Deserialize, Serialize};
+
+use crate::common::events::{Event, Kind, publish};
+use crate::common::failure::{Attribute, FailureReport};
+
+/// The status of a swap, as `farbus swap --json` shows it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct SwapStatus {
+    pub device: String,
+    /// The old medium.
+    pub from: String,
+    /// The new medium.
+    pub to: String,
+    /// `running`, `done` or `failed`.
+    pub state: String,
+    /// The current step: `beginning`, `copying`, `verifying`, `flushing`, `switching`, `releasing`.
+    pub phase: String,
+    /// The number of the current round, from 1. Later rounds copy what has changed.
+    pub round: u32,
+    /// Size of the medium, bytes.
+    pub total_bytes: u64,
+    /// Bytes copied, including those copied again.
+    pub copied_bytes: u64,
+    /// Bytes still to be copied, as far as is known.
+    pub left_bytes: u64,
+    /// Copied bytes still to be compared.
+    pub unverified_bytes: u64,
+    /// Recent rate, bytes a second.
+    pub bytes_per_s: u64,
+    /// Seconds since the swap began.
+    pub elapsed_s: f64,
+    /// The longest that the swap made a request wait, milliseconds, over all of its phases: for the piece that was
+    /// being copied or compared, and for the second medium while both are written.
+    pub quiet_ms: f64,
+    /// For a USB device: requests that set up the twin as the device had been set up.
+    #[serde(default)]
+    pub replayed: usize,
+    /// For a USB device: requests that waited for data and were submitted to the twin again.
+    #[serde(default)]
+    pub asked_again: usize,
+    /// Why the swap failed. The device stays as it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<FailureReport>,
+}
+
+/// A swap, shared by the thread that carries it out and those that ask for its status.
+#[derive(Debug)]
+pub struct Run {
+    status: Mutex<SwapStatus>,
+    changed: Condvar,
+    is_cancelled: AtomicBool,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Run {
+    /// A swap that has begun.
+    pub fn new(status: SwapStatus) -> Self {
+        Self { status: Mutex::new(status), changed: Condvar::new(), is_cancelled: AtomicBool::new(false) }
+    }
+
+    /// Ends the swap in `state`, after `note` has changed its status.
+    pub fn end(&self, state: &str, note: impl FnOnce(&mut SwapStatus)) {
+        let mut status = lock(&self.status);
+        note(&mut status);
+        state.clone_into(&mut status.state);
+        let event = Event::of(Kind::SwapEnded, status.device.as_str()).how(state);
+        publish(status.failure.iter().fold(event, |event, failure| event.why(failure.message.as_str())));
+        drop(status);
+        self.changed.notify_all();
+    }
+
+    /// Whether it has ended.
+    pub fn is_over(&self) -> bool {
+        lock(&self.status).state != RUNNING
+    }
+
+    /// Its status now.
+    pub fn status(&self) -> SwapStatus {
+        lock(&self.status).clone()
+    }
+
+    /// Asks it to cancel itself. Returns whether it runs.
+    pub fn cancel(&self) -> bool {
+        self.is_cancelled.store(true, Ordering::Release);
+        !self.is_over()
+    }
+
+    /// Whether it was asked to cancel itself.
+    pub fn is_cancelled(&self) -> bool {
+        self.is_cancelled.load(Ordering::Acquire)
+    }
+
+    /// Waits until it has ended, so long at most.
+    pub fn wait(&self, time_max: Duration) {
+        let _ = self.changed.wait_timeout_while(lock(&self.status), time_max, |status| status.state == RUNNING);
+    }
+
+    /// Shows how far it is, `elapsed` after it began.
+    pub fn show(&self, progress: &Progress, elapsed: Duration) {
+        let mut status = lock(&self.status);
+        progress.phase.as_str().clone_into(&mut status.phase);
+        (status.round, status.copied_bytes, status.left_bytes) =
+            (progress.round, progress.copied_bytes, progress.left_bytes);
+        (status.unverified_bytes, status.bytes_per_s) = (progress.unverified_bytes, progress.rate);
+        (status.elapsed_s, status.quiet_ms) = (elapsed.as_secs_f64(), progress.delayed.as_secs_f64() * 1e3);
+    }
+}
+
+/// State of a swap under way.
+pub const RUNNING: &str = "running";
+/// State of a swap that succeeded.
+pub const DONE: &str = "done";
+/// State of a swap that failed. The device stays as it was.
+pub const FAILED: &str = "failed";
+
+/// The failure report of a swap: the cause, and what to type next.
+pub fn report(error: &SwapError, device: &str, to: &str) -> FailureReport {
+    let path = to.strip_prefix("block:").unwrap_or(to);
+    let (attribute, hint) = match error {
+        SwapError::AnotherSwap => {
+            (Attribute::Refused, format!("watch it: farbus swap {device}\n  or stop it: farbus swap {device} --cancel"))
+        }
+        SwapError::TooSmall { needed, .. } => {
+            (Attribute::Refused, format!("for a file, type: truncate -s {needed} {path}"))
+        }
+        SwapError::ReadOnly => (Attribute::Refused, "choose one that can be written".to_owned()),
+        SwapError::Open(..) => (Attribute::Local, "it may have too many files open".to_owned()),
+        SwapError::Medium { side: Side::Source, .. } => {
+            (Attribute::Device, format!("{device} stays where it was; copy what can be read with ddrescue"))
+        }
+        SwapError::Medium { error: farbus_model::StoreError::NoSpace, .. } => (
+            Attribute::Local,
+            format!("{device} stays where it was; make room and type the same again, which continues"),
+        ),
+        SwapError::Medium { .. } | SwapError::Differs { .. } => {
+            (Attribute::Device, format!("{device} stays where it was; choose another destination"))
+        }
+        SwapError::Stuck => (Attribute::Device, format!("{device} stays where it was; see: farbus status")),
+        SwapError::Journal(_) => {
+            (Attribute::Local, format!("{device} stays where it was; make room in farbus's state folder"))
+        }
+        SwapError::Cancelled => (Attribute::Refused, format!("{device} stays where it was; the same again continues")),
+    };
+    FailureReport { attribute, message: format!("{device} was not moved to {to}: {error}\n  {hint}") }
+}

@@ -1,0 +1,344 @@
+//! The disk of an attachment is exchanged for a disk of this machine while it is in use (requirement N12).
+//!
+//! Two threads take part. The engine of the front end owns both disks ([`SwapDisk`], over
+//! [`farbus_session::block::Swappable`]). A thread of the swap does what takes time: it writes the journal and gives the
+//! old disk back.
+
+use std::fs::File;
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use farbus_io::link::{Gathering, Wake};
+use farbus_io::store::FileStore;
+use farbus_model::{
+    BlockDevice, BlockDone, BlockInFlight, BlockInfo, BlockLayer, BlockStore, Completions, Instant, Readiness,
+};
+use farbus_session::block::swap::{Journal, Milestone, Options, Report, SwapError};
+use farbus_session::block::{Swappable, Work};
+use tracing::{info, warn};
+
+use crate::common::events::{Event, Kind, publish};
+use crate::common::failure::{Attribute, FailureReport};
+use crate::devices::media_journal::Notes;
+use crate::devices::status::MediumStatus;
+use crate::devices::swap_run::{DONE, FAILED, RUNNING, Run, SwapStatus, report};
+use crate::importer::local_disk::LocalDisk;
+use crate::importer::session::status::SessionStatus;
+
+/// How often a swap's status is updated.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// A disk that is the device or becomes it.
+type Disk = Box<dyn BlockDevice>;
+
+/// Exchanges the disk of an attachment, from any thread.
+#[derive(Clone)]
+pub struct DiskSwap(Arc<Inner>);
+
+struct Inner {
+    info: BlockInfo,
+    session: SessionStatus,
+    orders: Mutex<Vec<Order>>,
+    has_orders: AtomicBool,
+    /// Wakes the engine, as long as the disk is one of this machine or a swap runs.
+    wake: Wake,
+    last: Mutex<Last>,
+}
+
+#[derive(Default)]
+struct Last {
+    /// Where the disk is, if it is not the session's.
+    at: Option<String>,
+    /// The swap that runs, or the last one.
+    run: Option<Arc<Run>>,
+}
+
+enum Order {
+    Begin(Box<Begin>),
+    /// The journal was told, or could not be.
+    Noted(Result<(), String>),
+}
+
+struct Begin {
+    destination: LocalDisk,
+    options: Options,
+    run: Arc<Run>,
+    work: Sender<Work<Disk>>,
+}
+
+/// What a swap is to do.
+#[derive(Debug)]
+pub struct SwapOrder {
+    /// The device, as its owner names it.
+    pub device: String,
+    /// The new disk: `block:PATH`.
+    pub to: String,
+    /// The new disk, open and locked.
+    pub destination: FileStore,
+    /// The journal of the swap's progress, begun by [`crate::devices::media_journal::Journals::begin`].
+    pub journal: File,
+    /// The options.
+    pub options: Options,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl DiskSwap {
+    fn new(info: BlockInfo, session: SessionStatus) -> io::Result<Self> {
+        Ok(Self(Arc::new(Inner {
+            info,
+            session,
+            orders: Mutex::default(),
+            has_orders: AtomicBool::new(false),
+            wake: Wake::new()?,
+            last: Mutex::default(),
+        })))
+    }
+
+    /// Begins to exchange the disk.
+    ///
+    /// # Errors
+    /// [`FailureReport`]: nothing was written.
+    pub fn begin(&self, order: SwapOrder) -> Result<(), FailureReport> {
+        let SwapOrder { device, to, destination, journal, options } = order;
+        let refused = |error: &SwapError| report(error, &device, &to);
+        let (needed, found) = (self.0.info.size_bytes, destination.size_bytes());
+        if self.0.info.is_read_only {
+            let message = format!("{device} is attached to be read: who may write to it can move it");
+            return Err(FailureReport { attribute: Attribute::Refused, message });
+        }
+        if found < needed {
+            return Err(refused(&SwapError::TooSmall { needed, found }));
+        }
+        let local = |what: &dyn std::fmt::Display| FailureReport {
+            attribute: Attribute::Local,
+            message: format!("{device} was not moved to {to}: {what}"),
+        };
+        let mut last = lock(&self.0.last);
+        if last.run.as_ref().is_some_and(|run| !run.is_over()) {
+            return Err(refused(&SwapError::AnotherSwap));
+        }
+        let mut notes = Notes::to(journal);
+        notes.note(Milestone::Copying).map_err(|why| refused(&SwapError::Journal(why)))?;
+        let destination =
+            LocalDisk::new(destination, self.0.info.block_bytes, &self.0.wake).map_err(|error| local(&error))?;
+        let from = last.at.clone().unwrap_or_else(|| device.clone());
+        let run = Arc::new(Run::new(SwapStatus {
+            device: device.clone(),
+            from,
+            to: to.clone(),
+            state: RUNNING.to_owned(),
+            phase: "beginning".to_owned(),
+            round: 1,
+            total_bytes: needed,
+            left_bytes: needed,
+            ..SwapStatus::default()
+        }));
+        let (work, to_do) = mpsc::channel();
+        let (swap, for_thread) = (self.clone(), Arc::clone(&run));
+        let carry_out = move || swap.carry_out(&for_thread, &mut notes, &to_do);
+        thread::Builder::new().name("swap".into()).spawn(carry_out).map_err(|error| local(&error))?;
+        info!(device, to, verify = options.verify, resume = options.resume, "being moved");
+        publish(Event::of(Kind::SwapBegun, device.as_str()).how(to.as_str()));
+        last.run = Some(Arc::clone(&run));
+        drop(last);
+        self.order(Order::Begin(Box::new(Begin { destination, options, run, work })));
+        Ok(())
+    }
+
+    /// Cancels the swap that runs. Returns whether one runs.
+    pub fn cancel(&self) -> bool {
+        let is_running = lock(&self.0.last).run.as_ref().is_some_and(|run| run.cancel());
+        self.ring();
+        is_running
+    }
+
+    /// The status of the running or last swap.
+    pub fn status(&self) -> Option<SwapStatus> {
+        lock(&self.0.last).run.as_ref().map(|run| run.status())
+    }
+
+    /// Where the disk is: `block:PATH`, or as `otherwise` says.
+    pub fn medium(&self, otherwise: &str) -> MediumStatus {
+        let last = lock(&self.0.last);
+        MediumStatus {
+            at: last.at.clone().unwrap_or_else(|| otherwise.to_owned()),
+            size_bytes: self.0.info.size_bytes,
+            is_swapping: last.run.as_ref().is_some_and(|run| !run.is_over()),
+            is_swapped: last.at.is_some(),
+        }
+    }
+
+    fn order(&self, order: Order) {
+        lock(&self.0.orders).push(order);
+        self.ring();
+    }
+
+    fn ring(&self) {
+        self.0.has_orders.store(true, Ordering::Release);
+        self.0.wake.wake();
+        self.0.session.wake();
+    }
+
+    fn take(&self) -> Vec<Order> {
+        if !self.0.has_orders.swap(false, Ordering::AcqRel) {
+            return Vec::new();
+        }
+        self.0.wake.clear();
+        std::mem::take(&mut *lock(&self.0.orders))
+    }
+
+    /// Does what takes time, until the swap is over or its attachment has ended.
+    fn carry_out(&self, run: &Run, notes: &mut Notes, to_do: &Receiver<Work<Disk>>) {
+        let SwapStatus { device, from, to, .. } = run.status();
+        for work in to_do {
+            match work {
+                Work::Note(milestone) => {
+                    let noted = notes.note(milestone);
+                    if milestone == Milestone::Switched && noted.is_ok() {
+                        lock(&self.0.last).at = Some(to.clone());
+                    }
+                    self.order(Order::Noted(noted));
+                }
+                Work::Release(disk) => drop(disk),
+                Work::Ended(Ok(Report { copied_bytes, rounds, took })) => {
+                    self.0.session.note_left();
+                    let quiet_ms = run.status().quiet_ms;
+                    info!(device, from, to, copied_bytes, rounds, ?took, quiet_ms, "moved");
+                    return run.end(DONE, |status| (status.left_bytes, status.unverified_bytes) = (0, 0));
+                }
+                Work::Ended(Err(error)) => {
+                    warn!(device, from, to, %error, "not moved: it stays where it was");
+                    return run.end(FAILED, |status| status.failure = Some(report(&error, &device, &to)));
+                }
+            }
+        }
+        // The attachment ended first. The last note says which disk is complete.
+        let is_moved = lock(&self.0.last).at.as_ref() == Some(&to);
+        if is_moved {
+            return run.end(DONE, |status| (status.left_bytes, status.unverified_bytes) = (0, 0));
+        }
+        // If it cannot be noted, the last note says that a copy was begun, which is true as well.
+        let _ = notes.note(Milestone::Abandoned);
+        run.end(FAILED, |status| status.failure = Some(report(&SwapError::Cancelled, &device, &to)));
+    }
+}
+
+/// The disk of an attachment, below its caches.
+pub struct SwapDisk {
+    disk: Swappable<Disk>,
+    swap: DiskSwap,
+    running: Option<(Arc<Run>, Sender<Work<Disk>>)>,
+    began: Instant,
+    shown: Instant,
+}
+
+impl SwapDisk {
+    /// Wraps the disk of a session.
+    ///
+    /// # Errors
+    /// The system has no more descriptors.
+    pub fn new(disk: Disk, session: SessionStatus) -> io::Result<Self> {
+        let swap = DiskSwap::new(*disk.info(), session)?;
+        let zero = Instant::ZERO;
+        Ok(Self { disk: Swappable::new(disk), swap, running: None, began: zero, shown: zero })
+    }
+
+    /// Exchanges it, from any thread.
+    pub fn swap(&self) -> DiskSwap {
+        self.swap.clone()
+    }
+
+    /// Carries out orders, and passes on what takes time.
+    fn look_after(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+        for order in self.swap.take() {
+            match order {
+                Order::Begin(begin) => self.begin(now, *begin),
+                Order::Noted(result) => self.disk.handle_noted(now, result, done),
+            }
+        }
+        let Some((run, work)) = &self.running else { return };
+        if run.is_cancelled() {
+            // It may be too late.
+            let _ = self.disk.cancel(now);
+        }
+        let mut is_over = false;
+        if let Some(progress) = self.disk.progress(now)
+            && now - self.shown >= LOOK_EVERY
+        {
+            run.show(&progress, now - self.began);
+            self.shown = now;
+        }
+        while let Some(next) = self.disk.poll_work() {
+            if let Some(progress) = self.disk.progress(now) {
+                run.show(&progress, now - self.began);
+            }
+            is_over |= matches!(next, Work::Ended(_));
+            // Its thread lives as long as this.
+            let _ = work.send(next);
+        }
+        if is_over {
+            self.running = None;
+        }
+    }
+
+    fn begin(&mut self, now: Instant, Begin { destination, options, run, work }: Begin) {
+        (self.began, self.shown) = (now, now);
+        let joined = self.joined(&destination);
+        let begun = match joined {
+            Ok(readiness) => self.disk.begin(now, Box::new(destination), Some(readiness), options),
+            Err(error) => {
+                let why = SwapError::Open(farbus_session::block::swap::Side::Destination, error.to_string());
+                Err((why, Box::new(destination) as Disk))
+            }
+        };
+        if let Err((error, destination)) = begun {
+            let _ = work.send(Work::Note(Milestone::Abandoned));
+            let _ = work.send(Work::Release(destination));
+            let _ = work.send(Work::Ended(Err(error)));
+            return;
+        }
+        self.running = Some((run, work));
+    }
+
+    /// What wakes the engine while both disks are used.
+    fn joined(&self, destination: &LocalDisk) -> io::Result<Readiness> {
+        let all = Gathering::new()?;
+        let both = [self.disk.current().readiness(), destination.readiness()];
+        both.into_iter().flatten().try_for_each(|readiness| all.watch_device(readiness))?;
+        Ok(all.readiness())
+    }
+}
+
+impl BlockLayer for SwapDisk {
+    type Inner = Swappable<Disk>;
+
+    fn inner(&self) -> &Swappable<Disk> {
+        &self.disk
+    }
+
+    fn inner_mut(&mut self) -> &mut Swappable<Disk> {
+        &mut self.disk
+    }
+
+    fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut Completions<BlockDone>) {
+        BlockDevice::submit(&mut self.disk, now, request, done);
+    }
+
+    fn with_inner<R>(
+        &mut self,
+        now: Instant,
+        done: &mut Completions<BlockDone>,
+        act: impl FnOnce(&mut Swappable<Disk>, &mut Completions<BlockDone>) -> R,
+    ) -> R {
+        let result = act(&mut self.disk, done);
+        self.look_after(now, done);
+        result
+    }
+}

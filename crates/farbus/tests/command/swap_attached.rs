@@ -1,0 +1,180 @@
+//! Disks of another host that are attached here and moved to this machine while programs write and check them
+//! (requirement N12).
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use serde_json::Value;
+
+use super::harness::{Harness, Outcome, PATIENCE, Running, Share, finish, has, has_fuse, has_program, wait_until};
+
+const MIB: u64 = 1 << 20;
+const DISK_BYTES: u64 = 64 * MIB;
+/// What fio writes and reads: the rest of the disk is only copied.
+const WORK_BYTES: u64 = 8 * MIB;
+
+/// An attached disk, and how fio reaches it.
+struct Attached {
+    process: Running,
+    target: String,
+    fio: Vec<String>,
+}
+
+impl Attached {
+    fn by(harness: &Harness, share: &Share, via: &str) -> Self {
+        let at = harness.path(via);
+        let at = at.to_str().unwrap();
+        let (option, fio) = match via {
+            "fuse" => ("--at", file_target(&Path::new(at).join("disk.img"))),
+            _ => ("--socket", vec!["--ioengine=nbd".to_owned(), format!("--uri=nbd+unix:///?socket={at}")]),
+        };
+        let target = share.target("disk");
+        // A killed importer's disk is free after its grace.
+        let arguments = ["attach", &target, "--via", via, option, at, "--grace", "10", "--wait=60", "--cache", "writeback"];
+        let process = Running::start(harness.command(&arguments));
+        process.wait_for_line("attached");
+        Self { process, target, fio }
+    }
+
+    fn end(&mut self) {
+        self.process.signal(Signal::INT);
+        assert_eq!(self.process.wait_for_end(PATIENCE), Some(0), "{}", self.process.log());
+    }
+}
+
+fn file_target(image: &Path) -> Vec<String> {
+    vec!["--ioengine=libaio".to_owned(), "--direct=1".to_owned(), format!("--filename={}", image.display())]
+}
+
+/// Writes at random, syncs and reads again, or only reads what the round with this number wrote.
+fn fio(harness: &Harness, target: &[String], round: u32, is_verify_only: bool) -> Outcome {
+    let work = "--name=moved --rw=randwrite --bsrange=4k-128k --blockalign=4k --iodepth=16 --fsync=50 --end_fsync=1 \
+                --verify=pattern --verify_interval=4096 --verify_fatal=1 --verify_state_save=0 --minimal \
+                --allow_file_create=0";
+    let mut arguments: Vec<String> = work.split_whitespace().map(str::to_owned).collect();
+    arguments.extend(target.iter().cloned());
+    arguments.push(format!("--size={WORK_BYTES}"));
+    arguments.push(format!("--randseed={round}"));
+    arguments.push(format!("--verify_pattern=0x{round:08x}%o"));
+    arguments.extend(is_verify_only.then(|| "--verify_only=1".to_owned()));
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    finish(harness.command_of(Path::new("fio"), &arguments), PATIENCE)
+}
+
+/// Bytes that say where they are, behind those that fio uses.
+fn fill(image: &Path) -> Vec<u8> {
+    use std::os::unix::fs::FileExt;
+    let bytes: Vec<u8> = (0..4 * MIB).map(|byte| (byte * 31 + byte / 999) as u8).collect();
+    let file = std::fs::File::options().write(true).open(image).unwrap();
+    file.write_all_at(&bytes, WORK_BYTES + MIB).unwrap();
+    file.write_all_at(&bytes, DISK_BYTES - 4 * MIB).unwrap();
+    bytes
+}
+
+fn said(outcome: &Outcome, code: i32, part: &str) {
+    assert_eq!(outcome.code, Some(code), "{outcome:?}");
+    assert!(outcome.stderr.contains(part) || outcome.stdout.contains(part), "no '{part}' in {outcome:?}");
+}
+
+/// Moves an attached disk to two files, one after the other, while fio works; its exporter is killed after the first.
+fn moves_under_load(via: &str) {
+    if !has("fio", has_program("fio")) || (via == "fuse" && !has_fuse()) {
+        return;
+    }
+    let harness = Harness::new();
+    let image = harness.image("old.img", DISK_BYTES);
+    let filled = fill(&image);
+    let mut share = harness.share(&[&format!("disk:{}", image.display())]);
+    let mut attached = Attached::by(&harness, &share, via);
+    let new: [PathBuf; 2] = ["new.img", "newer.img"].map(|name| harness.path(name));
+    let is_done = AtomicBool::new(false);
+    let rounds = thread::scope(|s| {
+        let worker = s.spawn(|| {
+            let mut round = 0;
+            while !is_done.load(Ordering::Acquire) || round < 2 {
+                round += 1;
+                let outcome = fio(&harness, &attached.fio, round, false);
+                assert_eq!(outcome.code, Some(0), "round {round}: {outcome:?}");
+            }
+            round
+        });
+        let swap = |to: &Path, more: &[&str]| {
+            let to = format!("block:{}", to.display());
+            let ended = harness.json(&[&["swap", &attached.target, "--to", &to, "--json"], more].concat());
+            assert_eq!((&ended["state"], &ended["left_bytes"]), (&"done".into(), &0.into()), "{ended}");
+            assert!(ended["quiet_ms"].as_f64().is_some_and(|quiet_ms| quiet_ms < 5000.0), "{ended}");
+            let status = harness.json(&["status", "--json"]);
+            let devices: Vec<&Value> =
+                status.as_array().unwrap().iter().flat_map(|process| process["devices"].as_array().unwrap()).collect();
+            assert!(devices.iter().any(|device| device["medium"]["at"] == to.as_str()), "{status}");
+            ended
+        };
+        let first = swap(&new[0], &["--verify"]);
+        // Its holes are not copied.
+        assert!(first["copied_bytes"].as_u64().is_some_and(|bytes| bytes >= 8 * MIB), "{first}");
+        share.process.kill();
+        swap(&new[1], &[]);
+        is_done.store(true, Ordering::Release);
+        worker.join().expect("not a byte is wrong, and nothing fails")
+    });
+    attached.end();
+    let outcome = fio(&harness, &file_target(&new[1]), rounds, true);
+    assert_eq!(outcome.code, Some(0), "what was written last is there: {outcome:?}");
+    let bytes = std::fs::read(&new[1]).unwrap();
+    let [from, to] = [WORK_BYTES + MIB, DISK_BYTES - 4 * MIB].map(|at| at as usize);
+    assert!(bytes[from..][..filled.len()] == filled && bytes[to..] == filled, "what was only copied is there, too");
+    assert!(bytes[from + filled.len()..to].iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn a_disk_attached_by_nbd_moves_to_this_machine_under_load_and_outlives_its_exporter() {
+    moves_under_load("nbd");
+}
+
+#[test]
+fn a_disk_attached_as_a_file_moves_to_this_machine_under_load_and_outlives_its_exporter() {
+    moves_under_load("fuse");
+}
+
+#[test]
+fn a_move_that_is_cut_off_continues_and_its_old_disk_is_not_attached_again() {
+    let harness = Harness::new();
+    let image = harness.image("old.img", DISK_BYTES);
+    fill(&image);
+    let share = harness.share(&[&format!("disk:{}", image.display()), "zero"]);
+    let target = share.target("disk");
+    let new = harness.path("new.img");
+    let to = format!("block:{}", new.display());
+    said(&harness.run(&["swap", &target, "--to", &to]), 4, "is not attached here");
+    // It is cancelled, then its importer is killed, then it is done.
+    let mut attached = Attached::by(&harness, &share, "nbd");
+    let slowly = ["swap", &target, "--to", &to, "--rate", "1M"];
+    let is_copying = || {
+        let status = harness.run(&["status", "--json"]).stdout;
+        let status: Value = serde_json::from_str(&status).unwrap();
+        let all = status.as_array().unwrap().iter().flat_map(|process| process["devices"].as_array().unwrap());
+        all.into_iter().any(|device| device["medium"]["is_swapping"] == true && device["bus_id"].is_null())
+    };
+    let mut swapping = Running::start(harness.command(&slowly));
+    wait_until(PATIENCE, "it is being moved", is_copying);
+    said(&harness.run(&["swap", &target, "--to", &to]), 3, "");
+    said(&harness.run(&["swap", &target, "--cancel"]), 0, "");
+    assert_eq!(swapping.wait_for_end(PATIENCE), Some(3), "{}", swapping.log());
+    let mut swapping = Running::start(harness.command(&slowly));
+    wait_until(PATIENCE, "it is being moved again", is_copying);
+    thread::sleep(Duration::from_millis(300));
+    attached.process.kill();
+    assert_eq!(swapping.wait_for_end(PATIENCE), Some(4), "{}", swapping.log());
+    said(&harness.run(&["share", &to]), 1, "unfinished copy");
+    let mut attached = Attached::by(&harness, &share, "nbd");
+    said(&harness.run(&["swap", &target, "--to", &to]), 0, "lies on");
+    attached.end();
+    assert!(std::fs::read(&image).unwrap() == std::fs::read(&new).unwrap(), "the copy is the original");
+    said(&harness.run(&["attach", &target, "--via", "nbd"]), 3, "farbus swap --forget");
+    said(&harness.run(&["swap", "--forget", &target]), 0, "as it is");
+    let mut attached = Attached::by(&harness, &share, "nbd");
+    attached.end();
+}
