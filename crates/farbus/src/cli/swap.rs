@@ -224,13 +224,15 @@ impl Owner {
         let attached = device.parse::<Target>().ok();
         for (pid, answer) in ask_all(&Question::Status).map_err(Failure::local)? {
             let Answer::Ok(status) = answer else { continue };
-            let devices = status["devices"].as_array().into_iter().flatten();
-            let is_it = |it: &&Value| match (&attached, it["title"].as_str().filter(|_| it["bus_id"].is_null())) {
-                (Some(target), Some(title)) => title.parse().is_ok_and(|title| is_same(&title, target)),
+            let mut devices = status["devices"].as_array().into_iter().flatten();
+            let title_of = |it: &Value| it["title"].as_str().and_then(|title| title.parse::<Target>().ok());
+            let is_attachment = |it: &Value| it["bus_id"].is_null() && status["role"] != "nbd";
+            let is_it = |it: &&Value| match (&attached, title_of(it).filter(|_| is_attachment(it))) {
+                (Some(target), Some(title)) => is_same(target, &title),
                 (None, None) => it["name"] == *device || it["bus_id"] == *device,
                 _ => false,
             };
-            let Some(found) = devices.filter(is_it).next() else { continue };
+            let Some(found) = devices.find(is_it) else { continue };
             let medium = serde_json::from_value(found["medium"].clone()).ok();
             let named = if attached.is_some() { &found["title"] } else { &found["name"] };
             let name = named.as_str().unwrap_or(device).to_owned();

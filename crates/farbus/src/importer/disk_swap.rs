@@ -113,6 +113,10 @@ impl DiskSwap {
             let message = format!("{device} is attached to be read: who may write to it can move it");
             return Err(FailureReport { attribute: Attribute::Refused, message });
         }
+        if self.0.session.is_expected() || !self.0.session.is_ours() {
+            let message = format!("{device} is on its way between two hosts: try again when it has arrived");
+            return Err(FailureReport { attribute: Attribute::Refused, message });
+        }
         if found < needed {
             return Err(refused(&SwapError::TooSmall { needed, found }));
         }
