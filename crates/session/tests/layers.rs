@@ -10,7 +10,7 @@ use farbus_model::{
     Completions, Descriptors, Device, InFlight, Instant, Payload, Readiness, Selection, Setup, Speed, Tally, Urb,
     UrbId,
 };
-use farbus_session::block::{Ahead, AnyByte, Behind, Range, ReadOnly, Scratch, Traced};
+use farbus_session::block::{Ahead, AnyByte, Behind, Range, ReadOnly, Scratch, Swappable, Traced};
 use farbus_session::far::{Far, Plan};
 use farbus_session::isochronous::Isochronous;
 use farbus_session::observe::Audience;
@@ -290,7 +290,7 @@ fn scratch(probe: Probe) -> Box<dyn BlockDevice> {
     Box::new(Scratch::new(probe, MemoryStore::new(vec![0; 64 << 10])))
 }
 
-const BLOCK_LAYERS: [Layer<dyn BlockDevice>; 8] = [
+const BLOCK_LAYERS: [Layer<dyn BlockDevice>; 9] = [
     Layer { name: "Box", make: |probe| Box::new(Box::new(probe)), answers: &[] },
     // A part of the device, so it is smaller.
     Layer { name: "Range", make: |probe| Box::new(Range::new(probe, 1024, 8192).unwrap()), answers: &["info"] },
@@ -302,6 +302,8 @@ const BLOCK_LAYERS: [Layer<dyn BlockDevice>; 8] = [
     Layer { name: "AnyByte", make: |probe| Box::new(AnyByte::new(probe)), answers: &["info", "save"] },
     Layer { name: "Ahead", make: |probe| Box::new(Ahead::new(probe)), answers: &["save"] },
     Layer { name: "Behind", make: |probe| Box::new(Behind::new(probe)), answers: &["save"] },
+    // The properties stay those of the first device, whatever it is exchanged for.
+    Layer { name: "Swappable", make: |probe| Box::new(Swappable::new(probe)), answers: &["info"] },
 ];
 
 fn observed(probe: Probe) -> Box<dyn Device> {
@@ -330,7 +332,7 @@ const DEVICE_LAYERS: [Layer<dyn Device>; 6] = [
 
 /// Layers of other crates, each over one type of the same crate that belongs to a link: they override what concerns the
 /// link or the end. `Member` overrides nothing: it is one of two devices.
-const ELSEWHERE: [&str; 5] = ["Linked", "SessionDisk", "FarDevice", "CountedDisk", "Member"];
+const ELSEWHERE: [&str; 6] = ["Linked", "SessionDisk", "SwapDisk", "FarDevice", "CountedDisk", "Member"];
 
 fn keeps_the_contract<D: ?Sized, A>(layer: &Layer<D>, calls: &[Call<D, A>], bare: fn(Probe) -> Box<D>) {
     for (method, call) in calls {

@@ -197,7 +197,9 @@ impl Swaps {
     /// power cut.
     pub fn stop(&self) {
         let runs: Vec<_> = std::mem::take(&mut *lock(&self.runs)).into_values().collect();
-        runs.iter().for_each(|run| drop(run.cancel()));
+        for run in &runs {
+            run.cancel();
+        }
         runs.iter().for_each(|run| run.wait(STOP_TIME_MAX));
     }
 }

@@ -12,8 +12,8 @@ use farbus_session::twin::{DRAIN_TIME_MAX, PREPARE_TIME_MAX};
 use tracing::{info, warn};
 
 use crate::common::failure::{Attribute, FailureReport};
-use crate::exporter::share::{Share, ShareError};
 use crate::devices::swap_run::{DONE, FAILED, RUNNING, Run, SwapStatus};
+use crate::exporter::share::{Share, ShareError};
 use crate::exporter::swap::Plug;
 
 /// How long the engine may take to answer, beyond the limits of the exchange's own stages.

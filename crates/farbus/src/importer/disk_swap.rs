@@ -249,7 +249,7 @@ impl SwapDisk {
     /// # Errors
     /// The system has no more descriptors.
     pub fn new(disk: Disk, session: SessionStatus) -> io::Result<Self> {
-        let swap = DiskSwap::new(*disk.info(), session)?;
+        let swap = DiskSwap::new(*BlockDevice::info(&disk), session)?;
         let zero = Instant::ZERO;
         Ok(Self { disk: Swappable::new(disk), swap, running: None, began: zero, shown: zero })
     }
@@ -314,7 +314,7 @@ impl SwapDisk {
     /// What wakes the engine while both disks are used.
     fn joined(&self, destination: &LocalDisk) -> io::Result<Readiness> {
         let all = Gathering::new()?;
-        let both = [self.disk.current().readiness(), destination.readiness()];
+        let both = [BlockDevice::readiness(self.disk.current()), BlockDevice::readiness(destination)];
         both.into_iter().flatten().try_for_each(|readiness| all.watch_device(readiness))?;
         Ok(all.readiness())
     }

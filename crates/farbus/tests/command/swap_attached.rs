@@ -33,7 +33,8 @@ impl Attached {
         };
         let target = share.target("disk");
         // A killed importer's disk is free after its grace.
-        let arguments = ["attach", &target, "--via", via, option, at, "--grace", "10", "--wait=60", "--cache", "writeback"];
+        let arguments =
+            ["attach", &target, "--via", via, option, at, "--grace", "10", "--wait=60", "--cache", "writeback"];
         let process = Running::start(harness.command(&arguments));
         process.wait_for_line("attached");
         Self { process, target, fio }

@@ -77,7 +77,8 @@ impl DiskRelay {
         let mode = if is_read { DiskMode::Read } else { DiskMode::Exclusive };
         let mut known = None;
         let device = |saved: &[u8]| {
-            let (OpenedDisk { device, clock, way, cutter, status, swap }, pending) = OpenedDisk::restore(redial, saved)?;
+            let (OpenedDisk { device, clock, way, cutter, status, swap }, pending) =
+                OpenedDisk::restore(redial, saved)?;
             known = Some((clock, way, cutter, status, swap));
             Ok::<_, Wrong>((device, pending))
         };
