@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use super::{Handle, Migration, Refused};
 use crate::common::control::{Answer, Question};
 use crate::common::failure::{Attribute, FailureReport};
+use crate::importer::client::Target;
 use crate::importer::disk_swap::SwapOrder;
 
 /// Answers a question that steers one attachment. `handle_of` finds it by the name in the question: `None` if there is
@@ -28,8 +29,13 @@ pub fn steer(question: Question, handle_of: impl FnOnce(&str) -> Option<Option<H
     else {
         return Err(question);
     };
+    let is_swap = matches!(question, Question::Swap { .. } | Question::SwapStatus { .. } | Question::SwapCancel { .. });
+    // Without a host it is a disk that is shared here.
+    if is_swap && device.parse::<Target>().is_err() {
+        return Err(question);
+    }
     let Some(handle) = handle_of(device) else { return Ok(Answer::Unknown) };
-    if let Question::Swap { .. } | Question::SwapStatus { .. } | Question::SwapCancel { .. } = question {
+    if is_swap {
         return Ok(swap(handle.as_ref(), question));
     }
     let done = match (&question, &handle) {

@@ -165,7 +165,8 @@ impl OpenedDisk {
     pub fn block(linked: Linked<RemoteBlock>) -> io::Result<Self> {
         let (clock, status, cutter) = (linked.clock(), linked.status(), Cutter::of(linked.stop_signal()));
         let way = Way::Device { is_movable: linked.is_movable() };
-        let device = SwapDisk::new(Box::new(SessionDisk { linked, is_left: false }), status.clone())?;
+        let requests = linked.remote().requests().count();
+        let device = SwapDisk::new(Box::new(SessionDisk { linked, is_left: false }), requests, status.clone())?;
         let swap = Some(device.swap());
         Ok(Self { device: Box::new(device), clock, way, cutter, status: Some(status), swap })
     }

@@ -244,14 +244,14 @@ pub struct SwapDisk {
 }
 
 impl SwapDisk {
-    /// Wraps the disk of a session.
+    /// Wraps the disk of a session, which holds `requests` of another process.
     ///
     /// # Errors
     /// The system has no more descriptors.
-    pub fn new(disk: Disk, session: SessionStatus) -> io::Result<Self> {
+    pub fn new(disk: Disk, requests: usize, session: SessionStatus) -> io::Result<Self> {
         let swap = DiskSwap::new(*BlockDevice::info(&disk), session)?;
         let zero = Instant::ZERO;
-        Ok(Self { disk: Swappable::new(disk), swap, running: None, began: zero, shown: zero })
+        Ok(Self { disk: Swappable::new(disk).holding(requests), swap, running: None, began: zero, shown: zero })
     }
 
     /// Exchanges it, from any thread.

@@ -153,6 +153,13 @@ impl<D: BlockDevice> Swappable<D> {
         }
     }
 
+    /// Notes that the device holds so many requests of its users already: another process submitted them.
+    #[must_use]
+    pub fn holding(mut self, requests: usize) -> Self {
+        self.current.in_flight = requests;
+        self
+    }
+
     /// The device as it is now.
     pub fn current(&self) -> &D {
         &self.current.below.device
