@@ -45,7 +45,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
         farbus swap disk                     watch one that is under way\n  \
         farbus swap disk --cancel\n  \
         farbus swap b.img --to block:c.img   what 'farbus nbd block:b.img' serves\n  \
-        farbus swap lab3/disk --to block:d.img   what is attached here comes to this machine\n  \
+        farbus swap lab3/disk --to block:d.img   an attached disk comes here\n  \
         farbus swap serial --to usb:1-3      another adapter takes its place\n  \
         farbus swap --forget a.img           share what was left behind all the same",
     after_long_help = "Users of the disk notice nothing. farbus copies all of it, then what was changed meanwhile; for the last moment it writes to both places. What PATH held is overwritten; a file that does not exist is made. A power cut at any moment leaves one complete disk: PATH if the swap is done, otherwise the old one, and the same command continues. Ctrl-C cancels.\n\n\
@@ -58,7 +58,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
         farbus swap disk                     watch one that is under way\n  \
         farbus swap disk --cancel\n  \
         farbus swap b.img --to block:c.img   what 'farbus nbd block:b.img' serves\n  \
-        farbus swap lab3/disk --to block:d.img   what is attached here comes to this machine\n  \
+        farbus swap lab3/disk --to block:d.img   an attached disk comes here\n  \
         farbus swap serial --to usb:1-3      another adapter takes its place\n  \
         farbus swap disk --to block:b.img --json | jq '{state, bytes_per_s, quiet_ms}'\n  \
         farbus swap --forget a.img           share what was left behind all the same"

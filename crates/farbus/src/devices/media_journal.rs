@@ -342,9 +342,9 @@ pub fn check(path: &Path) -> io::Result<()> {
 /// # Errors
 /// A sentence that says what to type.
 pub fn check_attachable(title: &str) -> io::Result<()> {
-    // A user without a state folder has swapped nothing.
-    let Ok(journals) = Journals::of_user() else { return Ok(()) };
-    match journals.status(&Medium::called(title))? {
+    // A user without a state folder that can be read has swapped nothing.
+    let status = Journals::of_user().and_then(|journals| journals.status(&Medium::called(title)));
+    match status.unwrap_or(MediumStatus::Fine) {
         MediumStatus::MovedTo(to) => Err(io::Error::other(format!(
             "{title} has old data: 'farbus swap' moved it to {to}\n  use that: farbus nbd block:{to}; to attach the \
              old one all the same, type: farbus swap --forget {title}",
