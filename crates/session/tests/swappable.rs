@@ -213,6 +213,8 @@ struct World {
     milestone: Milestone,
     /// A note that is being made.
     note: Option<Milestone>,
+    /// Until then no note is made.
+    slow_until: u64,
     sectors: Vec<Sector>,
     asked: BTreeMap<u64, Asked>,
     clock: u64,
@@ -242,6 +244,7 @@ impl World {
             destination: None,
             milestone: Milestone::Abandoned,
             note: None,
+            slow_until: 0,
             sectors: vec![Sector::new(); SECTORS as usize],
             asked: BTreeMap::new(),
             clock: 1,
@@ -376,7 +379,7 @@ impl World {
     }
 
     fn write_journal(&mut self) {
-        let Some(milestone) = self.note else { return };
+        let Some(milestone) = self.note.filter(|_| self.clock >= self.slow_until) else { return };
         if self.milestone == milestone || self.chance.one_in(2) {
             self.milestone = milestone;
             self.note = None;
@@ -515,7 +518,8 @@ fn a_swap_that_is_cancelled_or_fails_at_any_step_leaves_the_source_as_it_would_b
                 }
             }
             if seed % 4 == 3 && world.note == Some(Milestone::Switched) {
-                world.note = None;
+                // What says which disk it is takes its time, and users go on meanwhile.
+                (world.note, world.slow_until) = (None, world.clock + 200);
                 if world.chance.one_in(2) {
                     world.milestone = Milestone::Switched;
                 }

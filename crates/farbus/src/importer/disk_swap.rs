@@ -273,8 +273,9 @@ impl SwapDisk {
             let _ = self.disk.cancel(now);
         }
         let mut is_over = false;
-        if let Some(progress) = self.disk.progress(now)
-            && now - self.shown >= LOOK_EVERY
+        // What is left is counted: not in each turn.
+        if now - self.shown >= LOOK_EVERY
+            && let Some(progress) = self.disk.progress(now)
         {
             run.show(&progress, now - self.began);
             self.shown = now;

@@ -128,6 +128,18 @@ impl<D> Swap<D> {
         self.dirty.bytes()
     }
 
+    /// Whether the journal may say that the destination is the device, although it is not known to: a failed note may
+    /// have been made.
+    fn may_be_switched(&self) -> bool {
+        let was_noted = matches!(self.error, Some(SwapError::Journal(_)));
+        self.stage == Stage::Noting || (self.stage == Stage::GivingUp && was_noted)
+    }
+
+    /// Whether users wait for both devices: the other one's answer counts as well.
+    fn waits_for_both(&self) -> bool {
+        self.stage.is_open() || self.may_be_switched()
+    }
+
     /// Whether more may be copied now.
     pub(super) fn may_copy(&mut self, now: Instant) -> bool {
         self.paid_at = self.bucket.wait_until(now);
@@ -282,7 +294,7 @@ impl<D: BlockDevice> Swappable<D> {
                 }
                 // Otherwise the last note says that a copy was begun, which is true as well.
                 swap.enter(Stage::GivenUp, now);
-                self.has_waiting = true;
+                self.may_finish = true;
             }
             _ => {}
         }
@@ -295,7 +307,7 @@ impl<D: BlockDevice> Swappable<D> {
         if !swap.stage.is_open() {
             return;
         }
-        // Changes go to both devices until the journal says which is the device: its last note may have been half made.
+        // Changes go to both devices until the journal says again which is the device.
         swap.error = Some(error);
         swap.enter(Stage::GivingUp, now);
         swap.flying_bytes = 0;
@@ -322,12 +334,16 @@ impl<D: BlockDevice> Swappable<D> {
     }
 
     fn take_in(&mut self, now: Instant, mut owed: BlockInFlight, done: &mut Completions<BlockDone>) {
-        owed.share_payload();
         let data = owed.take_payload();
         let place = owed.offset..owed.offset + u64::from(owed.length);
         let what = What::User { owed, data, is_both: false, result: Ok(()), answer: Payload::Empty };
         let number = self.add(Job::new(place, what, now));
-        self.advance(now, number, done);
+        if !self.advance(now, number, done)
+            && let Some(Job { what: What::User { data, .. }, .. }) = self.jobs.get_mut(&number)
+        {
+            // It outlives the call, and perhaps the buffer that it arrived in.
+            data.own();
+        }
     }
 
     fn stage(&self) -> Option<Stage> {
@@ -355,16 +371,17 @@ impl<D: BlockDevice> Swappable<D> {
         let is_change = job.is_change();
         let (current, other) = match &mut job.what {
             What::User { owed, data, is_both, .. } => {
-                let request = BlockRequest { id, payload: data.clone(), ..(**owed).clone() };
+                let mut request = BlockRequest { id, payload: std::mem::take(data), ..(**owed).clone() };
                 if let Some(swap) = &mut self.swap {
                     swap.delayed = swap.delayed.max(waited);
                     let goes_to_both =
                         owed.op == BlockOp::Flush || (is_change && !swap.dirty.has_all(offset, length.into()));
                     *is_both = goes_to_both && (swap.stage.has_both() || swap.stage == Stage::GivingUp);
                 }
-                let second = is_both.then(|| request.clone());
-                // The device has it.
-                *data = Payload::Empty;
+                let second = is_both.then(|| {
+                    request.payload.share();
+                    request.clone()
+                });
                 (Some(request), second)
             }
             What::Map => (Some(BlockRequest::map(id, offset, length)), None),
@@ -468,12 +485,11 @@ impl<D: BlockDevice> Swappable<D> {
                         swap.dirty.add(offset, length);
                         swap.has_more = true;
                     }
-                } else if let (Err(error), Some(stage)) = (answer.result, stage) {
-                    match stage {
-                        // It may be the device from now on.
-                        Stage::Noting => *result = result.and(Err(error)),
-                        stage if stage.is_open() => self.fail(now, Side::Destination, offset, error),
-                        _ => {}
+                } else if let (Err(error), Some(swap)) = (answer.result, &self.swap) {
+                    if swap.may_be_switched() {
+                        *result = result.and(Err(error));
+                    } else if swap.stage.is_open() {
+                        self.fail(now, Side::Destination, offset, error);
                     }
                 }
                 self.finish(now, number, done);
@@ -496,7 +512,7 @@ impl<D: BlockDevice> Swappable<D> {
 
     /// Answers a user's request, if it can be.
     fn finish(&mut self, now: Instant, number: u64, done: &mut Completions<BlockDone>) {
-        let waits_for_other = self.stage().is_some_and(Stage::is_open);
+        let waits_for_other = self.swap.as_ref().is_some_and(|swap| swap.waits_for_both());
         let Some(job) = self.jobs.get(&number) else { return };
         let What::User { is_both, .. } = job.what else { return };
         if !job.is_begun || job.at_current || (job.at_other && (waits_for_other || !is_both)) {

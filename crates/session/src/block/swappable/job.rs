@@ -40,7 +40,7 @@ pub(super) struct Job {
 
 #[derive(Debug)]
 pub(super) enum What {
-    /// A request of the user, with the data of a write.
+    /// A request of the user, with the data of a write until it is begun.
     User { owed: BlockInFlight, data: Payload, is_both: bool, result: Result<(), StoreError>, answer: Payload },
     /// Asks the source for its holes.
     Map,
