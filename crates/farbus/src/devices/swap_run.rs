@@ -1,12 +1,16 @@
 //! A swap of a disk's medium, or of a device for its twin, while it runs and after it: what those who ask for it see.
 
+use std::fs::File;
+use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use farbus_session::block::swap::{Progress, Side, SwapError};
+use farbus_io::store::FileStore;
+use farbus_session::block::swap::{Options, Progress, Side, SwapError};
 use serde::{Deserialize, Serialize};
 
+use crate::common::control::Question;
 use crate::common::events::{Event, Kind, publish};
 use crate::common::failure::{Attribute, FailureReport};
 
@@ -48,6 +52,37 @@ pub struct SwapStatus {
     /// Why the swap failed. The device stays as it was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<FailureReport>,
+}
+
+/// What a swap of a disk's medium is to do.
+#[derive(Debug)]
+pub struct SwapOrder {
+    /// The device, as its owner names it.
+    pub device: String,
+    /// The new medium: `block:PATH`.
+    pub to: String,
+    /// The new medium, open and locked.
+    pub destination: FileStore,
+    /// The journal of the swap's progress, begun by [`crate::devices::media_journal::Journals::begin`].
+    pub journal: File,
+    /// How fast, and with what care.
+    pub options: Options,
+}
+
+impl SwapOrder {
+    /// The order in a question on the control socket, with the files that came along.
+    ///
+    /// # Errors
+    /// The files did not come along, or the first is no disk; or the question is no order.
+    pub fn of(question: Question) -> io::Result<Self> {
+        let Question::Swap { device, to, rate, verify, resume, files } = question else {
+            return Err(io::ErrorKind::InvalidInput.into());
+        };
+        let [disk, journal] = files.take()?;
+        let path = to.strip_prefix("block:").unwrap_or(&to).to_owned();
+        let destination = FileStore::passed(disk, path, false).map_err(io::Error::other)?;
+        Ok(Self { device, to, destination, journal: journal.into(), options: Options { rate, verify, resume } })
+    }
 }
 
 /// A swap, shared by the thread that carries it out and those that ask for its status.

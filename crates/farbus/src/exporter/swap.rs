@@ -2,23 +2,21 @@
 //! each swap.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use farbus_io::link::Clock;
-use farbus_io::store::FileStore;
 use farbus_io::usb::Found;
 use farbus_model::Instant;
-use farbus_session::block::swap::{Options, Phase, Report, Step, SwapError};
+use farbus_session::block::swap::{Phase, Report, Step, SwapError};
 use farbus_session::block::{BlockExport, Swap};
 use tracing::{info, warn};
 
 use crate::common::events::{Event, Kind, publish};
 use crate::common::failure::{Attribute, FailureReport};
 use crate::devices::media_journal::Notes;
-use crate::devices::swap_run::{DONE, FAILED, RUNNING, Run, SwapStatus, report};
+use crate::devices::swap_run::{DONE, FAILED, RUNNING, Run, SwapOrder, SwapStatus, report};
 
 /// How often a swap's status is updated and its cancellation checked.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -75,21 +73,6 @@ impl Plug {
     }
 }
 
-/// What a swap is to do.
-#[derive(Debug)]
-pub struct Order {
-    /// The device's name.
-    pub device: String,
-    /// The new medium: `block:PATH`.
-    pub to: String,
-    /// The new medium, open and locked.
-    pub destination: FileStore,
-    /// The journal of the swap's progress, begun by [`crate::devices::media_journal::Journals::begin`].
-    pub journal: File,
-    /// The options.
-    pub options: Options,
-}
-
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -103,10 +86,10 @@ impl Swaps {
         &self,
         bus_id: &str,
         export: Arc<BlockExport>,
-        order: Order,
+        order: SwapOrder,
         on_moved: impl FnOnce() + Send + 'static,
     ) -> Result<(), FailureReport> {
-        let Order { device, to, destination, journal, options } = order;
+        let SwapOrder { device, to, destination, journal, options } = order;
         let clock = Clock::start();
         let from = export.place().unwrap_or_default();
         let notes = Box::new(Notes::to(journal));

@@ -1,18 +1,16 @@
 //! Answers the owner's questions about swaps of a disk's medium, or of a real device for its twin.
 
-use std::io;
 use std::sync::Arc;
 
-use farbus_io::store::FileStore;
 use farbus_session::block::BlockExport;
-use farbus_session::block::swap::Options;
 use serde_json::{Value, json};
 
 use super::share::{Share, ShareError};
-use super::swap::{Order, Swaps};
+use super::swap::Swaps;
 use super::twin;
 use crate::common::control::{Answer, Question};
 use crate::common::failure::{Attribute, FailureReport};
+use crate::devices::swap_run::SwapOrder;
 
 /// Answers a question about the swaps of shared devices.
 pub fn answer(share: &Share, question: Question) -> Answer {
@@ -55,23 +53,13 @@ pub fn answer_disk(
     question: Question,
     on_moved: impl FnOnce() + Send + 'static,
 ) -> Answer {
-    let Question::Swap { device, to, rate, verify, resume, files } = question else {
-        return answer_running(swaps, key, question);
-    };
+    let Question::Swap { device, to, .. } = &question else { return answer_running(swaps, key, question) };
     if to.starts_with("usb:") {
         return Answer::Refused(format!("{device} is a disk: it moves to block:PATH"));
     }
-    let order = files.take().and_then(|[disk, journal]| {
-        let path = to.strip_prefix("block:").unwrap_or(&to).to_owned();
-        let destination = FileStore::passed(disk, path, false).map_err(io::Error::other)?;
-        let options = Options { rate, verify, resume };
-        Ok(Order { device, to, destination, journal: journal.into(), options })
-    });
-    match order {
-        Ok(order) => match swaps.begin(key, Arc::clone(export), order, on_moved) {
-            Ok(()) => Answer::Ok(Value::Null),
-            Err(failure) => Answer::Failed(failure),
-        },
+    match SwapOrder::of(question).map(|order| swaps.begin(key, Arc::clone(export), order, on_moved)) {
+        Ok(Ok(())) => Answer::Ok(Value::Null),
+        Ok(Err(failure)) => Answer::Failed(failure),
         Err(error) => Answer::Refused(error.to_string()),
     }
 }

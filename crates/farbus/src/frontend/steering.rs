@@ -1,17 +1,13 @@
 //! Answers what an owner asks of an attachment on the control socket, for commands and the daemon.
 
-use std::io;
-
-use farbus_io::store::FileStore;
 use farbus_io::trust::Fingerprint;
-use farbus_session::block::swap::Options;
 use serde_json::{Value, json};
 
 use super::{Handle, Migration, Refused};
 use crate::common::control::{Answer, Question};
 use crate::common::failure::{Attribute, FailureReport};
+use crate::devices::swap_run::SwapOrder;
 use crate::importer::client::Target;
-use crate::importer::disk_swap::SwapOrder;
 
 /// Answers a question that steers one attachment. `handle_of` finds it by the name in the question: `None` if there is
 /// none of that name here, `Some(None)` if it is not attached now.
@@ -80,19 +76,11 @@ fn swap(handle: Option<&Handle>, question: Question) -> Answer {
             swap.status().map_or_else(|| none(&device), |status| Answer::Ok(json!(status)))
         }
         Question::SwapCancel { .. } if swap.cancel() => Answer::Ok(Value::Null),
-        Question::Swap { device, to, rate, verify, resume, files } => {
-            let order = files.take().and_then(|[disk, journal]| {
-                let path = to.strip_prefix("block:").unwrap_or(&to).to_owned();
-                let destination = FileStore::passed(disk, path, false).map_err(io::Error::other)?;
-                let options = Options { rate, verify, resume };
-                Ok(SwapOrder { device, to, destination, journal: journal.into(), options })
-            });
-            match order.map(|order| swap.begin(order)) {
-                Ok(Ok(())) => Answer::Ok(Value::Null),
-                Ok(Err(failure)) => Answer::Failed(failure),
-                Err(error) => Answer::Refused(error.to_string()),
-            }
-        }
+        question @ Question::Swap { .. } => match SwapOrder::of(question).map(|order| swap.begin(order)) {
+            Ok(Ok(())) => Answer::Ok(Value::Null),
+            Ok(Err(failure)) => Answer::Failed(failure),
+            Err(error) => Answer::Refused(error.to_string()),
+        },
         Question::SwapCancel { device } => none(&device),
         _ => Answer::Unknown,
     }

@@ -4,7 +4,6 @@
 //! [`farbus_session::block::Swappable`]). A thread of the swap does what takes time: it writes the journal and gives the
 //! old disk back.
 
-use std::fs::File;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -13,7 +12,6 @@ use std::thread;
 use std::time::Duration;
 
 use farbus_io::link::{Gathering, Wake};
-use farbus_io::store::FileStore;
 use farbus_model::{
     BlockDevice, BlockDone, BlockInFlight, BlockInfo, BlockLayer, BlockStore, Completions, Instant, Readiness,
 };
@@ -25,7 +23,7 @@ use crate::common::events::{Event, Kind, publish};
 use crate::common::failure::{Attribute, FailureReport};
 use crate::devices::media_journal::Notes;
 use crate::devices::status::MediumStatus;
-use crate::devices::swap_run::{DONE, FAILED, RUNNING, Run, SwapStatus, report};
+use crate::devices::swap_run::{DONE, FAILED, RUNNING, Run, SwapOrder, SwapStatus, report};
 use crate::importer::local_disk::LocalDisk;
 use crate::importer::session::status::SessionStatus;
 
@@ -68,21 +66,6 @@ struct Begin {
     options: Options,
     run: Arc<Run>,
     work: Sender<Work<Disk>>,
-}
-
-/// What a swap is to do.
-#[derive(Debug)]
-pub struct SwapOrder {
-    /// The device, as its owner names it.
-    pub device: String,
-    /// The new disk: `block:PATH`.
-    pub to: String,
-    /// The new disk, open and locked.
-    pub destination: FileStore,
-    /// The journal of the swap's progress, begun by [`crate::devices::media_journal::Journals::begin`].
-    pub journal: File,
-    /// The options.
-    pub options: Options,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -31,7 +31,7 @@ pub(super) fn can_run() -> bool {
 
 /// Lets go of what other tests have mounted, which nobody could unmount as long as a program of these tests runs: where
 /// mounts are private, a namespace keeps what was mounted when it was made. Then becomes an ordinary user, who hears
-/// signals that whoever started the tests ignores (`nohup`). What is mounted below something is gone with it, before
+/// signals that the tests were started to ignore (`nohup`). What is mounted below something is gone with it, before
 /// its own turn comes.
 const WITHOUT_OTHERS: &str = r#"
 while read -r _ _ _ _ at _; do
