@@ -179,3 +179,47 @@ fn a_move_that_is_cut_off_continues_and_its_old_disk_is_not_attached_again() {
     let mut attached = Attached::by(&harness, &share, "nbd");
     attached.end();
 }
+
+#[test]
+fn a_daemon_moves_the_disk_that_is_named_and_is_not_replaced_after_an_attached_one_moved() {
+    let harness = Harness::new();
+    let [far, own] = ["far.img", "own.img"].map(|name| harness.image(name, MIB));
+    let [far_new, own_new] = ["far-new.img", "own-new.img"].map(|name| harness.path(name));
+    let share = harness.share(&[&format!("disk:{}", far.display())]);
+    let target = share.target("disk");
+    let socket = harness.path("far.sock");
+    let config = harness.path("farbus.toml");
+    let text = format!(
+        "plain.listen = ['127.0.0.1:0']\n[[share]]\nwhat = 'disk:{}'\n[[attach]]\ntarget = '{target}'\ngrace = 10\n\
+         via = 'nbd'\nsocket = '{}'\n",
+        own.display(),
+        socket.display()
+    );
+    std::fs::write(&config, text).unwrap();
+    let mut daemon = Running::start(harness.command(&["daemon", "--config", config.to_str().unwrap()]));
+    daemon.wait_for_line("listening on");
+    let devices = || {
+        let status = harness.json(&["status", "--json"]);
+        let daemon = status.as_array().unwrap().iter().find(|process| process["role"] == "daemon").cloned();
+        let devices = daemon.expect("it runs")["devices"].as_array().unwrap().clone();
+        let (shared, attached): (Vec<_>, Vec<_>) = devices.into_iter().partition(|device| !device["bus_id"].is_null());
+        (shared[0].clone(), attached[0].clone())
+    };
+    wait_until(PATIENCE, "it is attached", || devices().1["state"] == "attached");
+    let swap = |device: &str, to: &Path| harness.run(&["swap", device, "--to", &format!("block:{}", to.display())]);
+    // The first is asked for by a bare name: two processes share a disk of that name.
+    said(&swap("disk", &own_new), 3, "which is meant?");
+    said(&swap(&target, &far_new), 0, "is free; what was attached goes on");
+    let (shared, attached) = devices();
+    assert_eq!(attached["medium"]["at"], format!("block:{}", far_new.display()));
+    assert_eq!(shared["medium"]["at"], format!("block:{}", own.display()), "the daemon's own is where it was");
+    said(&harness.run(&["swap", &target]), 0, "");
+    drop(share);
+    said(&swap("disk", &own_new), 0, "lies on");
+    assert_eq!(devices().0["medium"]["at"], format!("block:{}", own_new.display()));
+    let refused = harness.run(&["daemon", "restart"]);
+    assert!(refused.code != Some(0) && devices().1["state"] == "attached", "{refused:?}");
+    assert!(refused.stderr.contains("disk"), "{refused:?}");
+    daemon.signal(Signal::TERM);
+    assert_eq!(daemon.wait_for_end(PATIENCE), Some(0), "{}", daemon.log());
+}

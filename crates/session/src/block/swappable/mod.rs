@@ -19,7 +19,8 @@
 //!
 //! Up to and including `Deciding`, the source is complete, and a failure or a cancellation leaves it as the device.
 //! From `Deciding` on, both are complete: the journal may be written at any moment of that time, by another thread,
-//! while requests go on.
+//! while requests go on. If that fails, the note may have been made all the same: both stay complete until the journal
+//! names the source again.
 
 mod device;
 mod job;
