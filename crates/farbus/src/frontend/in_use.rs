@@ -71,6 +71,11 @@ pub fn make_free(name: &str, unmount: bool) -> Result<(), Failure> {
     for device in attached(name)? {
         let holders = holders_of(&device);
         let is_port = matches!(place_of(&device), Some(Place::Port(_)));
+        let is_elsewhere = |holder: &Holder| matches!(holder, Holder::MountElsewhere { .. });
+        if unmount && holders.iter().any(is_elsewhere) {
+            let failure = Failure::new(Attribute::Refused, "it is mounted where only another program can unmount it");
+            return Err(explain(name, failure, "and try again"));
+        }
         if unmount {
             let stays = |error: holders::ReleaseError| Failure::new(Attribute::Refused, format!("{name}: {error}"));
             holders::release(&holders).map_err(stays)?;
@@ -122,7 +127,15 @@ pub fn explain(name: &str, failure: Failure, next: &str) -> Failure {
         return failure;
     }
     let lines: String = holders.iter().map(|holder| format!("\n  {holder}")).collect();
-    let has_device = holders.iter().any(|holder| matches!(holder, Holder::Device { .. }));
-    let how = if has_device { "\n  --unmount unmounts and releases them;" } else { "\n  close what uses it" };
+    let is_elsewhere = |holder: &Holder| matches!(holder, Holder::MountElsewhere { .. });
+    let how = match &holders[..] {
+        all if all.iter().any(is_elsewhere) => {
+            "\n  end that process, or unmount it there: nsenter --mount --target PID umount PATH;"
+        }
+        all if all.iter().any(|holder| matches!(holder, Holder::Device { .. })) => {
+            "\n  --unmount unmounts and releases them;"
+        }
+        _ => "\n  close what uses it",
+    };
     Failure::new(report.attribute, format!("{name}: {}{lines}{how} {next}", report.message))
 }

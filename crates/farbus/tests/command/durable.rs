@@ -118,6 +118,19 @@ fn a_disk_with_a_mounted_file_system_stays_until_it_is_unmounted_and_then_nothin
     assert!(refused.code == Some(3) && refused.stderr.contains("fuser"), "{refused:?}");
     drop(busy);
 
+    // A program that took a copy of the mounts keeps it, too, and is named before anything is unmounted.
+    let mut other = Command::new("unshare");
+    other.args(["--mount", "--propagation", "private", "sh", "-c", "echo copied by process $$ && exec sleep 60"]);
+    let other = Running::start(other);
+    let line = other.wait_for_line("copied");
+    let its = &line[line.find("process").unwrap()..];
+    let refused = desk.run(&["migrate", "lab3/block", "--to", "rack", "--unmount"]);
+    for part in ["only another program", &tree.device, its, "nsenter"] {
+        assert!(refused.code == Some(3) && refused.stderr.contains(part), "{part}: {refused:?}");
+    }
+    assert_eq!(fs::read(tree.at.join("file")).unwrap(), written, "it is still mounted");
+    drop(other);
+
     desk.ok(&["migrate", "lab3/block", "--to", "rack", "--unmount"]);
     let there = harness.path("there");
     let mut successor = rack.start(&[

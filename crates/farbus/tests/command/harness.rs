@@ -367,6 +367,6 @@ pub fn has_program(name: &str) -> bool {
 /// Whether something is mounted at or below a place.
 pub fn is_mounted(at: &Path) -> bool {
     let mut table = String::new();
-    fs::File::open("/proc/self/mountinfo").unwrap().read_to_string(&mut table).unwrap();
+    fs::File::open("/proc/thread-self/mountinfo").unwrap().read_to_string(&mut table).unwrap();
     table.contains(at.to_str().unwrap())
 }

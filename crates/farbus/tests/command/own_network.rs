@@ -1,5 +1,6 @@
-//! Gives a test's thread a network namespace of its own: its ports, abstract sockets and multicast are isolated from
-//! other programs on the machine. Threads and processes that the test starts are in it as well.
+//! Gives a test's thread a network namespace and mounts of its own: its ports, abstract sockets and multicast are
+//! isolated from other programs on the machine, and no program that takes a copy of its mounts keeps what this test
+//! unmounts in use. Threads and processes that the test starts are in it as well.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -11,12 +12,19 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 thread_local! {
     static IS_ENTERED: Cell<bool> = const { Cell::new(false) };
+    static HAS_MOUNTS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Moves this thread into a network namespace of its own, unless it is in one. Without the right to make one, it stays
-/// where it is.
+/// Moves this thread into a network namespace of its own, unless it is in one, and gives it mounts of its own. Without
+/// the right to make them, it stays where it is.
 pub fn enter() {
-    if !IS_ENTERED.replace(true) && rustix::process::geteuid().is_root() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    if !HAS_MOUNTS.replace(true) {
+        farbus_io::sys::own_mounts::enter().expect("root has mounts of its own");
+    }
+    if !IS_ENTERED.replace(true) {
         make_and_join().expect("root makes network namespaces with unshare (util-linux) and ip (iproute2)");
     }
 }

@@ -74,7 +74,7 @@ pub(super) fn wait_until_free(harness: &Harness, share: &Share) {
 
 /// A row of the table of mounts, of any process here, that is of `farbus run`.
 pub(super) fn left_mounts() -> Vec<String> {
-    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let mounts = fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
     mounts.lines().filter(|line| line.contains("fuse.farbus ")).map(str::to_owned).collect()
 }
 

@@ -31,6 +31,18 @@ pub enum Holder {
         /// Where its file systems, those of its partitions included, are mounted, in the order of mounting.
         mounts: Vec<PathBuf>,
     },
+    /// A mount that this process does not see and that stays when others are unmounted: a program with mounts of its own
+    /// keeps it (mount_namespaces(7)).
+    MountElsewhere {
+        /// The device's node.
+        device: PathBuf,
+        /// Where that program sees it.
+        mount: PathBuf,
+        /// One of the processes that see it.
+        pid: u32,
+        /// That process's program.
+        name: String,
+    },
 }
 
 impl fmt::Display for Holder {
@@ -40,6 +52,10 @@ impl fmt::Display for Holder {
             Holder::Device { device, mounts } => {
                 write!(f, "{}", device.display())?;
                 mounts.iter().try_for_each(|mount| write!(f, ", mounted at {}", mount.display()))
+            }
+            Holder::MountElsewhere { device, mount, pid, name } => {
+                let (device, mount) = (device.display(), mount.display());
+                write!(f, "{device}, mounted at {mount} for process {pid} ({name}) and others that share its mounts")
             }
         }
     }
@@ -75,16 +91,27 @@ impl std::error::Error for ReleaseError {}
 
 /// The holders of the disk that is this file.
 pub fn of_file(file: &Path) -> Vec<Holder> {
-    let devices =
-        loops_over(file).into_iter().map(|name| Holder::Device { mounts: mounts_of(&name), device: node(&name) });
-    devices.chain(processes_with(file)).collect()
+    loops_over(file).iter().flat_map(|name| of_device(name)).chain(processes_with(file)).collect()
 }
 
 /// The holders of the disks of the device on this port of `vhci-hcd`.
 pub fn of_port(port: u32) -> Vec<Holder> {
-    let disks = disks_on_port(port).into_iter();
-    let holder = |name: String| Holder::Device { mounts: mounts_of(&name), device: node(&name) };
-    disks.map(holder).filter(|holder| matches!(holder, Holder::Device { mounts, .. } if !mounts.is_empty())).collect()
+    let is_empty = |holder: &Holder| matches!(holder, Holder::Device { mounts, .. } if mounts.is_empty());
+    disks_on_port(port).iter().flat_map(|name| of_device(name)).filter(|holder| !is_empty(holder)).collect()
+}
+
+/// A block device, and the mounts of it that are not seen here.
+fn of_device(name: &str) -> Vec<Holder> {
+    let (device, numbers) = (node(name), numbers_of(name));
+    let elsewhere = mounts_elsewhere(&numbers).into_iter().map(|(mount, pid)| Holder::MountElsewhere {
+        device: device.clone(),
+        mount,
+        pid,
+        name: program_of(pid),
+    });
+    let elsewhere: Vec<_> = elsewhere.collect();
+    let seen = fs::read_to_string("/proc/thread-self/mountinfo").unwrap_or_default();
+    [Holder::Device { mounts: mounts_in(&seen, &numbers), device }].into_iter().chain(elsewhere).collect()
 }
 
 /// Writes out and unmounts every file system on these block devices, and detaches loop devices from their files. Leaves
@@ -138,16 +165,38 @@ fn loops_over(file: &Path) -> Vec<String> {
     entries(Path::new("/sys/block")).into_iter().filter(|name| name.starts_with("loop")).filter(is_over).collect()
 }
 
-/// Where file systems of a block device and its partitions are mounted, in order.
-fn mounts_of(name: &str) -> Vec<PathBuf> {
+/// The device numbers of a block device and its partitions, as `mountinfo` has them.
+fn numbers_of(name: &str) -> Vec<String> {
     let folder = Path::new("/sys/block").join(name);
     let number = |folder: PathBuf| fs::read_to_string(folder.join("dev")).ok().map(|dev| dev.trim().to_owned());
     let parts = entries(&folder).into_iter().filter(|part| part.starts_with(name)).map(|part| folder.join(part));
-    let numbers: Vec<String> = [folder.clone()].into_iter().chain(parts).filter_map(number).collect();
-    mounts_in(&fs::read_to_string("/proc/self/mountinfo").unwrap_or_default(), &numbers)
+    [folder.clone()].into_iter().chain(parts).filter_map(number).collect()
 }
 
-/// The same, from the text of `mountinfo` (proc(5)), for devices with these numbers.
+/// The first mount of devices with these numbers in each mount namespace but this thread's, with a process in it. Those
+/// that are unmounted with the mount they were copied from are left out.
+fn mounts_elsewhere(numbers: &[String]) -> Vec<(PathBuf, u32)> {
+    let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/mnt")).ok();
+    let mut known: Vec<PathBuf> = namespace("thread-self").into_iter().collect();
+    let mut found = Vec::new();
+    for pid in processes() {
+        // Of another user's process it is not told.
+        let Some(its) = namespace(&pid.to_string()).filter(|its| !known.contains(its)) else { continue };
+        let text = fs::read_to_string(format!("/proc/{pid}/mountinfo")).unwrap_or_default();
+        let staying = text.lines().filter(|line| !follows(line)).fold(String::new(), |text, line| text + line + "\n");
+        found.extend(mounts_in(&staying, numbers).into_iter().next().map(|mount| (mount, pid)));
+        known.push(its);
+    }
+    found
+}
+
+/// Whether the mount of this line of `mountinfo` is unmounted when another one is.
+fn follows(line: &str) -> bool {
+    let fields = line.split(' ').skip(6).take_while(|field| *field != "-");
+    fields.into_iter().any(|field| field.starts_with("shared:") || field.starts_with("master:"))
+}
+
+/// Where file systems of devices with these numbers are mounted, in order, from the text of `mountinfo` (proc(5)).
 fn mounts_in(text: &str, numbers: &[String]) -> Vec<PathBuf> {
     let mount = |line: &str| {
         let mut fields = line.split(' ').skip(2);
@@ -179,15 +228,23 @@ fn unescape(text: &str) -> std::ffi::OsString {
 
 fn processes_with(file: &Path) -> Vec<Holder> {
     let mut found = Vec::new();
-    for pid in entries(Path::new("/proc")).into_iter().filter_map(|name| name.parse::<u32>().ok()) {
-        let folder = PathBuf::from(format!("/proc/{pid}"));
-        let has = |fd: &String| fs::read_link(folder.join("fd").join(fd)).is_ok_and(|to| to == file);
-        if entries(&folder.join("fd")).iter().any(has) {
-            let name = fs::read_to_string(folder.join("comm")).unwrap_or_default().trim().to_owned();
-            found.push(Holder::Process { pid, name });
+    for pid in processes() {
+        let folder = PathBuf::from(format!("/proc/{pid}/fd"));
+        let has = |fd: &String| fs::read_link(folder.join(fd)).is_ok_and(|to| to == file);
+        if entries(&folder).iter().any(has) {
+            found.push(Holder::Process { pid, name: program_of(pid) });
         }
     }
     found
+}
+
+/// Every process that can be seen.
+fn processes() -> impl Iterator<Item = u32> {
+    entries(Path::new("/proc")).into_iter().filter_map(|name| name.parse().ok())
+}
+
+fn program_of(pid: u32) -> String {
+    fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim().to_owned()
 }
 
 /// The names of the block devices of what is plugged into this port of any of `vhci-hcd`'s controllers.
@@ -231,6 +288,8 @@ mod tests {
         assert_eq!(mounts, [PathBuf::from("/mnt/a b"), PathBuf::from("/mnt/a b/sub")]);
         assert!(mounts_in(text, &["7:4".into()]).is_empty());
         assert_eq!(unescape("a\\1"), "a\\1");
+        let followers: Vec<bool> = text.lines().map(follows).collect();
+        assert_eq!(followers, [true, false, false, false, false]);
     }
 
     #[test]

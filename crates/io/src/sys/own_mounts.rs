@@ -19,7 +19,8 @@ use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space}
 const SOURCE: &str = "farbus";
 
 /// Gives this process mounts of its own. Without root, also a user namespace, in which it may mount; it has one user
-/// and one group there, its own, and its files and processes stay its own. The process has one thread.
+/// and one group there, its own, and its files and processes stay its own; the process has one thread then. As root, a
+/// process with several threads gives this one mounts of its own, and those that it starts.
 ///
 /// # Errors
 /// The system's error: this kernel, or a rule of this machine, allows no user namespaces.
