@@ -31,8 +31,8 @@ pub enum Holder {
         /// Where its file systems, those of its partitions included, are mounted, in the order of mounting.
         mounts: Vec<PathBuf>,
     },
-    /// A mount that this process does not see and that stays when others are unmounted: a program with mounts of its own
-    /// keeps it (mount_namespaces(7)).
+    /// A mount that this process does not see and that stays when others are unmounted: a program with mounts of its
+    /// own keeps it (mount_namespaces(7)).
     MountElsewhere {
         /// The device's node.
         device: PathBuf,
