@@ -118,7 +118,7 @@ impl Exclusive {
     /// # Errors
     /// [`CpusetError`].
     pub fn take(cpu: usize) -> Result<Self, CpusetError> {
-        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        let mounts = fs::read_to_string("/proc/thread-self/mountinfo").unwrap_or_default();
         match find(&mounts, |root| fs::read_to_string(root.join("cgroup.controllers")).unwrap_or_default()) {
             Some(Found::One(root)) => Self::take_one(&root, cpu),
             Some(Found::Two(root)) => Self::take_two(&root, cpu),
@@ -261,7 +261,7 @@ enum Found {
     Two(PathBuf),
 }
 
-/// Finds where cpusets are mounted: /proc/self/mountinfo separates its fields by " - " and spaces (proc(5)).
+/// Finds where cpusets are mounted: /proc/thread-self/mountinfo separates its fields by " - " and spaces (proc(5)).
 fn find(mounts: &str, controllers: impl Fn(&Path) -> String) -> Option<Found> {
     let fields = |line: &str| {
         let (left, right) = line.split_once(" - ")?;

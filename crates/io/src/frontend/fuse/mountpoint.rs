@@ -247,7 +247,7 @@ impl Abort {
 }
 
 fn find_mount(at: &Path) -> Option<Mount> {
-    topmost_mount(&fs::read("/proc/self/mountinfo").ok()?, at)
+    topmost_mount(&fs::read("/proc/thread-self/mountinfo").ok()?, at)
 }
 
 /// The last, hence uppermost, mount at `at` in a mountinfo table (proc_pid_mountinfo(5)).
