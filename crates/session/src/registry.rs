@@ -513,6 +513,11 @@ pub fn name_of(record: &DeviceRecord) -> &str {
     name.unwrap_or(&record.bus_id)
 }
 
+/// Whether the exporter of a device is a farbus.
+pub fn is_of_farbus(record: &DeviceRecord) -> bool {
+    record.path.starts_with(PATH_PREFIX)
+}
+
 /// Who uses a device, if its exporter says so.
 pub fn in_use(record: &DeviceRecord) -> Option<InUse> {
     let mut words = record.path.strip_prefix(PATH_PREFIX)?.split(';').skip(1);

@@ -24,7 +24,12 @@ fn carrier(bus: &str, speed: Speed) -> Carrier {
 }
 
 fn stream(criticality: Criticality, bytes: u32, period: u32) -> Reservation {
-    Reservation { criticality, latency_ns: 0, claims: vec![Claim { endpoint: ISO_IN, bytes, period }] }
+    Reservation {
+        criticality,
+        latency_ns: 0,
+        claims: vec![Claim { endpoint: ISO_IN, bytes, period }],
+        ..Reservation::default()
+    }
 }
 
 fn ask(ledger: &mut Ledger, device: &str, carrier: &Carrier, reservation: Reservation) -> Result<Vec<News>, Refusal> {
@@ -44,7 +49,8 @@ fn claim_that_a_device_cannot_carry_is_refused_with_its_kind_of_lack() {
     let (mut ledger, carrier) = (Ledger::new(2, COST), carrier("bus", Speed::High));
     let mut refused = |endpoint, bytes, period, criticality| {
         let claims = vec![Claim { endpoint, bytes, period }];
-        ask(&mut ledger, "zero", &carrier, Reservation { criticality, latency_ns: 0, claims }).unwrap_err()
+        ask(&mut ledger, "zero", &carrier, Reservation { criticality, latency_ns: 0, claims, ..Reservation::default() })
+            .unwrap_err()
     };
     assert_eq!(refused(0x85, 1, 1, Criticality::High), Refusal::NoEndpoint { endpoint: 0x85 });
     let odd = refused(ISO_IN, 64, 3, Criticality::High);
@@ -73,6 +79,7 @@ fn low_bulk_reservation_gives_way_to_high_and_comes_back() {
         criticality,
         latency_ns: 0,
         claims: vec![Claim { endpoint: 0x81, bytes, period: 1 }],
+        ..Reservation::default()
     };
     ask(&mut ledger, "disk", &carrier, bulk(Criticality::Low, 512)).unwrap();
     assert_eq!(state(&ledger, "disk"), State::Admitted);
@@ -173,6 +180,7 @@ fn device_without_bus_reserves_its_path_and_a_processor() {
         criticality,
         latency_ns: 0,
         claims: vec![Claim { endpoint, bytes, period }],
+        ..Reservation::default()
     };
     let why = |ledger: &mut Ledger, endpoint, bytes, period| {
         ask(ledger, "disk", &disk, asked(endpoint, bytes, period, Criticality::Low)).unwrap_err().lack()
@@ -339,7 +347,7 @@ fn thousand_hosts_keep_what_they_promised() {
                         bytes: random.pick(&[64, 200, 256, 512, 1024]),
                         period: 1 << random.below(5),
                     }];
-                    let reservation = Reservation { criticality, latency_ns: 0, claims };
+                    let reservation = Reservation { criticality, latency_ns: 0, claims, ..Reservation::default() };
                     match ledger.admit(Asked { device, carrier, reservation, path: Some(path) }) {
                         Ok(news) => {
                             admitted += 1;

@@ -19,7 +19,9 @@ use farbus_wire::native::identity::Statement;
 use farbus_wire::native::modules::{
     decode_answers, decode_offers, encode_answers, encode_offers, put_head, split_head,
 };
-use farbus_wire::native::reserve::{CAR_BYTES, Claim, Criticality, Lack, Reservation, ReservationReport, State, Word};
+use farbus_wire::native::reserve::{
+    CAR_BYTES, Claim, Criticality, Lack, Reservation, ReservationReport, State, ThreadTime, Word,
+};
 use farbus_wire::native::stream::{self, Format, Frame, PixelFormat};
 use farbus_wire::native::usb::{self, Request};
 use farbus_wire::native::{
@@ -215,8 +217,13 @@ impl Said {
             }
             Said::Reserve(word) => {
                 assert_eq!(Word::decode(&body).as_ref(), Ok(word));
+                let is_whole = |bytes: &[u8]| match word {
+                    // Without its last byte it is a report that does not say what the thread has.
+                    Word::Report(ReservationReport { thread: Some(_), .. }) => bytes.len() + 1 == body.len(),
+                    _ => false,
+                };
                 if !matches!(word, Word::Train { .. }) {
-                    refused_short(&body, |bytes| Word::decode(bytes).is_err());
+                    refused_short(&body, |bytes| is_whole(bytes) || Word::decode(bytes).is_err());
                 }
             }
             Said::Identity(statement) => {
@@ -454,7 +461,8 @@ fn controls() -> Vec<(&'static str, Said)> {
     let format = Format::Video { pixels: PixelFormat::RGB24, width: 640, height: 480, rate_mhz: 30_000 };
     let camera = stream::Description { format, frame_bytes_max: 640 * 480 * 3 };
     let claims = vec![Claim { endpoint: 0x83, bytes: 1024, period: 8 }];
-    let reservation = Reservation { criticality: Criticality::High, latency_ns: 20_000_000, claims };
+    let reservation =
+        Reservation { criticality: Criticality::High, latency_ns: 20_000_000, claims, ..Reservation::default() };
     let admitted = ReservationReport {
         state: State::Admitted,
         lack: Lack::None,
@@ -463,8 +471,12 @@ fn controls() -> Vec<(&'static str, Said)> {
         bound_ns: 3_000_000,
         path_bits_per_s: 8_400_000,
         bus_ppm: 17_000,
+        thread: None,
     };
+    let with_thread = ReservationReport { thread: Some(ThreadTime::Reserved), ..admitted };
     let (state, lack, criticality) = (State::Suspended, Lack::Rate, Criticality::Low);
+    let claims = vec![Claim { endpoint: 0x81, bytes: 64, period: 1 }];
+    let telling = Reservation { criticality, latency_ns: 0, claims, wants_thread: true };
     let identity = Identity { id: 0xffee_ddcc_bbaa_9988_0011_2233_4455_6677, generation: 2 };
     let suspended = ReservationReport { state, lack, criticality, missing: 1_000_000, bound_ns: 0, ..admitted };
     vec![
@@ -499,6 +511,8 @@ fn controls() -> Vec<(&'static str, Said)> {
         ("reserve_train", Said::Reserve(Word::Train { place: 2, cars: 4 })),
         ("reserve_measured", Said::Reserve(Word::Measured(20_000_000))),
         ("reserve_admitted", Said::Reserve(Word::Report(admitted))),
+        ("reserve_thread", Said::Reserve(Word::Ask(telling))),
+        ("reserve_admitted_thread", Said::Reserve(Word::Report(with_thread))),
         ("reserve_suspended", Said::Reserve(Word::Report(suspended))),
         ("identity_is", Said::Identity(Statement::Is(identity))),
         ("identity_expected", Said::Identity(Statement::Expected(identity))),

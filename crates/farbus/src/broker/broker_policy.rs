@@ -32,6 +32,8 @@ pub struct BrokerPolicy {
     pub moved: BTreeMap<String, String>,
     /// The owner under whose name processor time of this host may be reserved.
     pub promises: Option<String>,
+    /// Whether threads that serve devices may have processor time of the kernel's.
+    pub schedules: bool,
     /// Processors that may be isolated from all other programs.
     pub processors: Vec<usize>,
     /// Programs (by process id) that the confined process has started. The broker kills them when that process has

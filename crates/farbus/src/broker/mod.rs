@@ -17,6 +17,7 @@
 //! | `explain` | tells a share on this machine what one of its devices is needed for |
 //! | `record` | writes the use of a device by a user without a key to the audit log |
 //! | `pass_image`, `forget_images` | checks, locks and identifies a disk that the owner opened and passed to the confined process; the next `open_image` of that path returns it |
+//! | `schedule` | gives a thread of the confined process processor time in each period, within a part of all processors |
 //! | `may_plug`, `plug`, `unplug` | gives this machine's kernel a socket that speaks USB/IP, or takes it away |
 //! | `drivers` | says which drivers of this machine took a device that it plugged in |
 //! | `mount`, `read_ahead`, `leave`, `abort`, `forget` | mounts a file system at a folder, and unmounts it |
@@ -34,6 +35,7 @@ mod line;
 mod protocol;
 mod replacement;
 mod rights;
+mod schedules;
 mod system_access;
 mod taken;
 

@@ -128,6 +128,12 @@ pub(super) enum Question {
         whom: BTreeSet<u32>,
         reserves: Vec<(u64, u64)>,
     },
+    /// Gives a thread of the confined process a budget of one processor in each period; 0: takes it away.
+    Schedule {
+        thread: u32,
+        budget_ns: u64,
+        period_ns: u64,
+    },
     /// Isolates a processor from all other programs.
     Processor {
         cpu: usize,

@@ -23,7 +23,7 @@ use farbus_io::trust::{Audit, Event, Folder};
 use farbus_io::usb::{Found, Inventory};
 use farbus_model::Speed;
 use rustix::fs::{MemfdFlags, Mode, OFlags, memfd_create};
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::{Pid, PidfdFlags, Signal, getppid, pidfd_open, pidfd_send_signal};
 use serde_json::{Value, json};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use tracing::warn;
@@ -33,6 +33,7 @@ use super::broker_policy::{BrokerPolicy, ReadConfig};
 use super::identifying::Identifying;
 use super::protocol::{Answer, HandoverState, Kind, MountedAt, Question, to_json};
 use super::replacement;
+use super::schedules::Schedules;
 use super::system_access::{drivers, may_plug, word_of};
 use super::taken::Taken;
 use crate::common::control::{Question as OwnerQuestion, ask_all, running};
@@ -82,6 +83,9 @@ struct Rights {
     programs: Vec<OwnedFd>,
     /// Processors that are isolated from all other programs.
     processors: Mutex<Vec<Exclusive>>,
+    /// The confined process, which started this one, and what its threads have of the processors.
+    confined: Option<Pid>,
+    schedules: Mutex<Schedules>,
     /// Paths of Unix sockets that are listened at.
     sockets: Mutex<BTreeSet<PathBuf>>,
     lines: AtomicU64,
@@ -159,6 +163,8 @@ impl Rights {
             ports: Mutex::new(ports),
             programs,
             processors: Mutex::default(),
+            confined: getppid(),
+            schedules: Mutex::default(),
             sockets: Mutex::default(),
             lines: AtomicU64::new(0),
             addresses: Mutex::default(),
@@ -350,6 +356,14 @@ impl Rights {
                 let cpuset_entry = own.cpuset_entry().map_err(io::Error::other)?;
                 opened(&self.processors).push(own);
                 passed(cpuset_entry.into_descriptor())
+            }
+            Question::Schedule { thread, budget_ns, period_ns } => {
+                self.hold(opened(&self.broker_policy).schedules, || "no thread has processor time".to_owned())?;
+                let process = self.confined.ok_or_else(|| refused("its process has ended".into()))?;
+                let [budget, period] = [budget_ns, period_ns].map(Duration::from_nanos);
+                let process = process.as_raw_nonzero().get().cast_unsigned();
+                opened(&self.schedules).set(process, thread, budget, period)?;
+                done(Value::Null)
             }
             Question::MayPlug => {
                 self.hold(opened(&self.broker_policy).plugs, || "nothing is to be plugged in".to_owned())?;
@@ -613,6 +627,7 @@ mod tests {
             Question::Running,
             Question::Promise { whom: BTreeSet::new(), reserves: Vec::new() },
             Question::Processor { cpu: 0 },
+            Question::Schedule { thread: std::process::id(), budget_ns: 1_000_000, period_ns: 10_000_000 },
             Question::MayPlug,
             Question::Plug { device_id: 1, speed: "high".into() },
             Question::Unplug { port: 0 },

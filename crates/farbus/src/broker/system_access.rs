@@ -11,6 +11,7 @@ use std::time::Duration;
 use farbus_io::frontend::fuse::{Keeper, Left, MountError, Mounted, Mounter, OwnMounter};
 use farbus_io::link::{Link, LinkError};
 use farbus_io::store::{FileStore, frames};
+use farbus_io::sys::scheduling::{set_deadline, this_thread};
 use farbus_io::sys::tcp_owner::{PeerOwner, peer_owner};
 use farbus_io::sys::users::user_number;
 use farbus_io::sys::vhci::{Port, Vhci};
@@ -318,6 +319,24 @@ impl SystemAccess {
             SystemAccess::Through(broker) => {
                 let question = Question::Promise { whom: whom.clone(), reserves };
                 broker.ask(&question, Some(lease)).map(|(refused, _)| refused)
+            }
+        }
+    }
+
+    /// Gives the calling thread this budget of one processor in each period, or takes it away (`None`).
+    ///
+    /// # Errors
+    /// Why the kernel or the broker denies it; the thread is scheduled as it was before.
+    pub fn schedule(&self, time: Option<(Duration, Duration)>) -> io::Result<()> {
+        let thread = this_thread();
+        match self {
+            SystemAccess::Own => set_deadline(thread, time).map_err(io::Error::other),
+            SystemAccess::Through(broker) => {
+                let [budget_ns, period_ns] = time
+                    .map_or([Duration::ZERO; 2], |(budget, period)| [budget, period])
+                    .map(|span| u64::try_from(span.as_nanos()).unwrap_or(u64::MAX));
+                let thread = thread.as_raw_nonzero().get().cast_unsigned();
+                broker.ask::<Value>(&Question::Schedule { thread, budget_ns, period_ns }, None).map(|_| ())
             }
         }
     }

@@ -264,7 +264,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
     let paths = plain.iter().filter_map(|(_, place)| place.path().cloned());
     let remove = paths.chain([control_socket.path().to_owned()]).collect();
     let usb: Vec<String> = args.what.iter().filter_map(|called| called.what.usb()).map(Selector::to_string).collect();
-    let broker_policy = BrokerPolicy { remove, usb, ..BrokerPolicy::default() };
+    let broker_policy = BrokerPolicy { remove, usb, schedules: true, ..BrokerPolicy::default() };
     let broker = if has_usb || !args.no_sandbox { Some(Arc::new(start_broker(&broker_policy)?)) } else { None };
     let mut real = broker.clone().filter(|_| has_usb).map(usb::Shared::new);
     let offered = offered_first.map_or_else(|| offer_all(&mut real), Ok)?;

@@ -258,6 +258,7 @@ impl Config {
             socket_mode: self.socket_mode,
             local_users: self.local_users.iter().map(ToString::to_string).collect(),
             wanted: self.wanted(),
+            schedules: true,
             ..BrokerPolicy::default()
         };
         // Every front end that may be chosen is allowed what it needs.

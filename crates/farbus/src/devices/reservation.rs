@@ -3,7 +3,9 @@
 use std::str::FromStr;
 
 use farbus_session::reserve::ledger::Line;
-use farbus_session::reserve::{CLAIMS_MAX, Claim, Criticality, Lack, Reservation, ReservationReport, State};
+use farbus_session::reserve::{
+    CLAIMS_MAX, Claim, Criticality, Lack, Reservation, ReservationReport, State, ThreadTime,
+};
 use serde::{Deserialize, Serialize};
 
 /// A reservation request of a command line or configuration:
@@ -121,6 +123,10 @@ pub struct ReservationStatus {
     /// The processor on which time is reserved, where that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub processor: Option<usize>,
+    /// Whether the exporter's thread that serves the device has its processor time from the kernel there: `reserved` or
+    /// `ordinary`. An exporter of an earlier version does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub thread: Option<String>,
 }
 
 impl ReservationStatus {
@@ -143,6 +149,10 @@ impl ReservationStatus {
             path_bits_per_s: report.path_bits_per_s,
             bound_us: (report.state == State::Admitted).then_some(report.bound_ns.div_ceil(1000)),
             processor: None,
+            thread: report.thread.map(|thread| match thread {
+                ThreadTime::Ordinary => "ordinary".to_owned(),
+                ThreadTime::Reserved => "reserved".to_owned(),
+            }),
         }
     }
 
@@ -169,11 +179,17 @@ impl ReservationStatus {
         if self.bus_ppm > 0 {
             words.push(format!("{}.{:02} % of {of}", self.bus_ppm / 10_000, self.bus_ppm % 10_000 / 100));
         }
+        match self.thread.as_deref() {
+            Some("ordinary") => words.push("its exporter's thread has no processor time of its own".to_owned()),
+            Some(_) => words.push("with processor time there".to_owned()),
+            None => {}
+        }
         words.join(", ")
     }
 }
 
-fn in_words(lack: Lack, missing: u64) -> Option<(String, String)> {
+/// What is short, in one word, and how much of it is missing, with its unit. `None`: nothing.
+pub(crate) fn in_words(lack: Lack, missing: u64) -> Option<(String, String)> {
     let (lack, missing) = match lack {
         Lack::None => return None,
         Lack::Bus => ("bus", format!("{}.{:03} us of an interval", missing / 1_000_000, missing % 1_000_000 / 1000)),
@@ -197,7 +213,10 @@ mod tests {
     fn reservation_request_parses_as_its_help_says() {
         let ReservationRequest(read) = "bytes=1024,period=8,criticality=low,latency=5ms,endpoint=0x83".parse().unwrap();
         let claims = vec![Claim { endpoint: 0x83, bytes: 1024, period: 8 }];
-        assert_eq!(read, Reservation { criticality: Criticality::Low, latency_ns: 5_000_000, claims });
+        assert_eq!(
+            read,
+            Reservation { criticality: Criticality::Low, latency_ns: 5_000_000, claims, ..Reservation::default() }
+        );
         let ReservationRequest(short) = "bytes=64,period=1".parse().unwrap();
         assert_eq!((short.criticality, short.latency_ns, short.claims[0].endpoint), (Criticality::High, 0, 0));
         for wrong in ["", "bytes=64", "period=8", "bytes=x,period=8", "bytes=1,period=1,criticality=some", "rate=5"] {

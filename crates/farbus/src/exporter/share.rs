@@ -110,9 +110,11 @@ impl Share {
         self.shared.permissions.local_peers.serve(users);
     }
 
-    /// Asks the kernel through `system` which user made a connection, for a process without that right.
+    /// Asks the kernel through `system` which user made a connection, and for processor time for threads that serve
+    /// devices, for a process without these rights.
     pub(crate) fn ask_through(&self, system: SystemAccess) {
-        self.shared.permissions.local_peers.ask_through(system);
+        self.shared.permissions.local_peers.ask_through(system.clone());
+        self.shared.reservations.ask_through(system);
     }
 
     /// Notes the bus instance of a device, named by its bus id. Without this call a device is on the bus of all gadgets

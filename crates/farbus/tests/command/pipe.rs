@@ -2,12 +2,13 @@
 //! report their outcome where programs look for it.
 
 use std::fs;
+use std::path::Path;
 use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::Value;
 
-use super::harness::{Harness, Outcome, PATIENCE, Running, wait_until};
+use super::harness::{Harness, Outcome, PATIENCE, Running, Share, has, has_program, wait_until};
 use super::rights::of_process;
 
 /// A pipe that takes half of a processor, besides its receiving thread.
@@ -227,30 +228,94 @@ fn raw_pair_of_a_bridge_carries_a_pipe_by_its_endpoint() {
     assert!(network.log().contains("in setting 1"), "{}", network.log());
 }
 
-/// A pipe promises what its own host's scheduler promises, and says where that ends; a device with fewer messages than
-/// asked is no proof of the rate.
+/// Processor time of a thread: `SCHED_DEADLINE` is policy 6, field 41 of its `stat` (proc(5)).
+fn has_deadline(process: u64, thread: &str) -> bool {
+    let tasks = fs::read_dir(format!("/proc/{process}/task")).unwrap().flatten();
+    let named = tasks.filter_map(|task| fs::read_to_string(task.path().join("stat")).ok());
+    let policies = named.filter_map(|stat| {
+        let (before, after) = stat.rsplit_once(") ")?;
+        before.split_once('(')?.1.starts_with(thread).then(|| after.split_whitespace().nth(38) == Some("6"))
+    });
+    policies.into_iter().any(|is_deadline| is_deadline)
+}
+
+const UNRESERVED: &str =
+    "only this end is promised: the host that shares the device has no processor time reserved for it";
+
+/// What a pipe needs of another host is reserved there: the bus, the path and time for the thread that serves it. What
+/// the kernel there denies is said, and what there is not is refused.
 #[test]
-fn pipe_to_another_host_says_which_end_is_not_promised_and_which_rate_was_not_tried() {
+fn pipe_to_another_host_has_time_there_or_says_that_it_has_none() {
+    let harness = Harness::new();
+    let usual = ["--can", "500000", "--buffer", "128", "--execution-us", "500", "--policy", "none"];
+    let words = |target: &str, more: &[&str]| {
+        [&["pipe", target], &usual[..], more].concat().iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    let run = |target: &str, more: &[&str]| {
+        let words = words(target, more);
+        harness.run(&words.iter().map(String::as_str).collect::<Vec<_>>())
+    };
+    let share = harness.share(&["can,traffic=10"]);
+    let words = words(&share.target("can"), &["--rate", "2000"]);
+    let mut pipe = Running::start(harness.command(&words.iter().map(String::as_str).collect::<Vec<_>>()));
+    pipe.wait_for_line("pipe 0 in");
+    let status = harness.json(&["status", "--json"]);
+    let process = status.as_array().unwrap().iter().find(|process| process["role"] == "share").expect("it runs");
+    let shared = &process["devices"][0]["reservation"];
+    assert_eq!((&shared["state"], &shared["criticality"]), (&"admitted".into(), &"high".into()), "{process}");
+    let is_reserved = share.process.log().contains("its thread has processor time in each period");
+    assert_eq!(has_deadline(process["pid"].as_u64().unwrap(), "session"), is_reserved, "{}", share.process.log());
+    if is_reserved {
+        assert!(!pipe.log().contains(UNRESERVED), "{}", pipe.log());
+    } else {
+        share.process.assert_logged("no processor time is reserved for its thread");
+        pipe.assert_logged("its kernel gave that thread no processor time: its log says why");
+    }
+    pipe.signal(Signal::INT);
+    assert!(pipe.wait_for_end(PATIENCE).is_some());
+    let outcome = object(&run(&share.target("can"), &["--rate", "400", "--seconds", "1", "--json"]).stdout);
+    assert_eq!(outcome["pipes"][0]["is_far_unreserved"], !is_reserved, "{outcome}");
+
+    // More than a bus of 480 Mb/s carries.
+    let zero = harness.share(&["zero"]);
+    let much = ["--message", "65536", "--rate", "2000", "--buffer", "64", "--execution-us", "500"];
+    let refused = harness.run(&[&["pipe", &zero.target("zero")], &much[..]].concat());
+    assert!(refused.code == Some(3) && refused.stderr.contains("it cannot be reserved"), "{refused:?}");
+    // And it is there for the next, with what there is.
+    let little = ["--message", "512", "--rate", "100", "--buffer", "64", "--execution-us", "500", "--seconds", "1"];
+    let carried = harness.run(&[&["pipe", &zero.target("zero"), "--policy", "none"], &little[..]].concat());
+    assert!(carried.stdout.contains("pipe 0 in"), "{carried:?}");
+
+    // An exporter that may not ask its kernel.
+    if !has("root", rustix::process::geteuid().is_root()) || !has("setpriv", has_program("setpriv")) {
+        return;
+    }
+    let farbus = env!("CARGO_BIN_EXE_farbus");
+    let rights = ["--bounding-set", "-sys_nice", "--inh-caps", "-sys_nice", farbus];
+    let command = [&rights[..], &["share", "can,traffic=10", "--listen", "127.0.0.1:0"]].concat();
+    let poor = Share::follow(Running::start(harness.command_of(Path::new("setpriv"), &command)));
+    let told = object(&run(&poor.target("can"), &["--rate", "400", "--seconds", "1", "--json"]).stdout);
+    let not_promised = told["not_promised"].as_array().unwrap();
+    let is_said = |what: &Value| what.as_str().unwrap().starts_with(UNRESERVED);
+    assert!(not_promised.iter().any(is_said), "{told}");
+    assert_eq!(told["pipes"][0]["is_far_unreserved"], true, "{told}");
+    poor.process.assert_logged("CAP_SYS_NICE");
+}
+
+/// A device with fewer messages than asked is no proof of the rate.
+#[test]
+fn rate_that_the_device_did_not_send_was_not_tried() {
     let harness = Harness::new();
     let share = harness.share(&["can,traffic=10"]);
     let run = |device: &[&str], more: &[&str]| {
         let usual = ["--can", "500000", "--rate", "2000", "--buffer", "128", "--execution-us", "500"];
         harness.run(&[&["pipe"], device, &usual, &["--policy", "none", "--seconds", "3"], more].concat())
     };
-    let target = share.target("can");
-    let far = run(&[&target], &[]);
-    let warning = "only this end is promised: the host that shares the device has no processor time reserved for it";
-    assert!(far.stderr.contains(warning), "{far:?}");
+    let far = run(&[&share.target("can")], &[]);
     assert!(far.stdout.contains("/s of the 2000/s asked: that rate was not tried"), "{far:?}");
     let here = run(&["--here", "can,traffic=10"], &["--json"]);
     let outcome = object(&here.stdout);
     assert_eq!(outcome["is_tried"], false, "{outcome}");
     let told = outcome["not_promised"].as_array().unwrap();
-    assert!(told.iter().all(|what| !what.as_str().unwrap().contains(warning)), "{outcome}");
-    let far = object(&run(&[&target], &["--json"]).stdout);
-    assert!(
-        far["not_promised"].as_array().unwrap().iter().any(|what| what.as_str().unwrap().contains(warning)),
-        "{far}"
-    );
-    assert_eq!(far["pipes"][0]["is_far_unreserved"], true, "{far}");
+    assert!(told.iter().all(|what| !what.as_str().unwrap().contains(UNRESERVED)), "{outcome}");
 }

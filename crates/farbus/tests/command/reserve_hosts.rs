@@ -117,6 +117,24 @@ fn paired_host_reserves_low_freely_and_high_only_with_permission() {
     assert!(slow.contains("ms are missing: data are there after"), "{slow}");
 }
 
+/// A pipe asks for what it needs of another host. Where it may not, it runs and names the line that would allow it.
+#[test]
+fn pipe_from_a_host_that_may_not_reserve_runs_and_names_the_permission() {
+    let harness = Harness::new();
+    let [lab3, desk] = hosts(&harness);
+    pair(&lab3, &desk);
+    lab3.ok(&["allow", "desk", "can"]);
+    let (_share, address) = share_secure(&lab3, &["can,traffic=10"]);
+    desk.ok(&["list", "lab3", "--address", &address]);
+    let usual = ["--can", "500000", "--rate", "400", "--buffer", "128", "--execution-us", "500", "--policy", "none"];
+    let words = [&["pipe", "lab3/can"], &usual[..], &["--seconds", "1", "--json"]].concat();
+    let told = desk.run(&words).stdout;
+    assert!(told.contains("only this end is promised") && told.contains("allow desk can --reserve-high"), "{told}");
+    lab3.ok(&["allow", "desk", "can", "--reserve-high"]);
+    let told = desk.run(&words).stdout;
+    assert!(told.contains("\"pipes\"") && !told.contains("--reserve-high"), "{told}");
+}
+
 #[test]
 fn reservation_migrates_with_its_device_or_both_stay() {
     if !has_fuse() {

@@ -7,7 +7,8 @@
 //! | [`Policy::Ordinary`] | the ordinary share of every thread | everybody |
 //!
 //! A thread asks for itself ([`Reservation::take`]) and gets its former policy back when the reservation is dropped.
-//! What the kernel denied is reported with its reason ([`Denied`]), so that the user can be told.
+//! What the kernel denied is reported with its reason ([`Denied`]), so that the user can be told. For a thread of
+//! another process, [`set_deadline`] asks.
 #![allow(unsafe_code, reason = "calls that neither the standard library nor rustix has")]
 
 use std::fmt;
@@ -141,7 +142,7 @@ impl Drop for Reservation {
     fn drop(&mut self) {
         if self.policy != Policy::Ordinary {
             // The ordinary policy is never denied.
-            let _ = self.before.apply();
+            let _ = self.before.apply(0);
         }
     }
 }
@@ -210,29 +211,51 @@ impl Attributes {
         })
     }
 
-    fn apply(&self) -> io::Result<()> {
+    /// Applies them to a thread of this machine, 0 for the calling one.
+    fn apply(&self, thread: i32) -> io::Result<()> {
         let raw = self.raw();
         // SAFETY: the kernel reads `size` bytes of a structure of that size, which lives as long as the call
         // (sched_setattr(2)).
-        let result = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const raw, 0) };
+        let result = unsafe { libc::syscall(libc::SYS_sched_setattr, thread, &raw const raw, 0) };
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 }
 
+/// The least period of a deadline that every kernel takes: `sched_deadline_period_min_us` is 100 unless the machine's
+/// administrator changed it (Documentation/scheduler/sched-deadline.rst).
+pub const PERIOD_MIN: Duration = Duration::from_micros(100);
+
+/// Gives a thread, of this process or another, a budget of one processor in each period, or takes it away (`None`). A
+/// thread that has used its budget gets processor time that other deadlines leave, too: it promises the least, not the
+/// most.
+///
+/// # Errors
+/// [`Denied`]: the thread is scheduled as it was before.
+pub fn set_deadline(thread: Pid, time: Option<(Duration, Duration)>) -> Result<(), Denied> {
+    let policy = time.map_or(Policy::Ordinary, |(budget, period)| Policy::Deadline { budget, period });
+    let mut attributes = Attributes::new(policy);
+    if time.is_some() {
+        attributes.flags |= libc::SCHED_FLAG_RECLAIM as u64;
+    }
+    attributes.apply(thread.as_raw_nonzero().get()).map_err(|error| denied(policy, &error))
+}
+
 fn set(policy: Policy) -> Result<(), Denied> {
-    Attributes::new(policy).apply().map_err(|error| {
-        let code = error.raw_os_error().unwrap_or(0);
-        let is_deadline = matches!(policy, Policy::Deadline { .. });
-        let why = match Errno::from_raw_os_error(code) {
-            // The kernel has one number for two reasons.
-            Errno::PERM if is_deadline && may_reserve() => Why::Affinity,
-            Errno::PERM => Why::NotAllowed,
-            Errno::BUSY => Why::Bandwidth,
-            Errno::INVAL => Why::Range,
-            _ => Why::System(code),
-        };
-        Denied { policy, why }
-    })
+    Attributes::new(policy).apply(0).map_err(|error| denied(policy, &error))
+}
+
+fn denied(policy: Policy, error: &io::Error) -> Denied {
+    let code = error.raw_os_error().unwrap_or(0);
+    let is_deadline = matches!(policy, Policy::Deadline { .. });
+    let why = match Errno::from_raw_os_error(code) {
+        // The kernel has one number for two reasons.
+        Errno::PERM if is_deadline && may_reserve() => Why::Affinity,
+        Errno::PERM => Why::NotAllowed,
+        Errno::BUSY => Why::Bandwidth,
+        Errno::INVAL => Why::Range,
+        _ => Why::System(code),
+    };
+    Denied { policy, why }
 }
 
 fn may_reserve() -> bool {
@@ -307,6 +330,36 @@ mod tests {
 
     fn apart<T: Send>(act: impl FnOnce() -> T + Send) -> T {
         thread::scope(|scope| scope.spawn(act).join().unwrap())
+    }
+
+    #[test]
+    fn deadline_of_another_thread_is_in_force_until_it_is_taken_away() {
+        let (numbers, number) = std::sync::mpsc::channel();
+        let (ends, end) = std::sync::mpsc::channel::<()>();
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                numbers.send(this_thread()).unwrap();
+                let _ = end.recv();
+            });
+            let other = number.recv().unwrap();
+            let policy = || {
+                // SAFETY: the call has no memory of ours (sched_getscheduler(2)).
+                unsafe { libc::sched_getscheduler(other.as_raw_nonzero().get()) & !libc::SCHED_RESET_ON_FORK }
+            };
+            match set_deadline(other, Some((MS / 10, 100 * MS))) {
+                Ok(()) => assert_eq!(policy(), libc::SCHED_DEADLINE),
+                Err(denied) => {
+                    assert!(!may_reserve() || denied.why != Why::NotAllowed, "{denied}");
+                    assert_eq!(policy(), libc::SCHED_OTHER);
+                }
+            }
+            set_deadline(other, None).unwrap();
+            assert_eq!(policy(), libc::SCHED_OTHER);
+            // A budget above its period is none.
+            assert!(set_deadline(other, Some((2 * MS, MS))).is_err());
+            drop(ends);
+        });
+        assert_eq!(set_deadline(Pid::from_raw(i32::MAX).unwrap(), None).unwrap_err().why, Why::System(3));
     }
 
     #[test]

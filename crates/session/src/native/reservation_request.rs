@@ -27,6 +27,7 @@ const ANSWERS_MAX: u8 = 32;
 impl ReservationRequest {
     /// Requests this reservation.
     pub fn of(reservation: Reservation) -> Self {
+        let reservation = Reservation { wants_thread: true, ..reservation };
         Self { reservation: Some(reservation), ..Self::default() }
     }
 

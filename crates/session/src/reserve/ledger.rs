@@ -185,6 +185,7 @@ impl Ledger {
             bound_ns: 0,
             path_bits_per_s: 0,
             bus_ppm: 0,
+            thread: None,
         };
         let entry = Entry {
             device: device.to_owned(),
@@ -419,6 +420,7 @@ impl Draft<'_> {
             bound_ns,
             path_bits_per_s: bits,
             bus_ppm,
+            thread: None,
         })
     }
 

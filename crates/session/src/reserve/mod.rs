@@ -26,7 +26,9 @@ pub mod refusal;
 pub mod suspension;
 
 pub use carrier::Carrier;
-pub use farbus_wire::native::reserve::{CLAIMS_MAX, Claim, Criticality, Lack, Reservation, ReservationReport, State};
+pub use farbus_wire::native::reserve::{
+    CLAIMS_MAX, Claim, Criticality, Lack, Reservation, ReservationReport, State, ThreadTime,
+};
 pub use ledger::{Asked, Cost, Ledger, News};
 pub use processors::Processors;
 pub use refusal::Refusal;

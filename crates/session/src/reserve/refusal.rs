@@ -96,7 +96,16 @@ impl Refusal {
     /// The refusal as a report for the importer.
     pub fn report(&self, criticality: Criticality, state: State) -> ReservationReport {
         let (lack, missing) = self.lack();
-        ReservationReport { state, lack, criticality, missing, bound_ns: 0, path_bits_per_s: 0, bus_ppm: 0 }
+        ReservationReport {
+            state,
+            lack,
+            criticality,
+            missing,
+            bound_ns: 0,
+            path_bits_per_s: 0,
+            bus_ppm: 0,
+            thread: None,
+        }
     }
 }
 

@@ -399,7 +399,8 @@ impl<S: Driver> UsbWorld<S> {
         let open = Open { class: Class::USB, mode: Mode::Exclusive, epoch: 0, name: "zero".into(), reason: "".into() };
         let reserves = random.once_in(3);
         let claims = vec![Claim { endpoint: INTERRUPT_IN.as_byte(), bytes: 64, period: 1 }];
-        let reservation = Reservation { criticality: Criticality::Low, latency_ns: 0, claims };
+        let reservation =
+            Reservation { criticality: Criticality::Low, latency_ns: 0, claims, ..Reservation::default() };
         let remote = if reserves { RemoteUsb::reserving(1, open, reservation) } else { RemoteUsb::new(1, open) };
         let mut world = World::over_links(observer(remote), random.pick(&LINKS));
         world.allowed = allowed;

@@ -2,8 +2,9 @@
 //! that measure the path (requirement R2).
 //!
 //! ```text
-//!   ask       importer: 0, criticality 1, claims 1, 0, latency ns 8, then of each claim: endpoint 1, 0 0 0, bytes 4, period 4
-//!   report    exporter: 1, state 1, lack 1, criticality 1, missing 8, bound ns 8, bits a second 8, share of the bus ppm 4
+//!   ask       importer: 0, criticality 1, claims 1, flags 1, latency ns 8, then of each claim: endpoint 1, 0 0 0, bytes 4, period 4
+//!   report    exporter: 1, state 1, lack 1, criticality 1, missing 8, bound ns 8, bits a second 8, share of the bus ppm 4,
+//!             and thread 1 if the flags of *ask* have bit 0
 //!   echo      exporter: 2; importer: the same at once
 //!   train     exporter: 3, place 1, cars 1, then zeros
 //!   measured  importer: 4, bits a second 8
@@ -52,6 +53,9 @@ pub struct Reservation {
     pub latency_ns: u64,
     /// The endpoints' claims.
     pub claims: Vec<Claim>,
+    /// Whether the importer knows [`ReservationReport::thread`] and wants to be told. Exporters of earlier versions
+    /// ignore it.
+    pub wants_thread: bool,
 }
 
 /// The state of a reservation.
@@ -90,6 +94,16 @@ pub enum Lack {
     Permission,
 }
 
+/// Whether the exporter's thread that serves a device has the processor time of the reservation from its system, so
+/// that other programs there cannot take it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ThreadTime {
+    /// It has not: it runs as every thread does.
+    Ordinary,
+    /// It has, in each period.
+    Reserved,
+}
+
 /// The exporter's report about a reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ReservationReport {
@@ -107,6 +121,9 @@ pub struct ReservationReport {
     pub path_bits_per_s: u64,
     /// What the reservation takes of its bus, parts per million.
     pub bus_ppm: u32,
+    /// The processor time of the thread that serves the device. `None`: not said; it is said only to importers that
+    /// ask for it ([`Reservation::wants_thread`]).
+    pub thread: Option<ThreadTime>,
 }
 
 /// A message about a reservation.
@@ -130,6 +147,9 @@ pub enum Word {
 }
 
 const CRITICALITIES: [Criticality; 2] = [Criticality::Low, Criticality::High];
+const THREAD_TIMES: [ThreadTime; 2] = [ThreadTime::Ordinary, ThreadTime::Reserved];
+/// The flag of *ask* that says [`Reservation::wants_thread`].
+const WANTS_THREAD: u8 = 1;
 const STATES: [State; 3] = [State::Admitted, State::Suspended, State::Refused];
 const LACKS: [Lack; 10] = [
     Lack::None,
@@ -156,8 +176,9 @@ impl Word {
     /// Encodes the message; a train's message is followed by [`CAR_BYTES`] of zeros.
     pub fn encode(&self) -> Vec<u8> {
         match self {
-            Word::Ask(Reservation { criticality, latency_ns, claims }) => {
-                let mut bytes = vec![0, code_of(&CRITICALITIES, criticality), claims.len() as u8, 0];
+            Word::Ask(Reservation { criticality, latency_ns, claims, wants_thread }) => {
+                let flags = if *wants_thread { WANTS_THREAD } else { 0 };
+                let mut bytes = vec![0, code_of(&CRITICALITIES, criticality), claims.len() as u8, flags];
                 bytes.extend(latency_ns.to_le_bytes());
                 for Claim { endpoint, bytes: budget, period } in claims {
                     bytes.extend([*endpoint, 0, 0, 0]);
@@ -174,6 +195,7 @@ impl Word {
                     bytes.extend(number.to_le_bytes());
                 }
                 bytes.extend(report.bus_ppm.to_le_bytes());
+                bytes.extend(report.thread.map(|thread| code_of(&THREAD_TIMES, &thread)));
                 bytes
             }
             Word::Echo => vec![2],
@@ -213,7 +235,7 @@ fn reservation(reader: &mut Reader<'_>) -> Result<Reservation, Reject> {
     if count == 0 || usize::from(count) > CLAIMS_MAX {
         return Err(Reject::new("claims", count.into(), "a reservation has 1 to 16"));
     }
-    reader.u8("zero")?;
+    let wants_thread = reader.u8("flags")? & WANTS_THREAD != 0;
     let latency_ns = reader.u64("latency")?;
     let mut claims = Vec::new();
     for _ in 0..count {
@@ -227,7 +249,7 @@ fn reservation(reader: &mut Reader<'_>) -> Result<Reservation, Reject> {
         reader.take(3, "zeros")?;
         claims.push(Claim { endpoint, bytes: reader.u32("bytes")?, period: reader.u32("period")? });
     }
-    Ok(Reservation { criticality, latency_ns, claims })
+    Ok(Reservation { criticality, latency_ns, claims, wants_thread })
 }
 
 fn report(reader: &mut Reader<'_>) -> Result<ReservationReport, Reject> {
@@ -239,6 +261,10 @@ fn report(reader: &mut Reader<'_>) -> Result<ReservationReport, Reject> {
         bound_ns: reader.u64("bound")?,
         path_bits_per_s: reader.u64("bits a second")?,
         bus_ppm: reader.u32("share of the bus")?,
+        thread: match reader.left() {
+            0 => None,
+            _ => Some(of_code(&THREAD_TIMES, reader.u8("thread")?, "thread", "its time is ordinary or reserved")?),
+        },
     })
 }
 
@@ -250,7 +276,8 @@ mod tests {
     fn every_word_survives_the_way_and_none_without_its_end() {
         let claims =
             vec![Claim { endpoint: 0x83, bytes: 1024, period: 8 }, Claim { endpoint: 2, bytes: 64, period: 1 }];
-        let ask = Word::Ask(Reservation { criticality: Criticality::Low, latency_ns: 5_000_000, claims });
+        let wants_thread = true;
+        let ask = Word::Ask(Reservation { criticality: Criticality::Low, latency_ns: 5_000_000, claims, wants_thread });
         let report = |state, lack| {
             Word::Report(ReservationReport {
                 state,
@@ -260,6 +287,7 @@ mod tests {
                 bound_ns: 8,
                 path_bits_per_s: 9,
                 bus_ppm: 10,
+                thread: None,
             })
         };
         let reports = STATES.map(|state| report(state, Lack::None)).into_iter();
@@ -268,10 +296,38 @@ mod tests {
             let bytes = word.encode();
             assert_eq!(Word::decode(&bytes), Ok(word));
             assert!((0..bytes.len()).all(|end| Word::decode(&bytes[..end]).is_err()));
-            assert!(Word::decode(&[&bytes[..], &[0]].concat()).is_err());
+            // A report may have one byte more.
+            let (more, field) = if bytes[0] == 1 { (&[2][..], "thread") } else { (&[0][..], "reservation") };
+            assert_eq!(Word::decode(&[&bytes[..], more].concat()).map_err(|reject| reject.field), Err(field));
         }
         let car = Word::Train { place: 3, cars: 4 };
         assert_eq!(Word::decode(&[&car.encode()[..], &[0; CAR_BYTES]].concat()), Ok(car));
+    }
+
+    #[test]
+    fn report_says_whether_the_thread_has_its_time_in_one_byte_more() {
+        let report = |thread| {
+            let (state, lack, criticality) = (State::Admitted, Lack::None, Criticality::High);
+            let numbers = (0, 8, 9, 10);
+            let (missing, bound_ns, path_bits_per_s, bus_ppm) = numbers;
+            Word::Report(ReservationReport {
+                state,
+                lack,
+                criticality,
+                missing,
+                bound_ns,
+                path_bits_per_s,
+                bus_ppm,
+                thread,
+            })
+        };
+        let without = report(None).encode();
+        for (thread, code) in [(ThreadTime::Ordinary, 0), (ThreadTime::Reserved, 1)] {
+            let bytes = report(Some(thread)).encode();
+            assert_eq!(bytes, [&without[..], &[code]].concat());
+            assert_eq!(Word::decode(&bytes), Ok(report(Some(thread))));
+            assert!(Word::decode(&[&bytes[..], &[0]].concat()).is_err());
+        }
     }
 
     #[test]

@@ -19,6 +19,7 @@ use farbus_io::store::create_output;
 use farbus_io::sys::confine::Needs;
 use farbus_io::sys::cpuset::CpusetEntry;
 use farbus_model::{Device, Direction, EpAddr, Tally};
+use farbus_session::reserve::Claim;
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
@@ -29,8 +30,8 @@ use crate::broker::{BrokerPolicy, SystemAccess};
 use crate::common::control::ControlSocket;
 use crate::exporter::sources::what::What;
 use crate::frontend::tuned_pipe::{
-    End, Endpoint, Inlet, Patient, Pipe, PipeError, Processors, Quality, Received, Report, Shape, Strictness, Terms,
-    can, delay_ns, here, there, tpipe,
+    End, Endpoint, FarTime, Inlet, Patient, Pipe, PipeError, Processors, Quality, Received, Report, Shape, Strictness,
+    Terms, can, claim_of, delay_ns, here, there_reserving, tpipe,
 };
 use crate::importer::client::{Attribute, Client, ClientConfig, FailureReport, Target};
 use crate::importer::discovery::local_shares::resolve;
@@ -248,12 +249,17 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     control_socket
         .open(control_listener, move |question| for_control_socket.answer(question))
         .map_err(Failure::local)?;
+    let mut unreserved = Vec::new();
     let (endpoint, tally) = match (&args.here, &target) {
         (Some(what), _) => args.open_here(what, &processors)?,
-        (None, Some(target)) => (args.open_there(target, &processors, args.endpoint)?, None),
+        (None, Some(target)) => {
+            let direction = if args.out { Direction::Out } else { Direction::In };
+            (args.open_there(target, &processors, args.endpoint, direction, &mut unreserved)?, None)
+        }
         (None, None) => unreachable!("clap asks for one of both"),
     };
-    let forward = forward.as_ref().map(|target| args.open_there(target, &processors, None)).transpose()?;
+    let to = |target| args.open_there(target, &processors, None, Direction::Out, &mut unreserved);
+    let forward = forward.as_ref().map(to).transpose()?;
     let quality = args.quality(&endpoint);
     let inlet = forward.as_ref().map(|to| Inlet::open(to, 0, &quality).map(Arc::new)).transpose().map_err(refused)?;
     let direction = if args.out { Direction::Out } else { Direction::In };
@@ -269,7 +275,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         crate::frontend::tuned_pipe::worst_ns(&stages)
     });
     if !args.json {
-        args.describe(&processors, &endpoint, forward.as_deref(), &shown.pipes(), forward_bound_ns);
+        args.describe(&processors, &endpoint, &unreserved, &shown.pipes(), forward_bound_ns);
     }
     let until = args.seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds));
     let mut greeted = Instant::now();
@@ -290,7 +296,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     }
     let receiver = endpoint.counts();
     let is_tried = reports.iter().all(|report| report.fewer_per_s().is_none());
-    let not_promised = not_promised(&processors, &endpoint, forward.as_deref(), &reports);
+    let not_promised = not_promised(&processors, &endpoint, &unreserved, &reports);
     let is_kept = reports.iter().all(Report::is_kept) && inlet.as_ref().is_none_or(|inlet| inlet.is_kept());
     let mut outcome = Outcome {
         processors: processors.described(),
@@ -410,7 +416,7 @@ impl Args {
         &self,
         processors: &Processors,
         endpoint: &Endpoint,
-        forward: Option<&Endpoint>,
+        unreserved: &[String],
         pipes: &[Pipe<Function>],
         forward_bound_ns: Option<u64>,
     ) {
@@ -434,7 +440,7 @@ impl Args {
         if let Some(bound_ns) = forward_bound_ns {
             self.tell(format_args!("forwarded   {} late at the worst, over both devices", ms(bound_ns)));
         }
-        let warnings = not_promised(processors, endpoint, forward, &reports);
+        let warnings = not_promised(processors, endpoint, unreserved, &reports);
         warnings.iter().for_each(|warning| eprintln!("farbus: warning: {warning}"));
     }
 
@@ -480,13 +486,42 @@ impl Args {
         (client, target): &(Client, &Target),
         processors: &Processors,
         endpoint: Option<EpAddr>,
+        direction: Direction,
+        unreserved: &mut Vec<String>,
     ) -> Result<Arc<Endpoint>, Failure> {
-        let (mut device, speed) = there(client, target)?;
+        let claims = |device: &RemoteDevice<Patient>, speed| self.claims(device, speed, endpoint, direction);
+        let (mut device, speed, time) = there_reserving(client, target, claims)?;
         let delay = match self.network_us {
             Some(us) => us.saturating_mul(1000),
             None => delay_ns(&mut device).map_err(|error| Failure::new(Attribute::Device, error))?,
         };
-        self.open(device, speed, processors, Terms::there(delay), endpoint)
+        let terms = match time {
+            FarTime::Reserved => Terms::there(delay).reserved(),
+            FarTime::Unreserved(why) => {
+                unreserved.push(format!("{FAR_UNRESERVED}: {why}"));
+                Terms::there(delay)
+            }
+        };
+        self.open(device, speed, processors, terms, endpoint)
+    }
+
+    /// What the pipes take of a device of another host; nothing if it has no endpoint for them, which is said when they
+    /// are opened.
+    fn claims(
+        &self,
+        device: &RemoteDevice<Patient>,
+        speed: farbus_model::Speed,
+        endpoint: Option<EpAddr>,
+        direction: Direction,
+    ) -> Vec<Claim> {
+        let bytes = self.message_bytes();
+        let shape = match endpoint {
+            Some(address) => Shape::bulk_at(device, speed, bytes, address).ok(),
+            None => Shape::bulk(device, speed, bytes),
+        };
+        let found = shape.and_then(|shape| if direction == Direction::In { shape.input } else { shape.output });
+        let messages_per_s = self.rate.saturating_mul(self.channel.len() as u64);
+        found.into_iter().map(|endpoint| claim_of(endpoint, speed, bytes, messages_per_s)).collect()
     }
 
     fn open(
@@ -516,24 +551,22 @@ impl Args {
 fn not_promised(
     processors: &Processors,
     endpoint: &Endpoint,
-    forward: Option<&Endpoint>,
+    unreserved: &[String],
     reports: &[Report],
 ) -> Vec<String> {
     let mut all = endpoint.granted().warnings;
     all.extend(reports.iter().flat_map(|report| report.granted.warnings.clone()));
     all.extend(processors.unlocked().map(|why| format!("memory may be paged out: {why}")));
-    if endpoint.is_far() || forward.is_some_and(Endpoint::is_far) {
-        all.push(FAR_UNRESERVED.to_owned());
-    }
+    all.extend_from_slice(unreserved);
     all.sort();
     all.dedup();
     all
 }
 
-/// What holds for every device of another host.
+/// What holds for a device whose host has reserved nothing. The reason follows.
 const FAR_UNRESERVED: &str = "only this end is promised: the host that shares the device has no processor time reserved \
     for it. While that host is busy, messages may be late there, and a device that buffers few may lose some: that is \
-    counted as not kept";
+    counted as not kept. The reason";
 
 /// Replaces what the device has reported of its losses by what it has counted, which is all of them.
 fn counted_by_device(report: &mut Report, tally: &Tally) {

@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering;
 use farbus_io::link::{Clock, Progress};
 use farbus_model::budget::Allowance;
 use farbus_model::{Identity, Limits};
+use farbus_realtime::vcpu::Reserve;
 use farbus_session::OpStatus;
 use farbus_session::claims::Mode;
 use farbus_session::leases::{DeviceKey, Worth};
@@ -24,6 +25,7 @@ use crate::exporter::opening::claim::Offer;
 use crate::exporter::opening::device_use::{DeviceUse, back_home, gone, refusal};
 use crate::exporter::session::entry::Session;
 use crate::exporter::session::saved::{Credentials, Owner};
+use crate::exporter::session::thread_time::Reserved;
 use crate::exporter::session::threads::{DeviceProvider, Opened};
 use crate::exporter::state::registry::{DeviceRegistry, HandedOver};
 use crate::exporter::state::shared::Shared;
@@ -228,9 +230,13 @@ impl DeviceProvider for Shared {
         }
     }
 
-    fn reserved(&self, open: &native::Open) -> Option<ReservationReport> {
+    fn reserved(&self, open: &native::Open) -> Option<Reserved> {
         let bus_id = self.registry.bus_id_of(&open.name).ok()?;
-        self.reservations.ledger().report(&self.registry.device_name(&bus_id)?)
+        self.reservations.ledger().reserved(&self.registry.device_name(&bus_id)?)
+    }
+
+    fn schedule(&self, time: Option<Reserve>) -> Result<(), String> {
+        self.reservations.schedule(time)
     }
 
     fn note_progress(&self, open: &native::Open, progress: Progress) {

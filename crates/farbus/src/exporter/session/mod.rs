@@ -6,4 +6,5 @@ pub mod priority;
 pub mod provider;
 pub mod saved;
 pub mod table;
+pub mod thread_time;
 pub mod threads;

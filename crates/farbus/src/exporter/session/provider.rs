@@ -7,6 +7,7 @@ use farbus_io::link::{Clock, Progress};
 use farbus_model::budget::Allowance;
 use farbus_model::limits::CREDIT_BYTES_MAX;
 use farbus_model::{BlockDevice, BlockInfo, BufferPool, Completions, Device, Identity, Instant, Limits, Readiness};
+use farbus_realtime::vcpu::Reserve;
 use farbus_session::native::control::{End, Inherit, Open};
 use farbus_session::native::served_observer::Shown;
 use farbus_session::native::{
@@ -19,6 +20,7 @@ use farbus_session::{DeviceRecord, Ending, Reject};
 use crate::exporter::access::quota::Visitor;
 use crate::exporter::session::engine::Mailbox;
 use crate::exporter::session::saved::Owner;
+use crate::exporter::session::thread_time::Reserved;
 use crate::link::meters::Meters;
 use crate::link::status::Links;
 
@@ -311,8 +313,14 @@ pub trait DeviceProvider: Send + Sync + 'static {
     /// Releases a reservation whose device is not opened after all.
     fn unreserve(&self, open: &Open);
 
-    /// The reservation report of a device, if it has a reservation.
-    fn reserved(&self, open: &Open) -> Option<ReservationReport>;
+    /// The reservation of a device, if it has one.
+    fn reserved(&self, open: &Open) -> Option<Reserved>;
+
+    /// Gives the calling thread, a session's, processor time in each period, or takes it away (`None`).
+    ///
+    /// # Errors
+    /// Why not, in words.
+    fn schedule(&self, time: Option<Reserve>) -> Result<(), String>;
 
     /// Reports the progress of the link that carries a device with a reservation.
     fn note_progress(&self, open: &Open, progress: Progress);

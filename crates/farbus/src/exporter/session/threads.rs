@@ -27,6 +27,7 @@ use crate::exporter::session::priority::{LOOK_EVERY, PrioritizedDevices};
 use crate::exporter::session::provider::limits_of;
 pub use crate::exporter::session::provider::{DeviceProvider, HandoverOutcome, Opened, OpenedDevice, SessionHandle};
 use crate::exporter::session::saved;
+use crate::exporter::session::thread_time::SessionThread;
 use crate::link::greeting;
 use crate::link::link_set::LinkSet;
 use crate::saving::{Asked, SaveRequest, SaveRequester, Verdict};
@@ -207,6 +208,8 @@ struct Engine<'a, H: DeviceProvider> {
     session_handles: SessionHandles,
     /// The devices with a reservation, and the link's priority that follows from them.
     prioritized: PrioritizedDevices,
+    /// The processor time that this thread has for them.
+    session_thread: SessionThread,
     inbox: &'a Inbox,
     clock: Clock,
     /// How many changes of identities the importer has been told.
@@ -258,6 +261,7 @@ impl<'a, H: DeviceProvider> Engine<'a, H> {
             peer,
             session_handles,
             prioritized,
+            session_thread: SessionThread::default(),
             inbox,
             clock,
             identity_changes,
@@ -303,6 +307,7 @@ impl<'a, H: DeviceProvider> Engine<'a, H> {
             Last::HandedOver => self.session.leave(now),
             Last::Ended | Last::Over | Last::CutOff => self.session.finish(now),
         }
+        self.session_thread.end(|time| self.provider.schedule(time));
         self.link_set.cut_all();
     }
 
@@ -365,9 +370,7 @@ impl<'a, H: DeviceProvider> Engine<'a, H> {
     /// nothing if no device has a reservation.
     fn set_link_priority(&mut self, now: Instant) {
         if std::mem::take(&mut self.prioritized.has_news) {
-            let provider = self.provider;
-            self.prioritized.devices =
-                self.session.opened().filter_map(|open| Some((open.clone(), provider.reserved(open)?))).collect();
+            self.settle_reservations();
             if self.prioritized.has_changed()
                 && let Some(link) = self.link_set.link()
             {
@@ -383,14 +386,35 @@ impl<'a, H: DeviceProvider> Engine<'a, H> {
         }
     }
 
+    /// Reads the reservations of the session's devices, and gives this thread the processor time that they have.
+    fn settle_reservations(&mut self) {
+        let provider = self.provider;
+        let opened = self.session.opened();
+        let all: Vec<_> = opened.map(|(number, open)| (number, open.clone(), provider.reserved(open))).collect();
+        let named = all.iter().map(|(_, open, reserved)| (open.name.as_str(), *reserved));
+        if let Some(time) = self.session_thread.set(named, |time| provider.schedule(time)) {
+            let reserved = all.iter().filter_map(|(number, _, reserved)| Some((number, (*reserved)?)));
+            for (&number, reserved) in reserved.filter(|(_, reserved)| reserved.wants_thread) {
+                self.session.say_report(number, reserved.told(time));
+            }
+        }
+        let reserved = all.into_iter().filter_map(|(_, open, reserved)| Some((open, reserved?.report)));
+        self.prioritized.devices = reserved.collect();
+    }
+
     /// Saves the session for another process: stops receiving, completes or takes back the requests, writes the
     /// snapshot.
     fn part(&mut self, asker: SaveRequest<Vec<u8>>) -> io::Result<Option<Last>> {
         let (provider, owner) = (self.provider, H::identity(self.caller));
         self.carry_out_orders();
         let now = self.clock.now();
-        let mut opening =
-            Opening { provider, caller: &**self.caller, peer: &self.peer, session_handles: &mut self.session_handles };
+        let mut opening = Opening {
+            provider,
+            caller: &**self.caller,
+            peer: &self.peer,
+            session_handles: &mut self.session_handles,
+            session_thread: &mut self.session_thread,
+        };
         self.session.recall(now, &mut opening);
         let verdict = match self.come_to_rest()? {
             // The asker gets no answer, and gives up.
@@ -475,6 +499,7 @@ impl<'a, H: DeviceProvider> Engine<'a, H> {
             caller: &**self.caller,
             peer: &self.peer,
             session_handles: &mut self.session_handles,
+            session_thread: &mut self.session_thread,
         };
         self.session.tell_identities(&mut opening);
     }
@@ -488,6 +513,7 @@ impl<'a, H: DeviceProvider> Engine<'a, H> {
                 caller: &**self.caller,
                 peer: &self.peer,
                 session_handles: &mut self.session_handles,
+                session_thread: &mut self.session_thread,
             };
             if self.session.show_again(now, &mut opening) {
                 return;
@@ -609,6 +635,7 @@ impl<'a, H: DeviceProvider> Engine<'a, H> {
                 caller: &**self.caller,
                 peer: &self.peer,
                 session_handles: &mut self.session_handles,
+                session_thread: &mut self.session_thread,
             };
             if !self.session.advance(now, &mut opening)? {
                 return Ok(());
@@ -637,6 +664,7 @@ impl<'a, H: DeviceProvider> Engine<'a, H> {
                 caller: &**self.caller,
                 peer: &self.peer,
                 session_handles: &mut self.session_handles,
+                session_thread: &mut self.session_thread,
             };
             self.session.look_for_handed_over(now, &mut opening);
         }
@@ -662,7 +690,10 @@ impl<'a, H: DeviceProvider> Engine<'a, H> {
                 }
             }
             if let Some(report) = session_handle.take_reserved() {
-                session.say_report(number, report);
+                let open = session.opened().find(|(opened, _)| *opened == number).map(|(_, open)| open);
+                let reserved = open.and_then(|open| self.provider.reserved(open));
+                let is_told = reserved.is_some_and(|reserved| reserved.wants_thread);
+                session.say_report(number, self.session_thread.in_report(report, is_told));
                 self.prioritized.note_news();
             }
             session_handle.mailbox().carry_out(|command| session.command(now, number, command));
@@ -688,6 +719,7 @@ struct Opening<'a, H: DeviceProvider> {
     caller: &'a H::Caller,
     peer: &'a str,
     session_handles: &'a mut SessionHandles,
+    session_thread: &'a mut SessionThread,
 }
 
 impl<H: DeviceProvider> Services for Opening<'_, H> {
@@ -697,10 +729,18 @@ impl<H: DeviceProvider> Services for Opening<'_, H> {
         reservation: &Reservation,
         path: Path,
     ) -> Result<ReservationReport, (ReservationReport, End)> {
-        self.provider.reserve(self.caller, open, reservation, path)
+        let report = self.provider.reserve(self.caller, open, reservation, path)?;
+        Ok(match self.provider.reserved(open) {
+            Some(reserved) => {
+                let time = self.session_thread.add(&open.name, &reserved, |time| self.provider.schedule(time));
+                reserved.told(time)
+            }
+            None => report,
+        })
     }
 
     fn unreserve(&mut self, open: &Open) {
+        self.session_handles.has_news = true;
         self.provider.unreserve(open);
     }
 

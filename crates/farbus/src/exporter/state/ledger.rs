@@ -17,6 +17,7 @@ use farbus_session::reserve::{
 use farbus_session::snapshot::{self, Reader, Writer};
 
 use crate::devices::reservation::ReservationStatus;
+use crate::exporter::session::thread_time::Reserved;
 
 /// Kind of its snapshots.
 const SNAPSHOT_KIND: u16 = 13;
@@ -210,6 +211,17 @@ impl Reservations {
     /// The reservation report of a device.
     pub fn report(&self, device: &str) -> Option<ReservationReport> {
         self.inner().ledger.report(device)
+    }
+
+    /// The reservation of a device, as the session that serves it needs it.
+    pub fn reserved(&self, device: &str) -> Option<Reserved> {
+        let inner = self.inner();
+        let mut lines = inner.ledger.lines();
+        lines.find(|line| line.device == device).map(|line| Reserved {
+            report: line.report,
+            thread: line.processor.map(|(_, reserve)| reserve),
+            wants_thread: line.reservation.wants_thread,
+        })
     }
 
     /// The reservation of a device, for people and programs.

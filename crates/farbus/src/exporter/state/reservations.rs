@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
 
 use farbus_io::link::Progress;
+use farbus_io::sys::scheduling::BUDGET_NS_MIN;
 use farbus_model::Device;
 use farbus_realtime::vcpu::{Overload, Reserve};
 use farbus_session::leases::Key;
@@ -14,7 +16,9 @@ use farbus_session::reserve::{
 };
 use tracing::{info, warn};
 
+use crate::broker::SystemAccess;
 use crate::common::processor_leases::{Beside, ProcessorLedger};
+use crate::devices::reservation::in_words;
 use crate::exporter::access::local_users::LocalPeers;
 use crate::exporter::access::networks::Network;
 use crate::exporter::access::quota::Visitor;
@@ -45,12 +49,32 @@ pub struct DeviceReservations {
     registry: Arc<DeviceRegistry>,
     sessions: Arc<SessionTable>,
     local_peers: Arc<LocalPeers>,
+    /// Asks the kernel for processor time, directly or through the broker.
+    system: Mutex<SystemAccess>,
 }
 
 impl DeviceReservations {
     pub fn new(registry: Arc<DeviceRegistry>, sessions: Arc<SessionTable>, local_peers: Arc<LocalPeers>) -> Self {
         let (high_from, buses) = (Mutex::default(), Mutex::default());
-        Self { ledger: Reservations::default(), high_from, buses, registry, sessions, local_peers }
+        let (ledger, system) = (Reservations::default(), Mutex::default());
+        Self { ledger, high_from, buses, registry, sessions, local_peers, system }
+    }
+
+    /// Asks the kernel through `system` from now on.
+    pub fn ask_through(&self, system: SystemAccess) {
+        *self.system.lock().unwrap_or_else(PoisonError::into_inner) = system;
+    }
+
+    /// Gives the calling thread processor time in each period, or takes it away (`None`).
+    ///
+    /// # Errors
+    /// Why not, in words.
+    pub fn schedule(&self, time: Option<Reserve>) -> Result<(), String> {
+        let system = self.system.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let time = time.map(|Reserve { budget_ns, period_ns }| {
+            (Duration::from_nanos(budget_ns.max(BUDGET_NS_MIN)), Duration::from_nanos(period_ns))
+        });
+        system.schedule(time).map_err(|error| error.to_string())
     }
 
     /// The ledger, which keeps the reservations and admits new ones.
@@ -284,7 +308,8 @@ impl DeviceReservations {
             let Ok(bus_id) = self.registry.bus_id_of(&device) else { continue };
             match report.state {
                 reserve::State::Suspended => {
-                    warn!(device, lack = ?report.lack, missing = report.missing, "suspended");
+                    let (lack, missing) = in_words(report.lack, report.missing).unwrap_or_default();
+                    warn!(device, lack, missing, "suspended");
                 }
                 _ => info!(device, "admitted"),
             }

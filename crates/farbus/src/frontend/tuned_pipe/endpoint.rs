@@ -84,6 +84,8 @@ pub struct Terms {
     pub transfer: Stage,
     /// Reads that are under way at once: 1 if they end as soon as the thread looks, more if they travel over a network.
     pub reads: usize,
+    /// Whether another host moves the device's data by a thread without a reservation.
+    pub is_far_unreserved: bool,
 }
 
 impl Terms {
@@ -92,11 +94,17 @@ impl Terms {
         share_ppm: 150_000,
         transfer: Stage::Transfer { intervals: 1, interval_ns: 125_000, interrupt_every_ns: 0 },
         reads: 2,
+        is_far_unreserved: false,
     };
 
     /// For a device behind a network with this worst delay.
     pub const fn there(delay_ns: u64) -> Self {
-        Self { transfer: Stage::Network { delay_ns }, reads: 32, ..Self::HERE }
+        Self { transfer: Stage::Network { delay_ns }, reads: 32, is_far_unreserved: true, ..Self::HERE }
+    }
+
+    /// The same where the host of the device has reserved what the pipes need of it.
+    pub const fn reserved(self) -> Self {
+        Self { is_far_unreserved: false, ..self }
     }
 
     /// The reads that are made at once.
@@ -334,9 +342,9 @@ impl Endpoint {
         self.terms.transfer
     }
 
-    /// Whether the device is behind a network. The threads of the host that shares it have no reservation.
-    pub fn is_far(&self) -> bool {
-        matches!(self.terms.transfer, Stage::Network { .. })
+    /// Whether another host moves the device's data by a thread without a reservation.
+    pub fn is_far_unreserved(&self) -> bool {
+        self.terms.is_far_unreserved
     }
 
     fn channels(&self) -> MutexGuard<'_, OpenedChannels> {

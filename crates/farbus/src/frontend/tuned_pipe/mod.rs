@@ -53,7 +53,7 @@ pub use farbus_realtime::pipe::{Quality, Refusal, Stage, worst_ns};
 pub use farbus_realtime::timetable::Jump;
 pub use farbus_realtime::vcpu::{Overload, Reserve};
 pub use inlet::Inlet;
-pub use opening::{delay_ns, here, there};
+pub use opening::{FarTime, claim_of, delay_ns, here, there, there_reserving};
 pub use pipe::{End, Flow, Pipe, Report, Turn, tpipe};
 pub use processors::{ProcessorShare, Processors, Strictness};
 pub use unfit::SetUpError;

@@ -1,19 +1,26 @@
 //! Opens a device for pipes, in this process or on another host.
+//!
+//! A device of another host is opened twice: what to reserve for it follows from its descriptors, and a reservation is
+//! made before a device is opened.
 
 use farbus_host::{RemoteDevice, RemoteError};
 use farbus_io::link::Clock;
 use farbus_model::descriptor::{AltSetting, Endpoint};
 use farbus_model::usb::request;
-use farbus_model::{Device, Direction, EpAddr, Setup, Speed, TransferType};
+use farbus_model::{Descriptors, Device, Direction, EpAddr, Setup, Speed, TransferType};
 use farbus_realtime::bandwidth;
 use farbus_realtime::pipe::Attributes;
 use farbus_realtime::{Speed as BusSpeed, TransferKind};
+use farbus_session::native::RemoteUsb;
+use farbus_session::native::control::Cause;
+use farbus_session::reserve::{Claim, Lack, Reservation, ThreadTime};
 
 use super::codec::Whole;
 use super::endpoint::Shape;
 use super::unfit::SetUpError;
-use super::way::{Driven, InSession, Patient, Plain};
+use super::way::{Driven, InSession, Patient, Plain, Way};
 use crate::importer::client::{Client, ClientError, GRACE_DISK, Target};
+use crate::importer::session::connection::Linked;
 
 /// Round trips by which a path is measured.
 const PROBES: usize = 32;
@@ -38,20 +45,91 @@ pub fn here(device: impl Device + 'static) -> Result<RemoteDevice<Patient>, Remo
 /// # Errors
 /// [`ClientError`].
 pub fn there(client: &Client, target: &Target) -> Result<(RemoteDevice<Patient>, Speed), ClientError> {
-    let (speed, descriptors, way): (_, _, Box<dyn super::Way>) = match client.session(target, GRACE_DISK)? {
-        Some(linked) => {
-            let (speed, descriptors) = (linked.speed(), linked.descriptors().clone());
-            (speed, descriptors, Box::new(InSession::new(linked)))
-        }
+    match client.session(target, GRACE_DISK)? {
+        Some(linked) => in_session(target, linked),
         None => {
             let (link, device) = client.enumerate(target)?;
             let (speed, descriptors) = (device.speed(), device.descriptors().clone());
-            (speed, descriptors, Box::new(Plain::new(link, device)))
+            enumerated(target, Box::new(Plain::new(link, device)), speed, descriptors)
         }
-    };
+    }
+}
+
+/// What the host of a device has reserved for the pipes of another host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FarTime {
+    /// The bus, the path, and processor time that other programs there cannot take.
+    Reserved,
+    /// Not all of that, for this reason.
+    Unreserved(String),
+}
+
+/// As [`there`], with a reservation of high criticality for these claims at the device's host and on the way to it, as
+/// far as that host makes reservations. `claims` sees the opened device; without claims nothing is reserved.
+///
+/// # Errors
+/// [`ClientError`]; [`ClientError::Untrusted`] if its host, the path or the bus has not enough left.
+pub fn there_reserving(
+    client: &Client,
+    target: &Target,
+    claims: impl FnOnce(&RemoteDevice<Patient>, Speed) -> Vec<Claim>,
+) -> Result<(RemoteDevice<Patient>, Speed, FarTime), ClientError> {
+    let unreserved =
+        |why: String| there(client, target).map(|(device, speed)| (device, speed, FarTime::Unreserved(why)));
+    if !client.is_farbus(target)? {
+        return unreserved("its server speaks USB/IP alone, which has no reservations".to_owned());
+    }
+    let (device, speed) = there(client, target)?;
+    let claims = claims(&device, speed);
+    if claims.is_empty() {
+        return Ok((device, speed, FarTime::Unreserved("its endpoints are not known".to_owned())));
+    }
+    device.into_port().into_way().close();
+    let reservation = Reservation { claims, ..Reservation::default() };
+    match client.session_reserving(target, reservation, GRACE_DISK)? {
+        Ok(linked) => {
+            let time = match linked.status().reserved().and_then(|report| report.thread) {
+                Some(ThreadTime::Reserved) => FarTime::Reserved,
+                Some(ThreadTime::Ordinary) => {
+                    FarTime::Unreserved("its kernel gave that thread no processor time: its log says why".to_owned())
+                }
+                None => FarTime::Unreserved("its farbus is of a version that gives its threads none".to_owned()),
+            };
+            in_session(target, linked).map(|(device, speed)| (device, speed, time))
+        }
+        // What is not to be had is refused; what may not be asked for is said, and nothing is reserved.
+        Err((end, report)) => match report.map(|report| report.lack) {
+            Some(Lack::Bus | Lack::Processor | Lack::Rate | Lack::Delay | Lack::Budget) => {
+                Err(client.refusal(target, &end))
+            }
+            _ if end.cause == Cause::Reservation => unreserved(end.message),
+            _ => Err(client.refusal(target, &end)),
+        },
+    }
+}
+
+fn in_session(target: &Target, linked: Linked<RemoteUsb>) -> Result<(RemoteDevice<Patient>, Speed), ClientError> {
+    let (speed, descriptors) = (linked.speed(), linked.descriptors().clone());
+    enumerated(target, Box::new(InSession::new(linked)), speed, descriptors)
+}
+
+fn enumerated(
+    target: &Target,
+    way: Box<dyn Way>,
+    speed: Speed,
+    descriptors: Descriptors,
+) -> Result<(RemoteDevice<Patient>, Speed), ClientError> {
     RemoteDevice::enumerated(Patient::new(way), speed, descriptors)
         .map(|device| (device, speed))
         .map_err(|error| ClientError::Device { target: target.clone(), what: error.to_string() })
+}
+
+/// What messages of this size at this rate take of an endpoint: claims of 1 ms, at least one message.
+pub fn claim_of(endpoint: EpAddr, speed: Speed, message_bytes: usize, messages_per_s: u64) -> Claim {
+    // A bus of low or full speed counts in frames of 1 ms, the others in microframes of 125 us.
+    let period = if matches!(speed, Speed::Low | Speed::Full) { 1 } else { 8 };
+    let bytes = messages_per_s.div_ceil(1000).max(1).saturating_mul(message_bytes as u64);
+    Claim { endpoint: endpoint.as_byte(), bytes: u32::try_from(bytes).unwrap_or(u32::MAX), period }
 }
 
 /// Measures the delay of a path to a device, in nanoseconds: the longest of some round trips, with a margin. It is an

@@ -356,7 +356,7 @@ impl<A> Pipe<A> {
             behind_ns: behind_ns.max(lane.behind_ns),
             went_out: lane.went_out,
             ran_ns,
-            is_far_unreserved: self.endpoint.is_far(),
+            is_far_unreserved: self.endpoint.is_far_unreserved(),
         }
     }
 

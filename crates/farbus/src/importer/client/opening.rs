@@ -13,7 +13,8 @@ use farbus_model::{BufferPool, Completions, Device};
 use farbus_session::native::{
     Attached, Piped, RemoteBlock, RemoteObserver, RemoteStream, RemoteUsb, control as native, stream::Frame, usb::Event,
 };
-use farbus_session::registry::in_use;
+use farbus_session::registry::{in_use, is_of_farbus};
+use farbus_session::reserve::{Reservation, ReservationReport};
 use farbus_session::{DeviceRecord, OpStatus, RemoteDevice};
 
 use super::config::{ClientConfig, GRACE, GRACE_DISK};
@@ -32,6 +33,9 @@ use crate::importer::port::session::SessionPort;
 use crate::importer::port::usbip::{HoldingLink, RemotePort};
 use crate::importer::session::connection::{Linked, Redial};
 use crate::link::modules::through;
+
+/// Why an exporter refused a device that was to be reserved: the end, and its report if it refused the reservation.
+type Unreserved = (native::End, Option<ReservationReport>);
 
 /// A session carries one device here: the number of its attachment.
 const ATTACHMENT: u16 = 1;
@@ -240,6 +244,35 @@ impl Client {
         self.accepted(target, opened).map(Some)
     }
 
+    /// Opens a USB device in a session with this reservation at its exporter, whatever the configuration says. The
+    /// inner error is the exporter's refusal.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub(crate) fn session_reserving(
+        &self,
+        target: &Target,
+        reservation: Reservation,
+        usual: Duration,
+    ) -> Result<Result<Linked<RemoteUsb>, Unreserved>, ClientError> {
+        let open = request_to_open(target, native::Class::USB, native::Mode::Exclusive);
+        let remote = RemoteUsb::reserving(ATTACHMENT, open, reservation);
+        let mut done = Completions::new(BufferPool::new(0));
+        let linked = self.begin(target, remote, self.config.grace.unwrap_or(usual), &mut done)?;
+        Ok(match linked.end().cloned() {
+            None => Ok(linked),
+            Some(end) => Err((end, linked.status().reserved())),
+        })
+    }
+
+    /// Whether the host is a farbus, which has sessions and reservations, as its list of devices shows.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub(crate) fn is_farbus(&self, target: &Target) -> Result<bool, ClientError> {
+        Ok(is_of_farbus(&offers::resolve(&self.connector, target)?))
+    }
+
     /// Opens a block device in a session. The inner result is the exporter's refusal, if it refuses the device.
     ///
     /// # Errors
@@ -339,19 +372,31 @@ impl Client {
         grace: Duration,
         done: &mut A::Done,
     ) -> Result<Opened<A>, ClientError> {
+        let linked = self.begin(target, remote, grace, done)?;
+        // Read the answer.
+        Ok(match linked.end().cloned() {
+            None => Ok(linked),
+            Some(end) => Err(end),
+        })
+    }
+
+    /// Connects, begins the session, sends the request and waits until the device is open or refused, which the
+    /// session's end tells.
+    fn begin<A: Attached>(
+        &self,
+        target: &Target,
+        remote: A,
+        grace: Duration,
+        done: &mut A::Done,
+    ) -> Result<Linked<A>, ClientError> {
         // Connect. The session makes further links, and new ones for those it loses, in the same way.
         let (dial, exporter) = self.connector.dial(&target.address)?;
         // What the device's data passes through is part of the request.
         let remote = Piped::new(remote, through(&self.config.modules));
         // Begin the session, send the request and wait until the device is open or refused.
         let links = self.config.links;
-        let linked = Linked::open_over(links, dial, remote, grace, done)
-            .map_err(|source| lost(&exporter, self.without_session(&target.address, source)))?;
-        // Read the answer.
-        Ok(match linked.end().cloned() {
-            None => Ok(linked),
-            Some(end) => Err(end),
-        })
+        Linked::open_over(links, dial, remote, grace, done)
+            .map_err(|source| lost(&exporter, self.without_session(&target.address, source)))
     }
 
     /// The error of a link on which no session began. A server that is no farbus closes it, so the error says what

@@ -22,6 +22,7 @@ use tracing::{debug, info, warn};
 
 use crate::common::events::{Event, Kind, publish};
 use crate::common::stop_signal::StopSignal;
+use crate::devices::reservation::in_words;
 use crate::importer::session::status::SessionStatus;
 use crate::link::greeting;
 use crate::link::link_set::LinkSet;
@@ -309,7 +310,8 @@ impl<A: Attached> Linked<A> {
         }
         match reserved.state {
             reserve::State::Suspended => {
-                warn!(host = self.host, lack = ?reserved.lack, missing = reserved.missing, "suspended by its exporter");
+                let (lack, missing) = in_words(reserved.lack, reserved.missing).unwrap_or_default();
+                warn!(host = self.host, lack, missing, "suspended by its exporter");
                 publish(Event::new(Kind::Suspended).host(self.host.as_str()));
             }
             reserve::State::Admitted => {

@@ -263,8 +263,8 @@ impl ExporterSession {
     }
 
     /// The open requests of the attached devices.
-    pub fn opened(&self) -> impl Iterator<Item = &Open> {
-        self.attachments.values().map(|attached| &attached.open)
+    pub fn opened(&self) -> impl Iterator<Item = (u16, &Open)> {
+        self.attachments.iter().map(|(&number, attached)| (number, &attached.open))
     }
 
     /// All devices that are attached or shown to a successor.
