@@ -64,7 +64,7 @@ fn lint(package: &Path) -> Result<(), String> {
 }
 
 /// The package sources of this machine, as arguments of mmdebstrap.
-fn sources() -> Result<Vec<PathBuf>, String> {
+pub(super) fn sources() -> Result<Vec<PathBuf>, String> {
     let mut found: Vec<PathBuf> = vec![PathBuf::from("/etc/apt/sources.list")];
     if let Ok(more) = tree::files(Path::new("/etc/apt/sources.list.d")) {
         found.extend(more);
@@ -115,7 +115,7 @@ fn boot(root: &Path, work: &Path) -> Result<(), String> {
     cargo::run(format)?;
 
     let log = work.with_file_name("guest.log");
-    let said = run_guest(&kernel, &initrd, &image, &log)?;
+    let said = run_guest(machine(&kernel, &initrd, &image), &log)?;
     let answers: Vec<&str> =
         // The shell's trace has these words, too, after a plus.
         said.lines().filter_map(|line| line.strip_prefix("@check ")).map(str::trim).collect();
@@ -157,9 +157,7 @@ fn copy_modules(release: &str, root: &Path) -> Result<(), String> {
     tree::succeed(depend)
 }
 
-/// Boots the image and returns what its console said.
-fn run_guest(kernel: &Path, initrd: &Path, image: &Path, log: &Path) -> Result<String, String> {
-    let console = std::fs::File::create(log).map_err(|error| format!("cannot write {}: {error}", log.display()))?;
+fn machine(kernel: &Path, initrd: &Path, image: &Path) -> Command {
     let mut qemu = Command::new("qemu-system-x86_64");
     qemu.args(["-M", "q35", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "1024"])
         .args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-nic", "none"])
@@ -172,9 +170,17 @@ fn run_guest(kernel: &Path, initrd: &Path, image: &Path, log: &Path) -> Result<S
         .arg(kernel)
         .arg("-initrd")
         .arg(initrd)
-        .args(["-drive", &format!("if=virtio,format=raw,cache=unsafe,file={}", image.display())])
-        .stdin(Stdio::null())
-        .stdout(console);
+        .args(["-drive", &format!("if=virtio,format=raw,cache=unsafe,file={}", image.display())]);
+    qemu
+}
+
+/// Runs a guest until it ends and returns what its console said, which goes to `log`.
+///
+/// # Errors
+/// It does not start, or does not end in time.
+pub(super) fn run_guest(mut qemu: Command, log: &Path) -> Result<String, String> {
+    let console = std::fs::File::create(log).map_err(|error| format!("cannot write {}: {error}", log.display()))?;
+    qemu.stdin(Stdio::null()).stdout(console);
     println!("$ {}", cargo::display(&qemu));
     let mut guest = qemu.spawn().map_err(|error| format!("cannot start QEMU: {error}"))?;
     let start = Instant::now();
