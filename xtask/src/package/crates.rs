@@ -1,7 +1,8 @@
 //! What `cargo publish` sends: each crate of the product as an archive, and the test that the command installs from
 //! these archives without the rest of the sources.
 //!
-//! The registry is not asked: crates that are not published yet come from the archives beside them.
+//! Only the rehearsal of publishing asks the registry. Otherwise crates that are not published yet come from the
+//! archives beside them.
 
 use crate::cargo::{self, cargo};
 use crate::package::tree;
@@ -18,10 +19,7 @@ const APART: [&str; 3] = ["farbus-rig", "farbus-bench", "xtask"];
 /// Cargo would not publish one of them.
 pub fn make(work: &Path) -> Result<Vec<PathBuf>, String> {
     // What is committed is what the working tree has when something is published; a test looks at the working tree.
-    let mut pack = cargo(&["package", "--quiet", "--workspace", "--offline", "--no-verify", "--allow-dirty"]);
-    APART.iter().for_each(|name| {
-        pack.args(["--exclude", name]);
-    });
+    let mut pack = product(&["package", "--offline"]);
     let folder = work.join("published");
     pack.arg("--target-dir").arg(&folder);
     cargo::run(pack)?;
@@ -35,11 +33,22 @@ pub fn make(work: &Path) -> Result<Vec<PathBuf>, String> {
     }
 }
 
-/// Installs the command from the archives.
+/// A cargo command for all crates of the product, which does not build them.
+fn product(words: &[&str]) -> Command {
+    let mut command = cargo(words);
+    command.args(["--quiet", "--workspace", "--no-verify", "--allow-dirty"]);
+    APART.iter().for_each(|name| {
+        command.args(["--exclude", name]);
+    });
+    command
+}
+
+/// Rehearses publishing, and installs the command from the archives.
 ///
 /// # Errors
-/// A crate lacks something that it needs.
+/// The registry would refuse a crate, or one lacks something that it needs.
 pub fn check(archives: &[PathBuf], work: &Path) -> Result<(), String> {
+    cargo::run(product(&["publish", "--dry-run"]))?;
     let sources = work.join("sources");
     tree::folder_of_mode(&sources, 0o755)?;
     for archive in archives {
