@@ -1,14 +1,14 @@
 //! `cargo xtask book`: the book's reference is the commands' help, and mdBook can make pages of the book.
 //!
 //! `cargo xtask tidy` holds the book's links, its summary and its quoted messages against the sources. A test of the
-//! command holds the reference against its help, because only the command knows that. mdBook is expensive to build, so
-//! it is used where it is installed, and its absence is reported.
+//! command holds the reference against its help, because only the command knows that. Where mdBook is not installed, a
+//! version of it that is known to make these pages is built below `target`, once: it takes a minute.
 
 use crate::cargo::{self, cargo};
-use crate::steps::Done;
 use crate::workspace;
 use clap::Args;
 use std::io::ErrorKind;
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 #[derive(Args)]
@@ -18,6 +18,8 @@ pub struct Arguments {
     bless: bool,
 }
 
+/// The version that is built.
+const VERSION: &str = "0.4.52";
 const TEST: &str = "cli::help_tests::the_reference_lists_every_command_and_option";
 /// What the test takes as the order to write; it has the same name there.
 const BLESS: &str = "FARBUS_BLESS";
@@ -32,28 +34,62 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
         compare.env_remove(BLESS);
     }
     cargo::run(compare)?;
-    if let Done::Skipped(why) = build()? {
-        println!("SKIPPED: {why}");
-    }
-    Ok(())
+    if arguments.bless { Ok(()) } else { build() }
 }
 
-/// Makes the pages of the book, in `target/book`, where mdBook is installed.
+/// Makes the pages of the book, in `target/book`.
 ///
 /// # Errors
-/// mdBook failed.
-pub fn build() -> Result<Done, String> {
+/// mdBook cannot be had or failed, or it made no page of a document that its summary lists.
+pub fn build() -> Result<(), String> {
+    let mut build = Command::new(mdbook()?);
+    build.args(["build", "docs"]).current_dir(workspace::root()).stdin(Stdio::null());
+    cargo::run(build)?;
+    let summary = std::fs::read_to_string(workspace::root().join("docs/SUMMARY.md"))
+        .map_err(|error| format!("cannot read the summary: {error}"))?;
+    let pages = workspace::root().join("target/book");
+    let missing: Vec<_> = pages_of(&summary).filter(|page| !pages.join(page).is_file()).collect();
+    if missing.is_empty() { Ok(()) } else { Err(format!("mdbook made no {}", missing.join(", "))) }
+}
+
+/// The pages that a summary asks for.
+fn pages_of(summary: &str) -> impl Iterator<Item = String> + '_ {
+    let targets = summary.lines().filter_map(|line| line.rsplit_once("](")?.1.strip_suffix(".md)"));
+    targets.map(|page| match page.strip_suffix("README") {
+        Some(folder) => format!("{folder}index.html"),
+        None => format!("{page}.html"),
+    })
+}
+
+/// mdBook: the one of this machine, else one that is built below `target`.
+fn mdbook() -> Result<PathBuf, String> {
     let found = Command::new("mdbook").arg("--version").stdin(Stdio::null()).stdout(Stdio::null()).status();
     match found {
-        Err(trouble) if trouble.kind() == ErrorKind::NotFound => Ok(Done::Skipped(
-            "mdBook is not installed, so no pages were made of the book: cargo install mdbook".to_owned(),
-        )),
-        Err(trouble) => Err(format!("cannot start mdbook: {trouble}")),
-        Ok(_) => {
-            let mut build = Command::new("mdbook");
-            build.args(["build", "docs"]).current_dir(workspace::root()).stdin(Stdio::null());
-            cargo::run(build)?;
-            Ok(Done::All)
-        }
+        Ok(_) => return Ok(PathBuf::from("mdbook")),
+        Err(trouble) if trouble.kind() == ErrorKind::NotFound => {}
+        Err(trouble) => return Err(format!("cannot start mdbook: {trouble}")),
+    }
+    let tools = workspace::root().join("target/tools");
+    let program = tools.join("bin/mdbook");
+    if !program.is_file() {
+        let mut install = cargo(&["install", "--quiet", "--locked", "--no-default-features", "--version", VERSION]);
+        install.arg("mdbook").arg("--root").arg(&tools).arg("--target-dir").arg(tools.join("build"));
+        cargo::run(install)?;
+        // What it was built from is large, and needed no more.
+        let _ = std::fs::remove_dir_all(tools.join("build"));
+    }
+    Ok(program)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_line_of_the_summary_is_a_page() {
+        let summary =
+            "# Summary\n\n[Documents](README.md)\n\n- [Disks](book/src/disks.md)\n- [All](book/src/README.md)\n";
+        let pages: Vec<_> = pages_of(summary).collect();
+        assert_eq!(pages, ["index.html", "book/src/disks.html", "book/src/index.html"]);
     }
 }

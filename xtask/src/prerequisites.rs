@@ -19,11 +19,11 @@ const PACKAGES: &[Package] = &[
     // To link anything at all.
     Package {
         name: "gcc",
-        steps: &["clippy", "test", "examples", "fuzz", "machine", "upgrade", "rig", "demo", "package"],
+        steps: &["clippy", "test", "book", "examples", "fuzz", "machine", "upgrade", "rig", "demo", "package"],
     },
     Package {
         name: "libc6-dev",
-        steps: &["clippy", "test", "examples", "fuzz", "machine", "upgrade", "rig", "demo", "package"],
+        steps: &["clippy", "test", "book", "examples", "fuzz", "machine", "upgrade", "rig", "demo", "package"],
     },
     // Splits the release program into itself and its debug information.
     Package { name: "binutils", steps: &["rig", "demo", "package"] },

@@ -68,9 +68,7 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
     if let Some(passes) = arguments.only_beside {
         return beside::run(passes);
     }
-    if let Done::Skipped(why) = book::build()? {
-        println!("SKIPPED: {why}");
-    }
+    book::build()?;
     let start = Instant::now();
     let end = start + Duration::from_secs(60 * u64::from(arguments.minutes));
     let mut round = 0u32;

@@ -7,13 +7,15 @@ use crate::cargo::{self, cargo};
 use crate::changes;
 use crate::parts::{self, Plan};
 use crate::steps::{self, Done, Step};
-use crate::{demo, deny, fuzz, library, package, prerequisites, rerun, rig, tidy, upgrade, workspace};
+use crate::{book, demo, deny, fuzz, library, package, prerequisites, rerun, rig, tidy, upgrade, workspace};
 use clap::Args;
 use std::process::Command;
 
 /// The steps in the order they run, cheapest first.
-pub const STEPS: [&str; 12] =
-    ["format", "clippy", "tidy", "deny", "test", "examples", "fuzz", "machine", "upgrade", "rig", "demo", "package"];
+pub const STEPS: [&str; 13] = [
+    "format", "clippy", "tidy", "deny", "test", "book", "examples", "fuzz", "machine", "upgrade", "rig", "demo",
+    "package",
+];
 
 /// How long each fuzz target runs when it is one step among others.
 const FUZZ_SECONDS: u32 = 5;
@@ -25,6 +27,7 @@ const FUZZ_SECONDS: u32 = 5;
   tidy      the rules of the architecture
   deny      licences, duplicates and sources of dependencies; known advisories where a database is (deny.toml)
   test      every test of every crate; one that fails fails the run, and is diagnosed alone
+  book      mdBook makes the pages of the documents
   examples  every example does what it shows
   fuzz      a short run of every fuzz target
   machine   FUSE, loop devices and file systems of this machine (root); a part of `test` if both run
@@ -136,6 +139,7 @@ fn step(name: &'static str) -> Step {
         "tidy" => Step::new(name, "the rules of the architecture", tidy::run),
         "deny" => Step::new(name, "licences, duplicates, sources and advisories of dependencies", deny::run),
         "test" => Step::new(name, "every test of every crate", || rerun::run(&[], None)),
+        "book" => Step::new(name, "mdBook makes the pages of the documents", book::build),
         "examples" => Step::new(name, "every example does what it shows", run_examples),
         "fuzz" => Step::new(name, "a short run of every fuzz target", || fuzz::gate(FUZZ_SECONDS)),
         "machine" => Step::new(name, "FUSE, loop devices and file systems of this machine", run_machine_tests),
