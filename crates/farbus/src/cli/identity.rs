@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::Failure;
 use super::output::{print_json, print_table, say, table};
-use super::share_words::Called;
+use super::share::words::Called;
 use crate::common::control::{Answer, Question, ask_one};
 use crate::devices::identities::evidence_at;
 use crate::devices::identities::shared_now::{SharedNow, shared_now};

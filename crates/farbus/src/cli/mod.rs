@@ -28,8 +28,6 @@ mod release;
 mod run;
 mod served;
 mod share;
-mod share_by_daemon;
-mod share_words;
 mod sleep;
 mod stream;
 mod swap;
@@ -76,7 +74,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 enum Verb {
     Share(share::Args),
-    Unshare(share_by_daemon::UnshareArgs),
+    Unshare(share::by_daemon::UnshareArgs),
     List(list::Args),
     Attach(attach::AttachArgs),
     Run(run::RunArgs),
@@ -244,7 +242,7 @@ impl Cli {
 pub fn run(cli: Cli) -> Result<(), Failure> {
     match cli.verb {
         Verb::Share(args) => share::run(args),
-        Verb::Unshare(args) => share_by_daemon::unshare(&args),
+        Verb::Unshare(args) => share::by_daemon::unshare(&args),
         Verb::List(args) => list::run(&args),
         Verb::Attach(args) => attach::attach(args),
         Verb::Run(args) => run::run(args),

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use farbus_io::trust::{DeviceId, Peer};
 
-use super::output::say;
+use super::super::output::say;
 use crate::devices::identities::naming::split_name;
 use crate::exporter::sources::what::What;
 use crate::hosts::trust::Trust;

@@ -1,5 +1,8 @@
 //! `farbus share`.
 
+pub mod by_daemon;
+pub mod words;
+
 use std::io::ErrorKind;
 use std::net::{SocketAddr, UdpSocket};
 use std::path::PathBuf;
@@ -21,8 +24,6 @@ use tracing::warn;
 
 use super::Failure;
 use super::output::say;
-use super::share_by_daemon::{Daemon, Until};
-use super::share_words::{Called, Reach, quoted_all, say_device, say_of_serial_port, say_what_to_type};
 use crate::broker::confined::{give_rights_away, start_broker};
 use crate::broker::{BrokerPolicy, SystemAccess};
 use crate::common::control::ControlSocket;
@@ -47,6 +48,8 @@ use crate::hosts::mdns::{Announced, Nearby};
 use crate::hosts::trust::Trust;
 use crate::importer::discovery::local_shares;
 use crate::link::modules::allowed;
+use by_daemon::{Daemon, Until};
+use words::{Called, Reach, quoted_all, say_device, say_of_serial_port, say_what_to_type};
 
 /// The default of `--peer-memory`.
 pub const PEER_MEMORY_MIB: u32 = (Budget::DEFAULT.peer_bytes >> 20) as u32;

@@ -15,9 +15,9 @@ use serde_json::{Value, json};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use super::Failure;
-use super::output::{print_json, say};
-use super::share_words::{Called, Reach, quoted_all, say_device, say_what_to_type};
+use super::super::Failure;
+use super::super::output::{print_json, say};
+use super::words::{Called, Reach, quoted_all, say_device, say_what_to_type};
 use crate::broker::SystemAccess;
 use crate::common::asking::{hear_owner, heard};
 use crate::common::control::{Answer, HAS_ENDED, Question, ask_one, own_daemon};
