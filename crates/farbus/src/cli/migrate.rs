@@ -4,7 +4,7 @@ use farbus_io::trust::{Fingerprint, Peers};
 
 use super::Failure;
 use super::output::{print_json, say};
-use crate::common::asking::hear_owner;
+use crate::common::asking::{ask_owner, hear_owner};
 use crate::common::control::Question;
 use crate::frontend::in_use;
 use crate::hosts::trust::Trust;
@@ -24,6 +24,7 @@ use crate::importer::client::Target;
         farbus attach lab3/disk --via redir --socket PATH --inherit\n\n\
         and start a QEMU with the same options and '-incoming', connected there. When 'farbus migrate' returns, the device is held: migrate the machine, and end the QEMU here. If that QEMU still runs after 20 s, or after 'farbus resume', the device continues here.\n\n\
         Its block disks (--via nbd, with --inherit there) go with it, too. Hand them over when QEMU has drained them: in its state 'pre-switchover' (capability pause-before-switchover).\n\n\
+        With --with-machine the device serves its machine until that ends its connection here, and then goes to the other host at once: migrate the machine whenever you like. 'farbus resume' ends that.\n\n\
         Examples:\n  \
         farbus migrate lab3/disk --to desk2\n  \
         farbus attach lab3/disk --wait=20       on desk2: before, or within 20 s\n  \
@@ -38,15 +39,21 @@ pub struct Args {
     /// First write out and unmount its file systems, and release its loop devices.
     #[arg(long)]
     unmount: bool,
+    /// Go on serving its virtual machine, and hand it over when the machine leaves.
+    #[arg(long, conflicts_with = "unmount")]
+    with_machine: bool,
     /// Print the result as JSON, for programs.
     #[arg(long)]
     pub json: bool,
 }
 
 pub fn run(args: Args) -> Result<(), Failure> {
-    let Args { device, to, unmount, json } = args;
+    let Args { device, to, unmount, with_machine, json } = args;
     let peers = Trust::open()?.peers().map_err(Failure::local)?;
     let successor = key_of(&peers, &to)?;
+    if with_machine {
+        return follow(&device, &to, &successor, json);
+    }
     in_use::make_free(&device, unmount)?;
     let clients = in_use::nbd_clients(&device)?;
     if clients > 0 && !json {
@@ -78,6 +85,19 @@ pub fn run(args: Args) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Lets the device follow its machine to the host with this key.
+fn follow(device: &str, to: &str, successor: &Fingerprint, json: bool) -> Result<(), Failure> {
+    ask_owner(device, Question::Follow { device: device.to_owned(), successor: successor.to_string() })?;
+    if json {
+        return print_json(&serde_json::json!({ "device": device, "done": "follow", "to": to }));
+    }
+    say(format!(
+        "{device} goes to {to} when its machine leaves: migrate the machine, and end it here once it runs there\n  \
+         'farbus resume {device}' if it stays"
+    ));
+    Ok(())
+}
+
 /// Whether the host with this key is the one that has the device.
 fn is_at(peers: &Peers, target: &Target, key: &Fingerprint) -> bool {
     let host = target.address.rsplit_once(':').map_or(target.address.as_str(), |(host, _)| host);
@@ -94,7 +114,8 @@ fn waits_for(device: &str, to: &str, clients: u64) -> String {
     )
 }
 
-fn key_of(peers: &Peers, to: &str) -> Result<Fingerprint, Failure> {
+/// The key of the host that a person names by its name or key.
+pub fn key_of(peers: &Peers, to: &str) -> Result<Fingerprint, Failure> {
     if let Ok(key) = to.parse() {
         return Ok(key);
     }

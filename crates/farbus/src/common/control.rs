@@ -77,6 +77,15 @@ pub enum Question {
         #[serde(rename = "heir")]
         successor: String,
     },
+    /// Attach via redir or nbd: let the device serve its user as before, and migrate to another host when the user
+    /// leaves.
+    Follow {
+        /// The device by name or target.
+        device: String,
+        /// The key of the successor, as for `migrate`.
+        #[serde(rename = "heir")]
+        successor: String,
+    },
     /// Attach via redir: resume the device, because its virtual machine stays.
     Resume {
         /// The device by name or target.

@@ -26,6 +26,7 @@ pub fn answer(share: &Share, address: &str, question: Question) -> Answer {
         | Question::Pause { .. }
         | Question::Resume { .. }
         | Question::Migrate { .. }
+        | Question::Follow { .. }
         | Question::Reload
         | Question::Restart { .. }
         | Question::Sleep { .. }

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | [`Handle::end`] | nothing | |
 //! | [`Handle::cut`] | a cutter: something that its users may wait for | the same as `end`, which does not wait then |
-//! | [`Handle::hold`], [`Handle::resume`] | a hold handle: a virtual machine or an NBD client may move | refused |
+//! | [`Handle::hold`], [`Handle::follow`], [`Handle::resume`] | a hold handle: a virtual machine or an NBD client may move | refused |
 //! | [`Handle::migrate`] | a hold handle or a session | refused |
 //! | [`Handle::pause`] | a session through the module `pause` | refused |
 //! | [`Handle::swap`] | a disk of a session | `None` |
@@ -19,7 +19,7 @@ use farbus_io::trust::Fingerprint;
 use super::StopSignal;
 use crate::frontend::drivers::Drivers;
 use crate::frontend::hold::{Granted, HoldHandle};
-use crate::frontend::open_users::{Act, OpenUsers};
+use crate::frontend::open_users::{Act, Connected, OpenUsers};
 use crate::importer::disk_swap::DiskSwap;
 use crate::importer::port::Cutter;
 use crate::importer::session::status::SessionStatus;
@@ -78,6 +78,7 @@ pub struct Handle {
     save_requester: Option<SaveRequester<Saved>>,
     meters: Option<Arc<Meters>>,
     users: Option<OpenUsers>,
+    connected: Option<Connected>,
     drivers: Option<Drivers>,
     swap: Option<DiskSwap>,
 }
@@ -93,6 +94,7 @@ impl Handle {
             save_requester: None,
             meters: None,
             users: None,
+            connected: None,
             drivers: None,
             swap: None,
         }
@@ -132,6 +134,12 @@ impl Handle {
     #[must_use]
     pub fn used_by(self, users: OpenUsers) -> Self {
         Self { users: Some(users), ..self }
+    }
+
+    /// Enables [`Handle::processes`], from `connected`.
+    #[must_use]
+    pub fn connected_to(self, connected: Connected) -> Self {
+        Self { connected: Some(connected), ..self }
     }
 
     /// Enables [`Handle::drivers`], from `drivers`.
@@ -179,10 +187,21 @@ impl Handle {
         hold_handle.hold().map(drop).map_err(Refused::Engine)
     }
 
-    /// Releases a device that is held; its requests continue here.
+    /// Lets the device serve its local user, a virtual machine or NBD clients, as before, and migrate to the host with
+    /// this key as soon as that user has left, with its open requests. Returns once the user has read what it was sent
+    /// before, at most [`QUIET_WITHIN`](crate::frontend::hold::QUIET_WITHIN) later.
     ///
     /// # Errors
-    /// [`Refused`]: it is not held.
+    /// [`Refused`]: the device continues as before.
+    pub fn follow(&self, successor: Fingerprint) -> Result<(), Refused> {
+        let hold_handle = self.hold_handle.as_ref().ok_or(Refused::NoGate)?;
+        hold_handle.follow(*successor.as_bytes()).map(drop).map_err(Refused::Engine)
+    }
+
+    /// Releases a device that is held or follows its user; its requests continue here.
+    ///
+    /// # Errors
+    /// [`Refused`]: it is neither.
     pub fn resume(&self) -> Result<(), Refused> {
         let hold_handle = self.hold_handle.as_ref().ok_or(Refused::NoGate)?;
         hold_handle.go_on().map(drop).map_err(Refused::Engine)
@@ -230,7 +249,7 @@ impl Handle {
         self.save_requester.is_some()
     }
 
-    /// Whether the device is held, or migrating to another host.
+    /// Whether the device is held, or migrating to another host, now or as soon as its user leaves.
     pub fn is_moving(&self) -> bool {
         self.hold_handle.as_ref().is_some_and(HoldHandle::is_shut)
             || self.session.as_ref().is_some_and(|session| !session.is_ours())
@@ -240,7 +259,9 @@ impl Handle {
     pub(crate) fn move_state(&self) -> Option<&'static str> {
         let is_handed_over = self.session.as_ref().is_some_and(|session| !session.is_ours());
         let is_expected = self.session.as_ref().is_some_and(SessionStatus::is_expected);
+        let is_following = self.hold_handle.as_ref().is_some_and(HoldHandle::is_following);
         match self.is_moving() {
+            _ if is_following => Some("following"),
             _ if is_expected => Some("waiting"),
             _ if is_handed_over => Some("handed over"),
             true => Some("held"),
@@ -270,6 +291,11 @@ impl Handle {
     pub fn open_count(&self) -> Option<usize> {
         self.users.as_ref().map(OpenUsers::count)
     }
+
+    /// The processes that are connected to it, if it is a socket.
+    pub fn processes(&self) -> Vec<u32> {
+        self.connected.as_ref().map(Connected::processes).unwrap_or_default()
+    }
 }
 
 #[cfg(test)]
@@ -285,6 +311,8 @@ mod tests {
         let stop = StopSignal::new().unwrap();
         let handle = Handle::new(stop.clone());
         assert_eq!((handle.hold(), handle.resume()), (Err(Refused::NoGate), Err(Refused::NoGate)));
+        assert_eq!(handle.follow(key()), Err(Refused::NoGate));
+        assert!(handle.processes().is_empty());
         assert_eq!(handle.migrate(key()), Err(Refused::NoSession));
         assert_eq!(handle.pause(true), Err(Refused::NoModules));
         assert_eq!(handle.save().err(), Some(Refused::NotSaved));

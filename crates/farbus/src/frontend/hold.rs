@@ -19,6 +19,9 @@ pub const QUIET_WITHIN: Duration = Duration::from_secs(8);
 /// a command up.
 pub const LEAVE_WITHIN: Duration = Duration::from_secs(20);
 
+/// Why a device that follows its user is not held, migrated or told to follow again.
+pub const FOLLOWS_ALREADY: &str = "it follows its virtual machine already (farbus resume ends that)";
+
 /// Holds a device, from any thread.
 #[derive(Clone, Debug)]
 pub struct HoldHandle(Arc<Orders>);
@@ -27,8 +30,10 @@ pub struct HoldHandle(Arc<Orders>);
 struct Orders {
     orders: Mutex<Vec<Order>>,
     wake: Wake,
-    /// Whether the device is held or migrating.
+    /// Whether the device is held or migrating, or is to migrate after its user.
     is_shut: AtomicBool,
+    /// Whether it is in use, and migrates as soon as its user leaves.
+    is_following: AtomicBool,
 }
 
 /// An order of a device's owner to its engine.
@@ -47,7 +52,9 @@ pub enum HoldCommand {
     Hold,
     /// Hold it, and migrate it to the host with this key once its user has left.
     Move([u8; 32]),
-    /// Release it: it continues where it is.
+    /// Serve its user as before, and migrate it to the host with this key as soon as its user has left.
+    Follow([u8; 32]),
+    /// Release it, or follow nobody: it continues where it is.
     GoOn,
 }
 
@@ -78,7 +85,8 @@ impl HoldHandle {
     /// # Errors
     /// If the system has no more descriptors.
     pub fn new() -> io::Result<Self> {
-        Ok(Self(Arc::new(Orders { orders: Mutex::default(), wake: Wake::new()?, is_shut: AtomicBool::new(false) })))
+        let (is_shut, is_following) = (AtomicBool::new(false), AtomicBool::new(false));
+        Ok(Self(Arc::new(Orders { orders: Mutex::default(), wake: Wake::new()?, is_shut, is_following })))
     }
 
     /// Lets all requests under way complete. When this returns, the device's user has all answers and may move to
@@ -100,20 +108,39 @@ impl HoldHandle {
         self.ask(HoldCommand::Move(successor))
     }
 
-    /// Whether the device is held or migrating: no replacement process may continue with it meanwhile.
+    /// Lets the device serve its user as before, and migrate to the host with this key as soon as its user has left,
+    /// with the user's open requests. It waits for that without a limit, until [`HoldHandle::go_on`].
+    ///
+    /// # Errors
+    /// Why it cannot follow its user.
+    pub fn follow(&self, successor: [u8; 32]) -> Result<Granted, &'static str> {
+        self.ask(HoldCommand::Follow(successor))
+    }
+
+    /// Whether the device is held, migrating or following: no replacement process may continue with it meanwhile.
     pub fn is_shut(&self) -> bool {
         self.0.is_shut.load(Ordering::Acquire)
     }
 
-    /// Records whether the device is held or migrating.
+    /// Records whether the device is held, migrating or following.
     pub(crate) fn shut(&self, is_shut: bool) {
         self.0.is_shut.store(is_shut, Ordering::Release);
     }
 
-    /// Releases the device: it continues here.
+    /// Whether the device serves its user, and migrates as soon as its user leaves.
+    pub fn is_following(&self) -> bool {
+        self.0.is_following.load(Ordering::Acquire)
+    }
+
+    /// Records whether the device follows its user.
+    pub(crate) fn note_following(&self, is_following: bool) {
+        self.0.is_following.store(is_following, Ordering::Release);
+    }
+
+    /// Releases the device, or lets it follow nobody: it continues here.
     ///
     /// # Errors
-    /// If it is not held.
+    /// If it is neither held nor following.
     pub fn go_on(&self) -> Result<Granted, &'static str> {
         self.ask(HoldCommand::GoOn)
     }

@@ -1,7 +1,10 @@
 //! How many programs have an attached disk open, counted by the front end that serves them.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use farbus_io::link::Link;
+use farbus_io::sys::peer::Credentials;
 
 /// Counts the users of an attached disk, from any thread.
 #[derive(Clone)]
@@ -25,6 +28,26 @@ impl OpenClients {
     /// Sets the number of users.
     pub(crate) fn show(&self, count: usize) {
         self.0.store(count, Ordering::Release);
+    }
+}
+
+/// The processes of this machine that are connected to an attachment's Unix socket, from any thread.
+#[derive(Clone, Debug, Default)]
+pub struct Connected(Arc<Mutex<Vec<u32>>>);
+
+impl Connected {
+    /// Their numbers (pid), each once, in ascending order. A process of another container has none here.
+    pub fn processes(&self) -> Vec<u32> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Sets the connections.
+    pub(crate) fn show<'a>(&self, links: impl IntoIterator<Item = &'a Link>) {
+        let process = |link| Credentials::of(link).ok().and_then(|who| who.process());
+        let mut processes: Vec<u32> = links.into_iter().filter_map(process).collect();
+        processes.sort_unstable();
+        processes.dedup();
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = processes;
     }
 }
 

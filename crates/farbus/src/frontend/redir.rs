@@ -1,13 +1,13 @@
 //! A remote device for a virtual machine: QEMU's `usb-redir` connects to it. It needs no USB support in this machine's
 //! kernel.
 
-use std::io;
+use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use farbus_io::link::{Clock, Interest, Link, Watched, wait};
+use farbus_io::link::{Clock, Interest, Link, Lockstep, Watched, wait};
 use farbus_io::sys::unread::is_all_read;
 use farbus_model::{Device, Instant, Limits};
 use farbus_session::native::RemoteUsb;
@@ -19,8 +19,10 @@ use tracing::{debug, info, warn};
 
 use crate::broker::SystemAccess;
 use crate::common::socket_place::{Place, Protocol, SocketListener, plain_name};
-use crate::frontend::hold::{Answer, Arrival, Granted, HoldCommand, HoldHandle, LEAVE_WITHIN, Order, QUIET_WITHIN};
-use crate::frontend::open_users::{OpenClients, OpenUsers};
+use crate::frontend::hold::{
+    Answer, Arrival, FOLLOWS_ALREADY, Granted, HoldCommand, HoldHandle, LEAVE_WITHIN, Order, QUIET_WITHIN,
+};
+use crate::frontend::open_users::{Connected, OpenClients, OpenUsers};
 use crate::frontend::remote_usb::FarDevice;
 use crate::frontend::{
     Attachment, Ended, FrontEnd, Handle, Introduction, Need, Prepared, Request, Restored, Status, StopSignal,
@@ -46,6 +48,9 @@ const PART_WITHIN: Duration = Duration::from_secs(4);
 const SNAPSHOT_KIND: u16 = 6;
 /// How often to check whether a guest has read all: there is no event for it.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
+/// The same for a guest that is followed, while more waits to be sent to it.
+const LOOK_SOON: Duration = Duration::from_micros(100);
+const LOOK_LATE: Duration = Duration::from_millis(10);
 
 /// A guest whose device is held.
 struct Held {
@@ -57,12 +62,50 @@ struct Held {
     successor: Option<[u8; 32]>,
 }
 
+/// A guest that uses its device until it leaves, and then continues on another host.
+struct Following {
+    /// The key of that host.
+    successor: [u8; 32],
+    since: Instant,
+    /// Where to report that it follows: when the guest has read what was sent before.
+    asker: Option<Answer>,
+    lockstep: Lockstep,
+    /// When the last chunk was sent.
+    sent_at: Instant,
+}
+
+impl Following {
+    /// Sends what the guest can be sent now.
+    fn try_send(&mut self, now: Instant, guest: &Link, runs: &[IoSlice<'_>]) -> io::Result<Option<usize>> {
+        if self.asker.is_some() {
+            return Ok(None);
+        }
+        let sent = self.lockstep.try_send(guest, runs);
+        if matches!(sent, Ok(Some(_))) {
+            self.sent_at = now;
+        }
+        sent
+    }
+
+    /// When to look whether the guest has read the last chunk: soon at first, because it reads at once if it runs.
+    fn look_again(&self, now: Instant) -> Duration {
+        ((now - self.sent_at) / 4).clamp(LOOK_SOON, LOOK_LATE)
+    }
+}
+
 /// Which host has the device, and for which guest.
 enum Stay {
     /// It is here, for a connected guest or the next.
     Here,
     /// Another host has yet to hand it over: a guest that connects waits until then.
     Inheriting,
+    /// The guest has left for the host with this key: what it asked of the device comes to its end, or is taken back.
+    Resting {
+        successor: [u8; 32],
+        since: Instant,
+        /// What the guest was sent and had not read.
+        unread: Vec<u8>,
+    },
     /// It migrates to the host with this key, with the guest's stream, as soon as no request is under way.
     Leaving([u8; 32], Option<Frozen>),
     /// It waits for its successor. If none comes, it is here again, with the guest's stream.
@@ -206,12 +249,14 @@ impl RedirAttachment {
             listener,
             guest: None,
             held: None,
+            following: None,
             stay,
             host,
             clock,
             calls: Calls::default(),
             arrival: Arrival::default(),
             open: OpenClients::default(),
+            connected: Connected::default(),
         };
         let (save_requester, meters, target) = (SaveRequester::new(stop.shared_wake()), Arc::default(), target.clone());
         let (is_handed_over, restored_guest) = (false, None);
@@ -271,6 +316,7 @@ impl Attachment for RedirAttachment {
         Handle::new(self.stop.clone())
             .holding_by(Some(self.hold_handle.clone()))
             .used_by(users.waited_for())
+            .connected_to(self.relay.connected.clone())
             .in_session(self.session.clone())
             .saving_by(may_move.then(|| self.save_requester.clone()))
             .metered_by(Arc::clone(&self.meters))
@@ -312,6 +358,7 @@ struct Relay {
     listener: SocketListener,
     guest: Option<Link>,
     held: Option<Held>,
+    following: Option<Following>,
     stay: Stay,
     host: RedirHost<FarDevice>,
     clock: Clock,
@@ -319,6 +366,8 @@ struct Relay {
     arrival: Arrival,
     /// How many guests have a disk of this attachment, for its owner.
     open: OpenClients,
+    /// The guest's process, for its owner.
+    connected: Connected,
 }
 
 impl Relay {
@@ -329,6 +378,7 @@ impl Relay {
         save_requester: &SaveRequester<Saved>,
         meters: &Meters,
     ) -> Ended {
+        self.connected.show(&self.guest);
         let ended = loop {
             if stop.hears() {
                 break Ended::Asked;
@@ -346,7 +396,9 @@ impl Relay {
             if let Err(reject) = self.look_after_stay() {
                 break Ended::Broken(reject);
             }
-            hold_handle.shut(self.held.is_some() || !matches!(self.stay, Stay::Here));
+            let is_following = self.following.is_some();
+            hold_handle.shut(self.held.is_some() || is_following || !matches!(self.stay, Stay::Here));
+            hold_handle.note_following(is_following);
             if let Some(ended) = self.host.session().device().ended() {
                 self.say_farewell();
                 break ended;
@@ -369,7 +421,8 @@ impl Relay {
     fn part_with(&mut self, asker: SaveRequest<Saved>) -> Verdict {
         // If the device is migrating or does not come to rest, no answer tells the asking thread that it cannot be
         // saved.
-        if self.held.is_some() || !matches!(self.stay, Stay::Here) || !self.comes_to_rest() {
+        let is_here = self.held.is_none() && self.following.is_none() && matches!(self.stay, Stay::Here);
+        if !is_here || !self.comes_to_rest() {
             return Verdict::Stay;
         }
         let frozen = self.guest.is_some().then(|| self.host.freeze());
@@ -439,15 +492,24 @@ impl Relay {
         // Before the wait: a guest that has its answer may send nothing for a long time.
         self.arrival.see(self.clock.now(), self.host.counters().urbs);
         self.look_after_held();
+        self.look_after_following();
         let now = self.clock.now();
         self.host.with_device(|device, done| device.end_turn(now, done));
         let is_coming_to_rest = self.held.as_ref().is_some_and(|held| held.asker.is_some());
         let timeout = self.host.poll_timeout().map(|at| at - self.clock.now());
-        let again = match &self.held {
+        let again = match (&self.held, &self.following, &self.stay) {
             _ if is_coming_to_rest => Some(LOOK_AGAIN),
-            Some(Held { since, successor: Some(_), .. }) => Some(*since + LEAVE_WITHIN - now),
+            // What came with the last event has been handled just now.
+            (.., Stay::Resting { .. }) if self.host.is_quiet() => Some(Duration::ZERO),
+            (Some(Held { since, successor: Some(_), .. }), ..) | (.., Stay::Resting { since, .. }) => {
+                Some(*since + LEAVE_WITHIN - now)
+            }
+            (_, Some(Following { asker: Some(_), .. }), _) => Some(LOOK_AGAIN),
+            (_, Some(following), _) if guest_full => Some(following.look_again(now)),
             _ => None,
         };
+        // A socket that is followed has room; what is waited for is that its end has read.
+        let guest_full = guest_full && self.following.is_none();
         let timeout = [timeout, again].into_iter().flatten().min();
         self.calls.wait += 1;
         let on_guest = match &self.guest {
@@ -482,6 +544,12 @@ impl Relay {
     fn carry_out(&mut self, Order { command, answer }: Order) {
         let now = self.clock.now();
         let result = match (command, &mut self.held) {
+            (HoldCommand::GoOn, _) if self.following.is_some() => {
+                self.follow_nobody("it is to go on");
+                Ok(Granted::ToUser)
+            }
+            _ if self.following.is_some() => Err(FOLLOWS_ALREADY),
+            (HoldCommand::Follow(successor), _) => return self.follow(successor, answer),
             (HoldCommand::Hold | HoldCommand::Move(_), _) if !matches!(self.stay, Stay::Here) => {
                 Err("it is being handed over already")
             }
@@ -525,6 +593,54 @@ impl Relay {
             }
         };
         answer.give(result);
+    }
+
+    /// Follows the guest to the host with this key, as soon as the guest has read what it was sent so far.
+    fn follow(&mut self, successor: [u8; 32], answer: Answer) {
+        let lockstep = match &self.guest {
+            _ if !matches!(self.stay, Stay::Here) => Err("it is being handed over already"),
+            _ if self.held.is_some() => Err("it is held already"),
+            _ if !self.host.session().device().may_move() => {
+                Err("it has no session that could be handed over (a paired host, or --grace SECONDS)")
+            }
+            None => Err("no virtual machine has it"),
+            Some(guest) => Lockstep::on(guest).ok_or(
+                "its virtual machine is connected over TCP, which does not tell what the machine has read: \
+                 attach it with --socket",
+            ),
+        };
+        match lockstep {
+            Ok(lockstep) => {
+                let now = self.clock.now();
+                self.following = Some(Following { successor, since: now, asker: Some(answer), lockstep, sent_at: now });
+            }
+            Err(why) => answer.give(Err(why)),
+        }
+    }
+
+    /// The guest stays: its device serves it as before.
+    fn follow_nobody(&mut self, why: &'static str) {
+        if let Some(asker) = self.following.take().and_then(|following| following.asker) {
+            asker.give(Err(why));
+        }
+    }
+
+    /// Answers an order to follow when the guest has read all that was sent before it, or gives up.
+    fn look_after_following(&mut self) {
+        let now = self.clock.now();
+        let (Some(following), Some(guest)) = (&mut self.following, &self.guest) else { return };
+        if following.asker.is_none() {
+            return;
+        }
+        let is_shown = self.host.session().is_shown();
+        if is_shown && is_all_read(guest).unwrap_or(false) {
+            info!("the device goes to its successor when its virtual machine leaves");
+            if let Some(asker) = following.asker.take() {
+                asker.give(Ok(Granted::ToUser));
+            }
+        } else if now - following.since >= QUIET_WITHIN {
+            self.follow_nobody("its virtual machine does not read what it is sent: is it stopped?");
+        }
     }
 
     /// Continues a hold: answers it when the device is at rest, or gives up.
@@ -581,6 +697,11 @@ impl Relay {
             match self.flush_guest() {
                 Ok(true) if self.host.is_hungry() => {}
                 Ok(is_flushed) => return !is_flushed,
+                // What the guest sent before it left is still to be received: that ends with the end of its socket.
+                Err(error) if self.is_followed() => {
+                    self.note_end(&error);
+                    return false;
+                }
                 Err(error) => {
                     debug!(%error, "the guest's socket ended");
                     self.dismiss();
@@ -589,9 +710,34 @@ impl Relay {
         }
     }
 
+    /// Whether the guest continues elsewhere, with its device, when it leaves.
+    fn is_followed(&self) -> bool {
+        self.following.as_ref().is_some_and(|following| following.asker.is_none())
+    }
+
+    fn note_end(&mut self, error: &io::Error) {
+        if let Some(following) = &mut self.following {
+            following.lockstep.note(error);
+        }
+    }
+
+    /// The guest that is followed has left, and all that it sent was received.
+    fn part_followed(&mut self) {
+        let now = self.clock.now();
+        let (Some(guest), Some(following)) = (self.guest.take(), self.following.take()) else { return };
+        self.connected.show(&self.guest);
+        let (successor, unread) = (following.successor, following.lockstep.into_unread(&guest));
+        info!(unread = unread.len(), "the virtual machine has left: its device goes to its successor");
+        self.host.quiesce(now);
+        // The guest waits elsewhere: what has no data yet is asked for again there.
+        self.host.take_back_reads(now);
+        self.stay = Stay::Resting { successor, since: now, unread };
+    }
+
     /// The guest has left: the device migrates after it, with all its open requests.
     fn part(&mut self) {
         self.guest = None;
+        self.connected.show(&self.guest);
         if let Some(successor) = self.held.as_ref().and_then(|held| held.successor) {
             info!("the virtual machine has left: its device goes to its successor");
             self.held = None;
@@ -599,12 +745,33 @@ impl Relay {
         }
     }
 
+    /// Freezes the stream of a guest that was followed, once its device has come to rest.
+    fn look_after_rest(&mut self) {
+        let now = self.clock.now();
+        self.stay = match std::mem::replace(&mut self.stay, Stay::Here) {
+            Stay::Resting { successor, since, unread } if self.host.is_quiet() => {
+                let rest_us = (now - since).as_micros() as u64;
+                info!(rest_us, "no request of the virtual machine is under way");
+                let mut frozen = self.host.freeze();
+                frozen.to_guest.splice(..0, unread);
+                Stay::Leaving(successor, Some(frozen))
+            }
+            Stay::Resting { since, .. } if now - since >= LEAVE_WITHIN => {
+                warn!("what is under way does not come to its end: the device stays here, and is reset");
+                self.host.disconnect(now);
+                Stay::Here
+            }
+            stay => stay,
+        };
+    }
+
     /// The next step of a device that migrates from here or to here.
     fn look_after_stay(&mut self) -> Result<(), Reject> {
-        let device = self.host.session().device();
-        if device.is_gone() {
+        if self.host.session().device().is_gone() {
             return Ok(());
         }
+        self.look_after_rest();
+        let device = self.host.session().device();
         let (is_open, is_still, is_moving) = (device.is_open(), device.is_still(), device.is_moving());
         let stay = std::mem::replace(&mut self.stay, Stay::Here);
         self.stay = match stay {
@@ -659,6 +826,7 @@ impl Relay {
         match self.listener.try_accept() {
             Ok(Some(link)) => {
                 self.guest = Some(link);
+                self.connected.show(&self.guest);
                 if let Stay::Expecting(frozen) = std::mem::replace(&mut self.stay, Stay::Here) {
                     self.thaw(frozen);
                 } else if self.held.is_some() {
@@ -677,10 +845,12 @@ impl Relay {
     /// The guest is gone or has to go: resets the device, which waits for the next guest.
     fn dismiss(&mut self) {
         self.held = None;
+        self.follow_nobody("its virtual machine has left");
         if matches!(self.stay, Stay::Expecting(_)) {
             self.stay = Stay::Here;
         }
         if self.guest.take().is_some() {
+            self.connected.show(&self.guest);
             let dropped = self.host.session().dropped();
             info!(dropped, "the virtual machine has disconnected; the device waits for the next");
         }
@@ -693,9 +863,14 @@ impl Relay {
         let was_refused = self.host.session().is_refused();
         match guest.try_receive(self.host.receive_space()) {
             Ok(Some(0)) if self.is_on_its_way() => self.part(),
+            Ok(Some(0)) if self.is_followed() => self.part_followed(),
             Ok(Some(0)) => self.dismiss(),
             Ok(Some(count)) => self.host.handle_received(count),
             Ok(None) => {}
+            Err(error) if self.is_followed() => {
+                self.note_end(&error);
+                self.part_followed();
+            }
             Err(error) => {
                 debug!(%error, "the guest's socket ended");
                 self.dismiss();
@@ -715,8 +890,11 @@ impl Relay {
         let Some(guest) = &self.guest else { return Ok(true) };
         while self.host.has_transmit() {
             self.calls.send += 1;
-            let sent = guest.try_send(&self.host.poll_transmit())?;
-            match sent {
+            let sent = match &mut self.following {
+                Some(following) => following.try_send(self.clock.now(), guest, &self.host.poll_transmit()),
+                None => guest.try_send(&self.host.poll_transmit()),
+            };
+            match sent? {
                 Some(count) => self.host.handle_transmitted(count),
                 None => return Ok(false),
             }
@@ -727,6 +905,7 @@ impl Relay {
     /// The device is gone: tells the guest, which has a moment to acknowledge it.
     fn say_farewell(&mut self) {
         self.go_on();
+        self.follow_nobody("the device is gone");
         self.host.handle_gone(self.clock.now());
         let until = self.clock.now() + FAREWELL_TIME_MAX;
         while self.guest.is_some() {

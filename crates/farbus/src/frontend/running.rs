@@ -42,6 +42,7 @@ pub struct AttachmentStatus {
     /// `HOST:PORT/DEVICE`.
     pub title: String,
     /// `attached`; `link lost` while it waits for another; `held` while nothing is asked of it, because its user moves;
+    /// `following` while it is in use, and goes to another host as soon as its user leaves;
     /// `handed over` while it is on its way to another host; before it is here, `waiting`.
     pub state: &'static str,
     /// The address of the exporter, as it was named.
@@ -86,6 +87,9 @@ pub struct AttachmentStatus {
     /// How many programs have it open: a file, or an NBD export.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub open: Option<usize>,
+    /// The processes that are connected to its Unix socket: a virtual machine, NBD clients.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub processes: Vec<u32>,
     /// The drivers of this machine's kernel that took it, none if no driver did; absent if it is not plugged into the
     /// kernel, or the kernel has not looked at it yet.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -114,6 +118,7 @@ impl AttachmentStatus {
             modules: Vec::new(),
             medium: None,
             open: None,
+            processes: Vec::new(),
             drivers: None,
         }
     }
@@ -138,6 +143,7 @@ impl AttachmentStatus {
             meters: handle.readings(),
             medium: handle.swap().map(|swap| swap.medium(&target.to_string())),
             open: handle.open_count(),
+            processes: handle.processes(),
             drivers: handle.drivers().and_then(Drivers::names),
             ..named
         };

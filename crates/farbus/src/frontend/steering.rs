@@ -18,6 +18,7 @@ pub fn steer(question: Question, handle_of: impl FnOnce(&str) -> Option<Option<H
     let (Question::Hold { device }
     | Question::Resume { device }
     | Question::Migrate { device, .. }
+    | Question::Follow { device, .. }
     | Question::Swap { device, .. }
     | Question::SwapStatus { device }
     | Question::SwapCancel { device }
@@ -40,6 +41,10 @@ pub fn steer(question: Question, handle_of: impl FnOnce(&str) -> Option<Option<H
         (Question::Pause { is_paused, .. }, handle) => {
             with(handle, Refused::NoModules, |handle| handle.pause(*is_paused))
         }
+        (Question::Follow { successor, .. }, handle) => match successor.parse::<Fingerprint>() {
+            Ok(successor) => with(handle, Refused::NoGate, |handle| handle.follow(successor)),
+            Err(_) => return Ok(Answer::Refused("that is no key".to_owned())),
+        },
         (Question::Migrate { successor, .. }, handle) => return Ok(migrate(handle.as_ref(), successor)),
         _ => return Err(question),
     };

@@ -225,6 +225,46 @@ fn nbd_client_continues_when_its_disk_stays_or_its_successor_never_comes() {
 }
 
 #[test]
+fn disk_that_follows_is_written_until_its_client_leaves_and_then_by_the_client_elsewhere() {
+    let harness = Harness::new();
+    let image = harness.image("image", SIZE);
+    let cluster = Cluster::new(&harness, &[&format!("disk:{}", image.display())]);
+    let (mut attach, socket) = cluster.lend(0, "disk", "nbd", &[]);
+    let desk = &cluster.hosts[0];
+    let state = || {
+        let all = desk.json(&["status", "--json"]);
+        let mut devices = all.as_array().unwrap().iter().flat_map(|process| process["devices"].as_array().unwrap());
+        let disk = devices.find(|device| device["name"] == "disk" && device["bus_id"].is_null()).unwrap();
+        (disk["state"].clone(), disk["processes"].clone())
+    };
+    let follow = || desk.run(&["migrate", "disk", "--to", "rack", "--with-machine"]);
+    let refused = follow();
+    assert!(refused.code == Some(3) && refused.stderr.contains("nobody uses it"), "{refused:?}");
+    let mut here = Client::connect(&socket);
+    assert_eq!(follow().code, Some(0));
+    assert_eq!(state(), ("following".into(), serde_json::json!([std::process::id()])));
+    here.write(0, 1);
+    // The machine stays once, and is followed again.
+    desk.ok(&["resume", "disk"]);
+    assert_eq!(state().0, "attached");
+    assert_eq!(follow().code, Some(0));
+    let refused = follow();
+    assert!(refused.code == Some(3) && refused.stderr.contains("follows its virtual machine"), "{refused:?}");
+    let (_successor, there) = cluster.lend(1, "disk", "nbd", &["--inherit"]);
+    let mut there = Client::connect(&there);
+    let written = there.ask(WRITE, BLOCK, BLOCK, &[3; BLOCK]);
+    there.assert_silence();
+    here.write(0, 2);
+    here.assert_reads(0, 2);
+    drop(here);
+    assert_eq!(there.hear(0).unwrap(), (written, 0, Vec::new()));
+    there.assert_reads(0, 2);
+    there.assert_reads(BLOCK, 3);
+    assert_eq!(attach.wait_for_end(PATIENCE), Some(0), "{}", attach.log());
+    attach.wait_for_line("handed over");
+}
+
+#[test]
 fn successor_that_waits_in_vain_ends_with_a_reason_and_its_writes_fail() {
     let harness = Harness::new();
     let image = harness.image("image", SIZE);

@@ -1,6 +1,8 @@
 //! A virtual machine's device migrates with it to another host, each with a farbus of its own: pending requests go
 //! along, and the first host can use the device no more.
 
+use std::io::Read;
+use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
@@ -183,4 +185,159 @@ fn redir_inherit_and_migrate_say_why_they_are_refused() {
     assert!(outcome.code == Some(3) && outcome.stderr.contains("no session"), "{outcome:?}");
     let outcome = rack.run(&[&arguments[..2], &["--via", "redir", "--inherit"]].concat());
     assert!(outcome.code == Some(1) && outcome.stderr.contains("paired host"), "{outcome:?}");
+}
+
+/// The status of the device with this name, as the host that attached it shows it.
+fn attached(host: &super::trust::Host<'_>, name: &str) -> serde_json::Value {
+    let all = host.json(&["status", "--json"]);
+    let mut devices = all.as_array().unwrap().iter().flat_map(|process| process["devices"].as_array().unwrap());
+    devices.find(|device| device["name"] == name && device["bus_id"].is_null()).expect("it is attached").clone()
+}
+
+/// Waits until something waits to be read that no packet was read of.
+fn await_unread(stream: &UnixStream) {
+    wait_until(PATIENCE, "more waits to be read", || rustix::io::ioctl_fionread(stream).unwrap() > 0);
+}
+
+/// Reads as QEMU does: at most 4096 bytes at once.
+fn hear_chunk(guest: &mut Guest<UnixStream>) {
+    let mut chunk = [0; 4096];
+    let count = guest.stream.read(&mut chunk).unwrap();
+    let space = guest.conn.receive_space();
+    space[..count].copy_from_slice(&chunk[..count]);
+    guest.conn.handle_received(count);
+}
+
+/// The guest stops in the midst of an answer, with a chunk unread and requests open; what it has read moves along with
+/// it, as in QEMU's migration stream, and the rest is sent where it continues.
+#[test]
+fn device_that_follows_serves_its_guest_until_it_leaves_and_sends_elsewhere_what_was_unread() {
+    let harness = Harness::new();
+    let cluster = Cluster::new(&harness, &["zero,verify"]);
+    let (mut attach, socket) = cluster.lend(0, "zero", "redir", &[]);
+    let mut guest = Guest::connect(&socket);
+    guest.configure();
+    for (round, to) in [1, 0, 1].into_iter().enumerate() {
+        let (from, rack) = (&cluster.hosts[1 - to], cluster.hosts[to].name);
+        let (successor, socket) = cluster.lend(to, "zero", "redir", &["--inherit"]);
+        let there = UnixStream::connect(&socket).unwrap();
+        there.set_read_timeout(Some(PATIENCE)).unwrap();
+        let said = from.ok(&["migrate", "lab3/zero", "--to", rack, "--with-machine"]);
+        assert!(said.contains("when its machine leaves"), "{said}");
+        let status = attached(from, "zero");
+        assert_eq!((&status["state"], &status["processes"][0]), (&"following".into(), &std::process::id().into()));
+        for command in [&["migrate", "zero", "--to", rack, "--with-machine"][..], &["hold", "zero"]] {
+            let refused = from.run(command);
+            assert!(refused.code == Some(3) && refused.stderr.contains("follows its virtual machine"), "{refused:?}");
+        }
+        let id = 10 * (round as u64 + 1);
+        // It is served as before.
+        assert_eq!(guest.bulk(id, 0x81, 100_000, Payload::Empty).length, 100_000);
+        guest.say(id + 1, read(50_000));
+        (0..3 + round).for_each(|_| hear_chunk(&mut guest));
+        guest.say(id + 2, read(700));
+        guest.say(id + 3, Message::GetConfiguration);
+        await_unread(&guest.stream);
+        let Guest { stream, conn } = guest;
+        drop(stream);
+        guest = Guest { stream: there, conn };
+        hear_read(&mut guest, id + 1, 50_000);
+        let (mut has_read, mut is_told) = (false, false);
+        while !(has_read && is_told) {
+            match guest.hear().expect("the connection goes on") {
+                Packet { id: answered, message: Message::Bulk(packet) } => {
+                    assert_eq!((answered, packet.outcome, packet.payload.len()), (id + 2, Outcome::Success, 700));
+                    has_read = true;
+                }
+                Packet { id: answered, message: Message::ConfigurationStatus { configuration: 1, .. } } => {
+                    assert_eq!(answered, id + 3);
+                    is_told = true;
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(attach.wait_for_end(PATIENCE), Some(0), "{}", attach.log());
+        attach.wait_for_line("handed over");
+        attach = successor;
+        assert_eq!(attached(&cluster.hosts[to], "zero")["state"], "attached");
+    }
+    assert_eq!(guest.bulk(99, 0x81, 1024, Payload::Empty).length, 1024);
+}
+
+#[test]
+fn guest_that_has_read_all_is_sent_nothing_twice_and_a_key_pressed_meanwhile_arrives_once() {
+    let harness = Harness::new();
+    let cluster = Cluster::new(&harness, &["keyboard"]);
+    let (_attach, socket) = cluster.lend(0, "keyboard", "redir", &[]);
+    let mut guest = Guest::connect(&socket);
+    guest.configure();
+    guest.say(0, Message::StartInterruptReceiving(EpAddr::from_byte(0x81)));
+    guest.hear_kind(|message| matches!(message, Message::InterruptReceivingStatus { .. }));
+    let (_successor, socket) = cluster.lend(1, "keyboard", "redir", &["--inherit"]);
+    cluster.hosts[0].ok(&["migrate", "keyboard", "--to", "rack", "--with-machine"]);
+    let mut keys = Vec::new();
+    let key = |guest: &mut Guest<UnixStream>| match guest
+        .hear_kind(|message| matches!(message, Message::Interrupt(_)))
+        .message
+    {
+        Message::Interrupt(data) => data.payload.into_vec()[2],
+        other => panic!("{other:?}"),
+    };
+    cluster.exporter.ok(&["type", "keyboard", "h"]);
+    keys.extend([key(&mut guest), key(&mut guest)]);
+    // The first report of this one may be unread when the guest leaves, the other ones on their way.
+    cluster.exporter.ok(&["type", "keyboard", "i"]);
+    await_unread(&guest.stream);
+    let Guest { stream, conn } = guest;
+    drop(stream);
+    let stream = UnixStream::connect(&socket).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut guest = Guest { stream, conn };
+    keys.extend([key(&mut guest), key(&mut guest)]);
+    cluster.exporter.ok(&["type", "keyboard", "j"]);
+    keys.extend([key(&mut guest), key(&mut guest)]);
+    assert_eq!(keys, [0x0b, 0, 0x0c, 0, 0x0d, 0]);
+}
+
+#[test]
+fn guest_that_stays_is_served_on_and_following_it_says_why_it_is_refused() {
+    let harness = Harness::new();
+    let cluster = Cluster::new(&harness, &["zero"]);
+    let (attach, socket) = cluster.lend(0, "zero", "redir", &[]);
+    let desk = &cluster.hosts[0];
+    let follow = || desk.run(&["migrate", "zero", "--to", "rack", "--with-machine"]);
+    let refused = follow();
+    assert!(refused.code == Some(3) && refused.stderr.contains("no virtual machine has it"), "{refused:?}");
+    let mut guest = Guest::connect(&socket);
+    guest.configure();
+    assert_eq!(follow().code, Some(0));
+    assert_eq!(guest.bulk(3, 0x81, 10_000, Payload::Empty).length, 10_000);
+    desk.ok(&["resume", "zero"]);
+    assert_eq!(attached(desk, "zero")["state"], "attached");
+    assert_eq!(guest.bulk(4, 0x81, 10_000, Payload::Empty).length, 10_000);
+    let refused = desk.run(&["resume", "zero"]);
+    assert!(refused.code == Some(3) && refused.stderr.contains("not held"), "{refused:?}");
+    // It follows nobody: the next guest finds it reset, here.
+    drop(guest);
+    attach.assert_logged("the device waits for the next");
+    let mut next = Guest::connect(&socket);
+    next.configure();
+    desk.ok(&["hold", "zero"]);
+    let refused = follow();
+    assert!(refused.code == Some(3) && refused.stderr.contains("held already"), "{refused:?}");
+}
+
+#[test]
+fn guest_over_tcp_is_not_followed() {
+    let harness = Harness::new();
+    let cluster = Cluster::new(&harness, &["zero"]);
+    let words = ["attach", "lab3/zero", "--address", &cluster.address, "--via", "redir", "--listen", "127.0.0.1:0"];
+    let attach = cluster.hosts[0].start(&words);
+    let line = attach.wait_for_line("attached at ");
+    let address = line.split("attached at ").nth(1).unwrap().split_whitespace().next().unwrap().to_owned();
+    let mut guest = Guest::over(TcpStream::connect(address).unwrap());
+    guest.configure();
+    let refused = cluster.hosts[0].run(&["migrate", "zero", "--to", "rack", "--with-machine"]);
+    assert!(refused.code == Some(3) && refused.stderr.contains("--socket"), "{refused:?}");
+    assert_eq!(guest.bulk(3, 0x81, 512, Payload::Empty).length, 512);
 }

@@ -175,6 +175,7 @@ impl Attachment for NbdAttachment {
             .steered_by(Handle::new(self.server.stop()))
             .cutting_by(self.disk.cutter.clone())
             .holding_by(self.server.hold_handle())
+            .connected_to(self.server.connected())
             .saving_by(self.disk.is_movable.then(|| self.server.save_requester()))
             .metered_by(self.server.meters())
             .used_by(users.waited_for())

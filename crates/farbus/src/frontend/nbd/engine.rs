@@ -19,7 +19,7 @@ use tracing::{debug, info, warn};
 
 use crate::common::socket_place::{Place, SocketListener};
 use crate::frontend::hold::HoldHandle;
-use crate::frontend::open_users::OpenClients;
+use crate::frontend::open_users::{Connected, OpenClients};
 use crate::frontend::{Ended, StopSignal};
 use crate::importer::session::status::SessionStatus;
 use crate::link::meters::{Calls, Meters};
@@ -95,6 +95,8 @@ pub struct NbdServer {
     losses: Vec<Losses>,
     /// How many clients are connected, for its owner.
     open: OpenClients,
+    /// The processes of its clients, and how many clients these were, and the number of the last.
+    connected: (Connected, Option<(usize, u16)>),
     /// The state of its device's migration, if the device may migrate.
     moving: Option<Moving>,
     save_requester: SaveRequester<Saved>,
@@ -248,6 +250,7 @@ impl NbdServer {
             unflushed: None,
             losses,
             open: OpenClients::default(),
+            connected: (Connected::default(), None),
             moving: None,
             save_requester,
             orphans: BTreeSet::new(),
@@ -307,6 +310,11 @@ impl NbdServer {
     /// Counts its clients, from any thread.
     pub fn open_clients(&self) -> OpenClients {
         self.open.clone()
+    }
+
+    /// The processes of its clients, from any thread.
+    pub fn connected(&self) -> Connected {
+        self.connected.0.clone()
     }
 
     /// Asks for a snapshot for a replacement process. It succeeds if all its devices can be saved.
@@ -530,6 +538,10 @@ impl NbdServer {
             !is_over
         });
         self.open.show(self.clients.iter().filter(|client| !client.is_gone && !client.conn.is_haggling()).count());
+        let present = self.clients.last().map(|last| (self.clients.len(), last.number));
+        if std::mem::replace(&mut self.connected.1, present) != present {
+            self.connected.0.show(self.clients.iter().map(|client| &client.link));
+        }
     }
 
     /// Lets devices send together what they were asked; returns whether that completed a request.

@@ -5,7 +5,9 @@
 use farbus_model::Instant;
 use tracing::{info, warn};
 
-use crate::frontend::hold::{Answer, Arrival, Granted, HoldCommand, HoldHandle, LEAVE_WITHIN, Order, QUIET_WITHIN};
+use crate::frontend::hold::{
+    Answer, Arrival, FOLLOWS_ALREADY, Granted, HoldCommand, HoldHandle, LEAVE_WITHIN, Order, QUIET_WITHIN,
+};
 use crate::importer::session::status::SessionStatus;
 
 /// The state of a disk's holds and migrations.
@@ -23,6 +25,8 @@ enum Stay {
     Here,
     /// It is here, and held.
     Held(Held),
+    /// It is here, in use, and migrates to the host with this key when its clients have left.
+    Following([u8; 32]),
     /// It migrates or has migrated; it is here again when its session says so.
     Leaving,
 }
@@ -59,7 +63,7 @@ impl Moving {
 
     /// Whether no request may be passed to the disk.
     pub fn is_held(&self) -> bool {
-        !matches!(self.stay, Stay::Here)
+        matches!(self.stay, Stay::Held(_) | Stay::Leaving)
     }
 
     /// Whether no client may connect.
@@ -72,11 +76,11 @@ impl Moving {
         match &self.stay {
             Stay::Held(Held { since, asker: Some(_), .. }) => Some(*since + QUIET_WITHIN),
             Stay::Held(Held { since, successor: Some(_), .. }) => Some(*since + LEAVE_WITHIN),
-            Stay::Here | Stay::Held(_) | Stay::Leaving => None,
+            Stay::Here | Stay::Held(_) | Stay::Following(_) | Stay::Leaving => None,
         }
     }
 
-    /// The server ends: cancels a hold or a migration.
+    /// The server ends: cancels a hold, a migration, or that the disk follows its clients.
     pub fn release(&mut self) {
         self.stay = Stay::Here;
     }
@@ -88,7 +92,8 @@ impl Moving {
         }
         self.arrival.see(now, clients.answered);
         self.see_what_comes_next(now, clients);
-        self.hold_handle.shut(self.is_held());
+        self.hold_handle.shut(!matches!(self.stay, Stay::Here));
+        self.hold_handle.note_following(matches!(self.stay, Stay::Following(_)));
     }
 
     fn see_what_comes_next(&mut self, now: Instant, clients: Clients) {
@@ -120,7 +125,7 @@ impl Moving {
                     self.stay = Stay::Here;
                 }
             }
-            Stay::Held(Held { successor: Some(successor), .. }) if clients.are_gone => {
+            Stay::Held(Held { successor: Some(successor), .. }) | Stay::Following(successor) if clients.are_gone => {
                 let successor = *successor;
                 if let Err(why) = self.leave(successor) {
                     warn!(why, "the disk stays here");
@@ -130,25 +135,35 @@ impl Moving {
                 warn!("the clients of the disk have not left: it stays here");
                 self.stay = Stay::Here;
             }
-            Stay::Held(_) => {}
+            Stay::Held(_) | Stay::Following(_) => {}
         }
     }
 
     fn carry_out(&mut self, now: Instant, Order { command, answer }: Order, clients: Clients) {
         let result = match (command, &mut self.stay) {
-            (HoldCommand::Hold | HoldCommand::Move(_), _) if self.status.is_expected() => {
+            (HoldCommand::Hold | HoldCommand::Move(_) | HoldCommand::Follow(_), _) if self.status.is_expected() => {
                 Err("it is yet to be handed over to this host")
             }
-            (HoldCommand::Hold | HoldCommand::Move(_), Stay::Leaving) => Err("it is being handed over already"),
-            (HoldCommand::Move(_), Stay::Held(Held { successor: Some(_), .. })) => {
+            (HoldCommand::Hold | HoldCommand::Move(_) | HoldCommand::Follow(_), Stay::Leaving)
+            | (HoldCommand::Move(_) | HoldCommand::Follow(_), Stay::Held(Held { successor: Some(_), .. })) => {
                 Err("it is being handed over already")
+            }
+            (HoldCommand::Hold | HoldCommand::Move(_) | HoldCommand::Follow(_), Stay::Following(_)) => {
+                Err(FOLLOWS_ALREADY)
             }
             (HoldCommand::Move(successor), Stay::Held(held)) if held.asker.is_none() => {
                 (held.successor, held.since) = (Some(successor), now);
                 Ok(Granted::ToUser)
             }
-            (HoldCommand::Hold | HoldCommand::Move(_), Stay::Held(_)) => Err("it is held already"),
-            (HoldCommand::Hold, Stay::Here) if clients.are_gone => Err("nobody uses it"),
+            (HoldCommand::Hold | HoldCommand::Move(_) | HoldCommand::Follow(_), Stay::Held(_)) => {
+                Err("it is held already")
+            }
+            (HoldCommand::Hold | HoldCommand::Follow(_), Stay::Here) if clients.are_gone => Err("nobody uses it"),
+            (HoldCommand::Follow(successor), Stay::Here) => {
+                info!("the disk goes to its successor when its clients leave");
+                self.stay = Stay::Following(successor);
+                Ok(Granted::ToUser)
+            }
             (HoldCommand::Move(successor), Stay::Here) if clients.are_gone => self.leave(successor),
             (HoldCommand::Hold, Stay::Here) => {
                 self.stay = Stay::Held(Held { since: now, asker: Some(answer), successor: None });
@@ -162,6 +177,10 @@ impl Moving {
                 if let Some(asker) = held.asker.take() {
                     asker.give(Err("it is to go on"));
                 }
+                self.stay = Stay::Here;
+                Ok(Granted::ToUser)
+            }
+            (HoldCommand::GoOn, Stay::Following(_)) => {
                 self.stay = Stay::Here;
                 Ok(Granted::ToUser)
             }
@@ -246,6 +265,29 @@ mod tests {
         assert_eq!(ordered(&mut moving, ANSWERED, HoldHandle::hold), Ok(Granted::ToUser));
         assert_eq!(ordered(&mut moving, ANSWERED, HoldHandle::go_on), Ok(Granted::ToUser));
         assert!(!moving.is_held());
+    }
+
+    #[test]
+    fn disk_that_follows_serves_its_clients_without_a_limit_and_migrates_when_they_leave() {
+        let (mut moving, status) = moving();
+        let follow = |moving: &mut Moving, clients| ordered(moving, clients, |handle| handle.follow([7; 32]));
+        assert_eq!(follow(&mut moving, GONE), Err("nobody uses it"));
+        assert_eq!(follow(&mut moving, BUSY), Ok(Granted::ToUser));
+        assert!(!moving.is_held() && !moving.is_away() && moving.poll_timeout().is_none());
+        assert!(moving.hold_handle.is_following() && moving.hold_handle.is_shut());
+        assert_eq!(follow(&mut moving, BUSY), Err(FOLLOWS_ALREADY));
+        assert_eq!(ordered(&mut moving, BUSY, HoldHandle::hold), Err(FOLLOWS_ALREADY));
+        moving.look_after(at_s(3600), BUSY);
+        assert!(!moving.is_held() && status.is_ours(), "it has no limit");
+        // The machine stays: the disk may follow it another time.
+        assert_eq!(ordered(&mut moving, BUSY, HoldHandle::go_on), Ok(Granted::ToUser));
+        assert!(!moving.hold_handle.is_following() && !moving.hold_handle.is_shut());
+        moving.look_after(at_s(3601), GONE);
+        assert!(status.is_ours(), "it follows nobody");
+        assert_eq!(follow(&mut moving, BUSY), Ok(Granted::ToUser));
+        moving.look_after(at_s(3602), GONE);
+        assert!(moving.is_away() && status.successor() == Some([7; 32]));
+        assert!(!moving.hold_handle.is_following() && moving.hold_handle.is_shut());
     }
 
     #[test]
