@@ -17,6 +17,7 @@ mod link_args;
 mod list;
 mod listen;
 mod migrate;
+mod migrate_vm;
 mod module;
 mod nbd;
 mod observe;
@@ -53,8 +54,7 @@ use crate::link::modules::program;
     help_template = "{about-with-newline}\n{usage-heading} {usage}\n\nCommands:\n{subcommands}{after-help}",
     after_help = "Examples:\n  \
         farbus share disk:backup.img zero   offer a disk image and a test device\n  \
-        farbus attach lab3/disk             use its disk here\n  \
-        farbus run lab3/board -- lsusb -v   a program that sees its USB device\n\
+        farbus attach lab3/disk             use its disk here\n\
         'farbus COMMAND --help' has options and examples, and 'farbus help' exit codes.",
     after_long_help = "Examples:\n  \
         farbus share disk:backup.img zero   offer a disk image and a test device\n  \
@@ -94,6 +94,7 @@ enum Verb {
         Examples:\n  farbus hold lab3/disk\n  farbus resume lab3/disk      the migration failed: the guest continues here")]
     Resume(attach::MovingArgs),
     Migrate(migrate::Args),
+    MigrateVm(migrate_vm::Args),
     Module(module::Args),
     Observe(observe::Args),
     Stream(stream::Args),
@@ -215,6 +216,7 @@ impl Cli {
             Verb::Detach(args) => args.json,
             Verb::Hold(args) | Verb::Resume(args) => args.json,
             Verb::Migrate(args) => args.json,
+            Verb::MigrateVm(args) => args.json,
             Verb::Release(args) => args.json,
             Verb::Type(args) => args.json,
             Verb::Eject(args) | Verb::Insert(args) => args.json,
@@ -251,6 +253,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Hold(args) => attach::hold(args),
         Verb::Resume(args) => attach::resume(args),
         Verb::Migrate(args) => migrate::run(args),
+        Verb::MigrateVm(args) => migrate_vm::run(&args),
         Verb::Module(args) => module::run(&args),
         Verb::Observe(args) => observe::run(&args),
         Verb::Stream(args) => stream::run(args),
