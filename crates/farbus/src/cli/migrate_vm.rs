@@ -20,6 +20,7 @@ use crate::frontend::machine::{
     ANSWER_TIME_MAX, Attached, Devices, Monitor, MoveError, Progress, Wanted, check, migrate,
 };
 use crate::hosts::trust::Trust;
+use crate::importer::client::Target;
 
 /// Migrate a virtual machine to another host, with its devices.
 #[derive(Debug, clap::Args)]
@@ -158,11 +159,16 @@ impl Owners {
     }
 }
 
+/// `HOST/DEVICE`, as a person names an attachment.
+fn name_of(device: &Value) -> Option<String> {
+    let title = device["title"].as_str()?;
+    Some(title.parse::<Target>().map_or_else(|_| title.to_owned(), |target| target.shown().to_string()))
+}
+
 /// An attachment at a Unix socket, from its status.
 fn attached(device: &Value) -> Option<Attached> {
     let processes = device["processes"].as_array()?.iter().filter_map(|pid| u32::try_from(pid.as_u64()?).ok());
-    let name = device["title"].as_str()?.to_owned();
-    Some(Attached { name, at: device["at"].as_str()?.to_owned(), processes: processes.collect() })
+    Some(Attached { name: name_of(device)?, at: device["at"].as_str()?.to_owned(), processes: processes.collect() })
 }
 
 impl Devices for Owners {
@@ -179,6 +185,6 @@ impl Devices for Owners {
         let Some((pid, _)) = self.all.iter().find(|(_, attached)| attached.name == device) else { return false };
         let Ok(Answer::Ok(status)) = ask_one(*pid, &Question::Status, &[]) else { return false };
         let mut devices = status["devices"].as_array().into_iter().flatten();
-        devices.any(|it| it["title"] == device && it["state"] == "following")
+        devices.any(|it| name_of(it).as_deref() == Some(device) && it["state"] == "following")
     }
 }

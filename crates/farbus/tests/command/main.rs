@@ -36,6 +36,7 @@ mod kinds;
 mod lines;
 mod local_users;
 mod migrate;
+mod migrate_vm;
 mod mixed;
 mod module_processes;
 mod modules;
