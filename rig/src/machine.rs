@@ -172,6 +172,11 @@ impl Guest {
         self.await_migration(within, || Ok(()))
     }
 
+    /// The socket of its QEMU's monitor.
+    pub fn monitor(&self) -> &Path {
+        &self.monitor
+    }
+
     /// Like [`Guest::migrate`]; calls `at_switchover` when the machine has stopped here, has drained its disks and has
     /// not begun there.
     pub fn migrate_pausing(

@@ -91,7 +91,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     if args.json {
         return print_json(&json!({
             "to": args.to, "devices": devices, "done": "migrate-vm", "downtime_ms": moved.downtime_ms,
-            "total_ms": moved.total_ms,
+            "total_ms": moved.total_ms, "ended_ms": moved.ended_ms,
         }));
     }
     say(format!(

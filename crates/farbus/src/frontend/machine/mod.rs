@@ -79,6 +79,8 @@ pub struct Moved {
     pub downtime_ms: u64,
     /// How long all took, ms.
     pub total_ms: u64,
+    /// How long its QEMU took to end after that, ms: its devices wait for it.
+    pub ended_ms: u64,
 }
 
 /// Why a machine did not migrate, or not all of it.
@@ -193,7 +195,7 @@ pub fn migrate(
 ) -> Result<Moved, MoveError> {
     let mut before = Before::default();
     let done = move_all(monitor, devices, wanted, &mut before, &mut progress);
-    let moved = match done {
+    let mut moved = match done {
         Ok(moved) => moved,
         Err(why) => match before.undo(monitor, devices) {
             // It completed while it was being cancelled.
@@ -201,6 +203,7 @@ pub fn migrate(
             Undone::Here(left) => return Err(MoveError::Undone { why, left }),
         },
     };
+    let completed = Instant::now();
     // The end of QEMU's connections is what its devices wait for.
     match monitor.execute("quit", json!({})) {
         Ok(_) | Err(MonitorError::Closed(_)) => {}
@@ -209,6 +212,7 @@ pub fn migrate(
     if !monitor.wait_for_end(QUIT_TIME_MAX) {
         return Err(MoveError::NotEnded(format!("it was told to quit {} s ago", QUIT_TIME_MAX.as_secs())));
     }
+    moved.ended_ms = u64::try_from(completed.elapsed().as_millis()).unwrap_or(u64::MAX);
     Ok(moved)
 }
 
@@ -360,7 +364,7 @@ fn is_under_way(migration: &Value) -> bool {
 
 fn moved(migration: &Value) -> Moved {
     let ms = |field: &str| migration[field].as_u64().unwrap_or_default();
-    Moved { downtime_ms: ms("downtime"), total_ms: ms("total-time") }
+    Moved { downtime_ms: ms("downtime"), total_ms: ms("total-time"), ended_ms: 0 }
 }
 
 fn failed(migration: &Value) -> String {
