@@ -169,38 +169,10 @@ impl Guest {
     /// here. The result is QEMU's figure for how long it ran on neither.
     pub fn migrate(&self, to: &str, within: Duration) -> Result<Duration> {
         self.execute("migrate", &serde_json::json!({ "uri": to }))?;
-        self.await_migration(within, || Ok(()))
-    }
-
-    /// The socket of its QEMU's monitor.
-    pub fn monitor(&self) -> &Path {
-        &self.monitor
-    }
-
-    /// Like [`Guest::migrate`]; calls `at_switchover` when the machine has stopped here, has drained its disks and has
-    /// not begun there.
-    pub fn migrate_pausing(
-        &self,
-        to: &str,
-        within: Duration,
-        at_switchover: impl FnOnce() -> Result<()>,
-    ) -> Result<Duration> {
-        let pause = serde_json::json!({ "capability": "pause-before-switchover", "state": true });
-        self.execute("migrate-set-capabilities", &serde_json::json!({ "capabilities": [pause] }))?;
-        self.execute("migrate", &serde_json::json!({ "uri": to }))?;
-        self.await_migration(within, at_switchover)
-    }
-
-    fn await_migration(&self, within: Duration, at_switchover: impl FnOnce() -> Result<()>) -> Result<Duration> {
         let started = Instant::now();
-        let mut at_switchover = Some(at_switchover);
         loop {
             let said = monitor::ask(&self.monitor, "query-migrate", &serde_json::json!({}))?;
             match said["status"].as_str() {
-                Some("pre-switchover") if at_switchover.is_some() => {
-                    at_switchover.take().map_or(Ok(()), |act| act())?;
-                    self.execute("migrate-continue", &serde_json::json!({ "state": "pre-switchover" }))?;
-                }
                 Some("completed") => return Ok(Duration::from_millis(said["downtime"].as_u64().unwrap_or_default())),
                 Some("failed" | "cancelled") => {
                     return Err(Error::Expectation(format!("the machine did not migrate: {said}")));
@@ -211,6 +183,11 @@ impl Guest {
                 _ => std::thread::sleep(LOOK_AGAIN),
             }
         }
+    }
+
+    /// The socket of its QEMU's monitor.
+    pub fn monitor(&self) -> &Path {
+        &self.monitor
     }
 
     /// Has the script's `serve` run one of its functions, and returns its output.

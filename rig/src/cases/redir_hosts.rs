@@ -242,7 +242,7 @@ struct Move {
     later: Vec<(&'static str, Duration)>,
 }
 
-/// The devices' delays in sentences, and whether each device's median is within [`LATER_MAX`]. Few moves decide nothing.
+/// The devices' delays in words, and whether each device's median is within [`LATER_MAX`]. Few moves decide nothing.
 fn judge_moves(moves: &[Move]) -> (String, bool) {
     let ms = |span: Duration| format!("{:.1}", span.as_secs_f64() * 1e3);
     let median = |mut spans: Vec<Duration>| {

@@ -168,7 +168,10 @@ fn name_of(device: &Value) -> Option<String> {
 /// An attachment at a Unix socket, from its status.
 fn attached(device: &Value) -> Option<Attached> {
     let processes = device["processes"].as_array()?.iter().filter_map(|pid| u32::try_from(pid.as_u64()?).ok());
-    Some(Attached { name: name_of(device)?, at: device["at"].as_str()?.to_owned(), processes: processes.collect() })
+    let at = device["at"].as_str()?.to_owned();
+    // The place of an NBD export is a URI.
+    let is_redir = !at.starts_with("nbd");
+    Some(Attached { name: name_of(device)?, at, processes: processes.collect(), is_redir })
 }
 
 impl Devices for Owners {

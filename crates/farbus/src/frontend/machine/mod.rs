@@ -130,6 +130,8 @@ pub struct Attached {
     pub at: String,
     /// The processes that are connected there.
     pub processes: Vec<u32>,
+    /// Whether it speaks usbredir there.
+    pub is_redir: bool,
 }
 
 /// Which of these attachments the machine has, if it can migrate with all of them.
@@ -165,8 +167,17 @@ pub fn check(monitor: &mut Monitor, attached: &[Attached]) -> Result<Vec<Attache
         .filter(|attached| process.is_some_and(|process| attached.processes.contains(&process)))
         .cloned()
         .collect();
+    // A QEMU that connected to a socket names its own end of the connection, which has no path: such devices are
+    // counted.
+    let mut unnamed = own.iter().filter(|attached| attached.is_redir).count();
     for (device, channel) in usb_redirs(monitor).map_err(unfit)? {
-        let is_own = own.iter().any(|attached| names_socket(&channel, &attached.at));
+        let is_own = if channel == "unix:" {
+            let is_left = unnamed > 0;
+            unnamed = unnamed.saturating_sub(1);
+            is_left
+        } else {
+            own.iter().any(|attached| names_socket(&channel, &attached.at))
+        };
         if !is_own {
             return Err(MoveError::Unfit(format!(
                 "its device '{device}' (usb-redir at {channel}) is no attachment of yours: it would be lost\n  \

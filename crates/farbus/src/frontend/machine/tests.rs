@@ -318,7 +318,8 @@ fn migration_that_qemu_ends_is_told_with_its_reason() {
 
 #[test]
 fn what_could_not_be_moved_is_refused_before_anything_is_begun() {
-    let own = Attached { name: "lab3/keys".into(), at: "/run/keys.sock".into(), processes: vec![std::process::id()] };
+    let (name, at, processes) = ("lab3/keys".into(), "/run/keys.sock".into(), vec![std::process::id()]);
+    let own = Attached { name, at, processes, is_redir: true };
     let channel = |filename: &str| json!([{ "label": "far", "filename": filename }]);
     let refusal = |machine: Machine, attached: &[Attached]| {
         let qemu = Qemu::start(machine);
@@ -340,7 +341,10 @@ fn what_could_not_be_moved_is_refused_before_anything_is_begun() {
     assert!(refusal(incoming, std::slice::from_ref(&own)).contains("'inmigrate'"));
     let blocked = Machine { reasons: vec!["The vfio device does not"], ..connected("unix:/run/keys.sock") };
     assert!(refusal(blocked, std::slice::from_ref(&own)).contains("vfio"));
-    for name in ["unix:/run/keys.sock", "unix:/run/keys.sock,server=on", "disconnected:unix:/run/keys.sock"] {
+    // One attachment is not two devices, and a disk by NBD is none.
+    let disk = Attached { is_redir: false, ..own.clone() };
+    assert!(refusal(connected("unix:"), &[disk]).contains("no attachment of yours"));
+    for name in ["unix:", "unix:/run/keys.sock", "unix:/run/keys.sock,server=on", "disconnected:unix:/run/keys.sock"] {
         let qemu = Qemu::start(connected(name));
         assert_eq!(check(&mut qemu.connect(), std::slice::from_ref(&own)), Ok(vec![own.clone()]), "{name}");
     }
