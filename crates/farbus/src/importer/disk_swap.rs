@@ -256,7 +256,6 @@ impl SwapDisk {
             let _ = self.disk.cancel(now);
         }
         let mut is_over = false;
-        // What is left is counted: not in each turn.
         if now - self.shown >= LOOK_EVERY
             && let Some(progress) = self.disk.progress(now)
         {

@@ -57,15 +57,18 @@ impl Granules {
         })
     }
 
-    /// Adds every granule that the range touches.
-    pub fn add(&self, offset: u64, length: u64) {
+    /// Adds every granule that the range touches; returns how many were not in the set.
+    pub fn add(&self, offset: u64, length: u64) -> u64 {
+        let mut added = 0;
         for (word, bits) in self.touched(offset, length) {
             // Bits that are set already need no exclusive cache line. `Release` pairs with the `AcqRel` of `remove`:
             // the thread that takes a bit sees the change that it stands for.
             if word.load(Ordering::Relaxed) & bits != bits {
-                word.fetch_or(bits, Ordering::Release);
+                let before = word.fetch_or(bits, Ordering::Release);
+                added += u64::from((bits & !before).count_ones());
             }
         }
+        added
     }
 
     /// Whether it contains every granule that the range touches.
@@ -113,11 +116,74 @@ impl Granules {
 
     /// Total size of the granules in the set.
     pub fn bytes(&self) -> u64 {
-        let granules: u64 = self.words.iter().map(|word| u64::from(word.load(Ordering::Relaxed).count_ones())).sum();
+        self.bytes_of(self.words.iter().map(|word| u64::from(word.load(Ordering::Relaxed).count_ones())).sum())
+    }
+
+    /// Total size of the granules in the set, which are so many.
+    fn bytes_of(&self, granules: u64) -> u64 {
         let last = self.size_bytes.saturating_sub(1);
         let beyond = (last / self.granule_bytes + 1) * self.granule_bytes - self.size_bytes;
         let has_last = self.size_bytes > 0 && self.has(last);
         granules * self.granule_bytes - if has_last { beyond } else { 0 }
+    }
+}
+
+/// A set of granules that one thread changes, which knows its size: an empty one is not searched, and a turn that looks
+/// what is left does not read the bits of a whole disk (4 MiB for the largest).
+#[derive(Debug)]
+pub(super) struct Counted {
+    set: Granules,
+    /// Granules in the set.
+    count: u64,
+}
+
+impl Counted {
+    /// The empty set for a disk of `size_bytes`.
+    pub fn none_of(size_bytes: u64) -> Self {
+        Self { set: Granules::none_of(size_bytes), count: 0 }
+    }
+
+    /// The set of all granules.
+    pub fn all_of(size_bytes: u64) -> Self {
+        let mut all = Self::none_of(size_bytes);
+        all.add(0, size_bytes);
+        all
+    }
+
+    pub fn granule_bytes(&self) -> u64 {
+        self.set.granule_bytes
+    }
+
+    /// As [`Granules::add`].
+    pub fn add(&mut self, offset: u64, length: u64) {
+        self.count += self.set.add(offset, length);
+    }
+
+    /// Whether it contains every granule that the range touches.
+    pub fn has_all(&self, offset: u64, length: u64) -> bool {
+        self.set.has_all(offset, length)
+    }
+
+    /// Whether it contains the granule at `offset`.
+    pub fn has(&self, offset: u64) -> bool {
+        self.set.has(offset)
+    }
+
+    /// As [`Granules::take`].
+    pub fn take(&mut self, offset: u64, bytes_max: u64) -> Option<Run> {
+        let run = (self.count > 0).then(|| self.set.take(offset, bytes_max)).flatten()?;
+        self.count -= run.bytes.div_ceil(self.set.granule_bytes);
+        Some(run)
+    }
+
+    /// As [`Counted::take`]; behind the last granule the search continues with the first one.
+    pub fn take_around(&mut self, offset: u64, bytes_max: u64) -> Option<Run> {
+        self.take(offset, bytes_max).or_else(|| self.take(0, bytes_max))
+    }
+
+    /// Total size of the granules in the set.
+    pub fn bytes(&self) -> u64 {
+        self.set.bytes_of(self.count)
     }
 }
 
@@ -153,6 +219,27 @@ mod tests {
         assert_eq!(set.take(63 * GRANULE, 1), Some(Run { offset: 64 * GRANULE, bytes: GRANULE }));
         assert_eq!(set.take(0, u64::MAX), Some(Run { offset: 200 * GRANULE, bytes: 77 }));
         assert_eq!((set.take(0, 1), set.bytes()), (None, 0));
+    }
+
+    #[test]
+    fn a_counted_set_has_the_size_that_its_bits_add_up_to() {
+        for size in [GRANULE, 129 * GRANULE - 1, 200 * GRANULE + 77] {
+            let mut set = Counted::all_of(size);
+            assert_eq!(set.bytes(), size);
+            let mut state = 7u64;
+            for turn in 0..2000 {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                let (offset, length) = ((state >> 20) % size, (state >> 50) % (9 * GRANULE));
+                match turn % 3 {
+                    0 => set.add(offset, length.min(size - offset)),
+                    1 => drop(set.take_around(offset, length)),
+                    _ => drop(set.take(offset, length)),
+                }
+                assert_eq!(set.bytes(), set.set.bytes(), "turn {turn} of {size}");
+            }
+            while set.take_around(size / 2, u64::MAX).is_some() {}
+            assert_eq!((set.bytes(), set.set.bytes(), set.count), (0, 0, 0));
+        }
     }
 
     #[test]

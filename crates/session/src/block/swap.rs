@@ -540,7 +540,9 @@ impl Swap {
         drop(held);
         match difference {
             // The source failed a change just now, so its content is unknown: the piece is copied and compared again.
-            Some(offset) if tandem.dirty.has(offset) => self.unverified.add(run.offset, run.bytes),
+            Some(offset) if tandem.dirty.has(offset) => {
+                self.unverified.add(run.offset, run.bytes);
+            }
             Some(offset) => return Err(SwapError::Differs { offset }),
             None => {}
         }

@@ -11,7 +11,7 @@ use farbus_model::{
 };
 
 use super::job::{Job, Lower, Place, What};
-use crate::block::granules::Granules;
+use crate::block::granules::Counted;
 use crate::block::rate::Bucket;
 use crate::block::swap::{Meter, Milestone, Options, Phase, Progress, Report, Side, SwapError};
 
@@ -65,8 +65,8 @@ pub(super) struct Swap<D> {
     pub(super) since: Instant,
     pub(super) began: Instant,
     /// What the destination does not have yet.
-    pub(super) dirty: Granules,
-    pub(super) unverified: Granules,
+    pub(super) dirty: Counted,
+    pub(super) unverified: Counted,
     pub(super) cursor: u64,
     pub(super) round: u32,
     pub(super) left_before: u64,
@@ -220,8 +220,8 @@ impl<D: BlockDevice> Swappable<D> {
             stage: Stage::Beginning,
             since: now,
             began: now,
-            dirty: Granules::all_of(needed),
-            unverified: Granules::none_of(needed),
+            dirty: Counted::all_of(needed),
+            unverified: Counted::none_of(needed),
             cursor: 0,
             round: 0,
             left_before: u64::MAX,

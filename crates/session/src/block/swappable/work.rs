@@ -7,7 +7,7 @@ use farbus_model::{
 
 use super::device::{Stage, Swappable, Work};
 use super::job::{Job, Piece, Place, What};
-use crate::block::granules::{Granules, Run};
+use crate::block::granules::Run;
 use crate::block::swap::{LEFT_BYTES, Milestone, ROUNDS_MAX, Side, SwapError, UNFLUSHED_BYTES_MAX, is_zero};
 
 /// Bytes of which the source is asked at a time where its holes are.
@@ -16,6 +16,8 @@ const MAP_BYTES: u64 = 64 << 20;
 const MAPS_MAX: usize = 8;
 /// Bytes of a piece that is copied or compared while changes of it wait.
 const PIECE_BYTES: u64 = 64 << 10;
+/// Bytes of the last [`LEFT_BYTES`] that are copied at a time.
+const LAST_FLIGHT_BYTES_MAX: u64 = PIECE_BYTES;
 /// Bytes that are begun to be copied in one turn; the device's users have their turn after that.
 const TURN_BYTES: u64 = 1 << 20;
 
@@ -244,12 +246,15 @@ impl<D: BlockDevice> Swappable<D> {
                 if !swap.may_copy(now) {
                     return None;
                 }
+                // Users' requests wait behind what is copied: of the last of it, little is on its way at a time.
+                let is_last = swap.left_bytes() <= LEFT_BYTES && swap.left_bytes() > 0;
+                if is_last && swap.flying_bytes >= LAST_FLIGHT_BYTES_MAX {
+                    return None;
+                }
                 let piece = PIECE_BYTES.max(granule).min(swap.run_bytes);
-                let cursor = swap.cursor;
-                let take = |from: &Granules| from.take(cursor, piece).or_else(|| from.take(0, piece));
-                let copies = take(&swap.dirty);
+                let copies = swap.dirty.take_around(swap.cursor, piece);
                 let compares = copies.is_none();
-                if let Some(run) = copies.or_else(|| take(&swap.unverified)) {
+                if let Some(run) = copies.or_else(|| swap.unverified.take_around(swap.cursor, piece)) {
                     swap.cursor = run.end();
                     return Some(self.begin_piece(now, run, compares, false, done));
                 }
