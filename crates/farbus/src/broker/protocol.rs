@@ -15,6 +15,7 @@ use serde_json::Value;
 
 use crate::common::socket_place::Place;
 use crate::devices::identities::KnownUsb;
+use crate::devices::media_journal::RemoteIdentity;
 use crate::hosts::reach::Hints;
 
 /// A question of the confined process.
@@ -68,6 +69,11 @@ pub(super) enum Question {
         device: DeviceId,
         name: String,
         is_named: bool,
+    },
+    /// Asks why a disk of another host should not be attached: a swap may have moved it to this machine.
+    ObjectionToAttaching {
+        title: String,
+        identity: Option<RemoteIdentity>,
     },
     OpenFrames {
         path: PathBuf,

@@ -249,6 +249,10 @@ impl Rights {
                 self.hold(is_known, || format!("{device} is not shared here"))?;
                 done(Value::Null)
             }
+            Question::ObjectionToAttaching { title, identity } => {
+                self.hold(!opened(&self.broker_policy).hosts.is_empty(), || "nothing is attached".to_owned())?;
+                done(json!(media_journal::objection_to_attaching(&title, identity)))
+            }
             Question::OpenFrames { path } => {
                 let is_meant = opened(&self.broker_policy).frames.contains(&path);
                 self.hold(is_meant, || format!("{} is not to be shared", path.display()))?;

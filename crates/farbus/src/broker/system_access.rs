@@ -26,7 +26,7 @@ use crate::common::processor_leases::ask_for;
 use crate::common::socket_access::SocketAccess;
 use crate::common::socket_place::{Place, SocketListener};
 use crate::devices::identities::{Identified, Identities};
-use crate::devices::media_journal;
+use crate::devices::media_journal::{self, RemoteIdentity};
 use crate::hosts::known_host::{self, KnownHost};
 use crate::hosts::reach::{self, Found, Hints};
 
@@ -225,6 +225,20 @@ impl SystemAccess {
         match self {
             SystemAccess::Own => Identities::own().note_name(device, name, is_named),
             SystemAccess::Through(broker) => broker.note_name(device, name, is_named),
+        }
+    }
+
+    /// Why a disk of another host should not be attached: a swap has moved its data to this machine. `None` if it may
+    /// be attached.
+    pub(crate) fn objection_to_attaching(&self, title: &str, identity: Option<RemoteIdentity>) -> Option<String> {
+        match self {
+            SystemAccess::Own => media_journal::objection_to_attaching(title, identity),
+            SystemAccess::Through(broker) => {
+                let question = Question::ObjectionToAttaching { title: title.to_owned(), identity };
+                // A broker of an earlier release does not know the question.
+                let answer: io::Result<(Option<String>, _)> = broker.ask(&question, None);
+                answer.map_or(None, |(why, _)| why)
+            }
         }
     }
 

@@ -26,7 +26,6 @@ use crate::common::control::{Answer, ControlSocket, Question, ask_all};
 use crate::common::events::{Event, Kind, publish};
 use crate::common::process_status::ProcessStatus;
 use crate::common::socket_place::Place;
-use crate::devices::media_journal::check_attachable;
 use crate::devices::reservation::{ReservationRequest, together};
 use crate::frontend::drivers::tell_if_no_driver;
 use crate::frontend::in_use;
@@ -212,7 +211,6 @@ pub fn attach(mut args: AttachArgs) -> Result<(), Failure> {
     // Before any thread starts: threads inherit what is granted here.
     report_protection(&protect_writeback_path());
     args.target = resolve(args.target)?;
-    check_attachable(&args.target.to_string()).map_err(|why| Failure::new(Attribute::Refused, why.to_string()))?;
     // Catch signals before there is anything to give back.
     let signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::local)?;
     let (request, front_end) = request_from(&args)?;

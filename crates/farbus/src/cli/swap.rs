@@ -350,7 +350,7 @@ impl Owner {
         })?;
         let from = match medium.at.strip_prefix("block:") {
             Some(path) => Medium::at(Path::new(path)),
-            None => Medium::called(&medium.at),
+            None => Medium::remote(&medium.at, medium.identity),
         };
         let journals = Journals::of_user().map_err(Failure::local)?;
         let begun = journals.begin_of(&from, &Medium::at(&path), &self.moving(&from)?);

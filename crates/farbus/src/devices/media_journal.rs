@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
 use farbus_io::trust::{Access, DeviceId, Folder, StateFolder};
+use farbus_model::Identity;
 use farbus_session::block::swap::{Journal, Milestone};
 use serde::{Deserialize, Serialize};
 
@@ -36,6 +37,34 @@ pub struct Medium {
     /// When the file was created, nanoseconds since 1970, if its file system knows: inodes are reused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub born_ns: Option<u64>,
+    /// The identity of a disk of another host, if its exporter told it: a name or an address may be another disk's
+    /// later.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub identity: Option<RemoteIdentity>,
+}
+
+/// The identity of a disk of another host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RemoteIdentity {
+    /// The device's id.
+    pub id: DeviceId,
+    /// The device's generation when it was opened here.
+    pub generation: u64,
+}
+
+impl RemoteIdentity {
+    /// Whether one of the two has the content of the other, as far as identities tell: the same medium, or one that a
+    /// swap at its exporter has made of it.
+    fn is(self, other: Self) -> bool {
+        let [one, other] = [self, other].map(|it| Identity { id: it.id.number(), generation: it.generation });
+        one.continues(other) || other.continues(one)
+    }
+}
+
+impl From<Identity> for RemoteIdentity {
+    fn from(identity: Identity) -> Self {
+        Self { id: DeviceId::of(identity), generation: identity.generation }
+    }
 }
 
 impl Medium {
@@ -45,16 +74,24 @@ impl Medium {
         let about = fs::metadata(&at).ok().filter(fs::Metadata::is_file);
         let inode = about.as_ref().map(MetadataExt::ino);
         let born = about.and_then(|about| about.created().ok()?.duration_since(UNIX_EPOCH).ok());
-        Self { at, inode, born_ns: born.and_then(|born| born.as_nanos().try_into().ok()) }
+        Self { at, inode, born_ns: born.and_then(|born| born.as_nanos().try_into().ok()), identity: None }
     }
 
     /// A medium that is no file.
     pub fn called(name: &str) -> Self {
-        Self { at: name.into(), inode: None, born_ns: None }
+        Self { at: name.into(), inode: None, born_ns: None, identity: None }
     }
 
-    /// Whether both are the same file, by whatever path, or the same block device.
+    /// A disk of another host, by the name that it has here. With an identity, the name does not matter.
+    pub fn remote(name: &str, identity: Option<RemoteIdentity>) -> Self {
+        Self { identity, ..Self::called(name) }
+    }
+
+    /// Whether both are the same file, by whatever path, or the same block device, or the same disk of another host.
     fn is(&self, other: &Medium) -> bool {
+        if let (Some(one), Some(other)) = (self.identity, other.identity) {
+            return one.is(other);
+        }
         let real = |path: &Path| fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         (self.inode, self.born_ns) == (other.inode, other.born_ns)
             && (self.at == other.at || real(&self.at) == real(&other.at))
@@ -226,6 +263,20 @@ impl Journals {
         Ok(status(&entries, medium))
     }
 
+    /// As [`objection_to_attaching`].
+    ///
+    /// # Errors
+    /// The journals cannot be read.
+    pub fn objection_to_attaching(&self, title: &str, identity: Option<RemoteIdentity>) -> io::Result<Option<String>> {
+        let entries = self.folder()?.map_or_else(|| Ok(Vec::new()), |folder| entries(&folder))?;
+        let Some((from, to)) = moved(&entries, &Medium::remote(title, identity)) else { return Ok(None) };
+        let [from, to] = [&from.at, &to.at].map(|at| at.display());
+        Ok(Some(format!(
+            "{title} has old data: 'farbus swap' moved it to {to}\n  use that: farbus nbd block:{to}; to attach the old \
+             one all the same, type: farbus swap --forget {from}"
+        )))
+    }
+
     /// The devices that swaps have moved, the oldest swap first.
     ///
     /// # Errors
@@ -311,9 +362,19 @@ impl Entry {
 }
 
 /// The last journal with a line about the medium counts.
+fn last_about<'a>(entries: &'a [Entry], medium: &Medium) -> Option<&'a Entry> {
+    entries.iter().rfind(|entry| entry.line.is_some() && entry.touches(medium))
+}
+
+/// If the medium's device has moved: the medium as the journal names it, and where the device is.
+fn moved<'a>(entries: &'a [Entry], medium: &Medium) -> Option<(&'a Medium, &'a Medium)> {
+    let Entry { header, line, .. } = last_about(entries, medium)?;
+    let is_moved = *line == Some(Line::Switched) && header.from.is(medium);
+    is_moved.then_some((&header.from, &header.to))
+}
+
 fn status(entries: &[Entry], medium: &Medium) -> MediumStatus {
-    let last = entries.iter().rfind(|entry| entry.line.is_some() && entry.touches(medium));
-    match last {
+    match last_about(entries, medium) {
         Some(Entry { header, line: Some(Line::Switched), .. }) if header.from.is(medium) => {
             MediumStatus::MovedTo(header.to.at.clone())
         }
@@ -337,21 +398,11 @@ pub fn check(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Refuses a disk of another host, by its title, whose data a swap has moved to this machine.
-///
-/// # Errors
-/// A sentence that says what to type.
-pub fn check_attachable(title: &str) -> io::Result<()> {
+/// Why a disk of another host should not be attached: a swap has moved its data to this machine. The text says what to
+/// type; `None` if it may be attached. A disk without an identity is known by its title alone.
+pub fn objection_to_attaching(title: &str, identity: Option<RemoteIdentity>) -> Option<String> {
     // A user without a state folder that can be read has swapped nothing.
-    let status = Journals::of_user().and_then(|journals| journals.status(&Medium::called(title)));
-    match status.unwrap_or(MediumStatus::Fine) {
-        MediumStatus::MovedTo(to) => Err(io::Error::other(format!(
-            "{title} has old data: 'farbus swap' moved it to {to}\n  use that: farbus nbd block:{to}; to attach the \
-             old one all the same, type: farbus swap --forget {title}",
-            to = to.display()
-        ))),
-        MediumStatus::Fine | MediumStatus::UnfinishedCopyOf(_) => Ok(()),
-    }
+    Journals::of_user().and_then(|journals| journals.objection_to_attaching(title, identity)).ok().flatten()
 }
 
 /// Writes lines to a journal that was begun by a process that may create files.
@@ -520,6 +571,32 @@ mod tests {
         fs::remove_file(&c.at).unwrap();
         assert!(c.born_ns.is_none() || scratch.status(&scratch.disk("c")) == MediumStatus::Fine);
         assert_eq!(scratch.status(&scratch.disk("a")), MediumStatus::Fine);
+    }
+
+    #[test]
+    fn a_disk_of_another_host_that_moved_is_recognized_by_its_identity_under_any_name() {
+        const SWAPPED: u64 = 1;
+        const ADOPTED: u64 = 1 << 32;
+        let scratch = Scratch::new();
+        let (id, new) = (DeviceId::random(), scratch.disk("new"));
+        let known = |generation| Some(RemoteIdentity { id, generation });
+        let another = Some(RemoteIdentity { id: DeviceId::random(), generation: 0 });
+        let why = |title: &str, identity| scratch.journals().objection_to_attaching(title, identity).unwrap();
+        scratch.swap(&Medium::remote("lab/disk", known(0)), &new, &[Milestone::Copying]);
+        assert_eq!(why("lab/disk", known(0)), None, "it is complete as long as the copy is not");
+        assert!(scratch.swap(&Medium::remote("lab2/disk", known(0)), &new, &DONE), "under another name it resumes");
+        let moved = why("attic/old", known(0)).expect("it has old data under any name");
+        assert!(moved.contains("attic/old has old data") && moved.contains("--forget lab2/disk"), "{moved}");
+        assert!(why("lab2/disk", known(SWAPPED)).is_some(), "its exporter copied what is old");
+        assert_eq!(why("lab2/disk", known(ADOPTED)), None, "its owner said that it has other data now");
+        assert_eq!(why("lab2/disk", another), None, "another disk has the name now");
+        assert!(why("lab2/disk", None).is_some(), "without an identity the name counts");
+        assert_eq!(why("lab3/disk", None), None);
+        assert!(scratch.journals().forget(&Medium::called("lab2/disk")).unwrap());
+        assert_eq!(why("attic/old", known(0)), None);
+        // A journal of an earlier release has no identity.
+        scratch.swap(&Medium::called("lab/disk"), &new, &DONE);
+        assert!(why("lab/disk", known(0)).is_some() && why("lab/disk", None).is_some());
     }
 
     #[test]

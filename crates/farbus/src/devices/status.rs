@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::devices::class_words::classes;
 use crate::devices::identities::labels::IdentityStatus;
+use crate::devices::media_journal::RemoteIdentity;
 use crate::devices::reservation::ReservationStatus;
 use crate::devices::usb_names::UsbNames;
 use crate::link::meters::Readings;
@@ -110,6 +111,9 @@ pub struct MediumStatus {
     /// Whether it has replaced another one since the device was shared.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_swapped: bool,
+    /// The identity of a disk of another host, as long as it is there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub identity: Option<RemoteIdentity>,
 }
 
 impl MediumStatus {
@@ -117,7 +121,8 @@ impl MediumStatus {
     pub fn of(block: &BlockExport) -> Option<Self> {
         let switch = block.switch();
         let (at, is_swapped) = (block.place()?, block.has_moved());
-        Some(Self { at, size_bytes: switch.size_bytes(), is_swapping: switch.is_swapping(), is_swapped })
+        let (size_bytes, is_swapping) = (switch.size_bytes(), switch.is_swapping());
+        Some(Self { at, size_bytes, is_swapping, is_swapped, identity: None })
     }
 }
 

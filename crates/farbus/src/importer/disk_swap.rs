@@ -159,6 +159,7 @@ impl DiskSwap {
             size_bytes: self.0.info.size_bytes,
             is_swapping: last.run.as_ref().is_some_and(|run| !run.is_over()),
             is_swapped: last.at.is_some(),
+            identity: self.0.session.identity().filter(|_| last.at.is_none()).map(Into::into),
         }
     }
 

@@ -223,3 +223,47 @@ fn a_daemon_moves_the_disk_that_is_named_and_is_not_replaced_after_an_attached_o
     daemon.signal(Signal::TERM);
     assert_eq!(daemon.wait_for_end(PATIENCE), Some(0), "{}", daemon.log());
 }
+
+#[test]
+fn a_disk_that_moved_is_not_attached_under_another_name_nor_by_a_daemon_until_it_is_forgotten() {
+    let harness = Harness::new();
+    let image = harness.image("old.img", MIB);
+    let share = harness.share(&[&format!("disk:{}", image.display())]);
+    let mut attached = Attached::by(&harness, &share, "nbd");
+    let to = format!("block:{}", harness.path("new.img").display());
+    let medium = |title: &str| {
+        let status = harness.json(&["status", "--json"]);
+        let all = status.as_array().unwrap().iter().flat_map(|process| process["devices"].as_array().unwrap());
+        all.into_iter().find(|device| device["title"] == title).expect("it is attached")["medium"].clone()
+    };
+    assert_eq!(medium(&attached.target)["identity"]["generation"], 0, "its exporter told which disk it is");
+    said(&harness.run(&["swap", &attached.target, "--to", &to]), 0, "lies on");
+    assert_eq!(medium(&attached.target)["identity"], Value::Null, "it is that disk no more");
+    attached.end();
+    let old_name = attached.target;
+    drop(share);
+    // Another port and another name: the disk is the same.
+    let share = harness.share(&[&format!("disk:{},name=renamed", image.display()), "memory:1M,name=fresh"]);
+    let [target, fresh] = ["renamed", "fresh"].map(|name| share.target(name));
+    let attach = |target: &str| harness.run(&["attach", target, "--via", "nbd", "--grace", "10"]);
+    said(&attach(&target), 3, &format!("farbus swap --forget {old_name}"));
+    let mut other = Running::start(harness.command(&["attach", &fresh, "--via", "nbd", "--grace", "10"]));
+    other.wait_for_line("attached");
+    other.signal(Signal::INT);
+    assert_eq!(other.wait_for_end(PATIENCE), Some(0), "{}", other.log());
+    let config = harness.path("farbus.toml");
+    let socket = harness.path("far.sock");
+    let text = format!("[[attach]]\ntarget = '{target}'\ngrace = 10\nvia = 'nbd'\nsocket = '{}'\n", socket.display());
+    std::fs::write(&config, text).unwrap();
+    let mut daemon = Running::start(harness.command(&["daemon", "--config", config.to_str().unwrap()]));
+    let status = || harness.run(&["status", "--json"]).stdout;
+    wait_until(PATIENCE, "it is refused", || status().contains(&format!("farbus swap --forget {old_name}")));
+    said(&harness.run(&["swap", "--forget", &old_name]), 0, "as it is");
+    wait_until(PATIENCE, "it is attached", || {
+        let status: Value = serde_json::from_str(&status()).unwrap();
+        let mut daemons = status.as_array().unwrap().iter().filter(|process| process["role"] == "daemon");
+        daemons.any(|daemon| daemon["devices"][0]["state"] == "attached")
+    });
+    daemon.signal(Signal::TERM);
+    assert_eq!(daemon.wait_for_end(PATIENCE), Some(0), "{}", daemon.log());
+}

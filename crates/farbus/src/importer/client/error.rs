@@ -77,6 +77,11 @@ pub enum ClientError {
         /// What is wrong with it.
         what: String,
     },
+    /// The disk has old data: 'farbus swap' moved it to this machine.
+    Moved {
+        /// Where the data is, and what to type.
+        what: String,
+    },
     /// A device was named without a host, and this machine shares none of that name to this user, or several.
     Here(HereError),
     /// This machine lacks something, or refuses it.
@@ -90,9 +95,10 @@ impl ClientError {
             ClientError::Link(_) | ClientError::Lost { .. } | ClientError::Closed { .. } => Attribute::Network,
             ClientError::Refused { status: OpStatus::NoDevice, .. } | ClientError::NoDevice { .. } => Attribute::Gone,
             ClientError::Refused { status: OpStatus::DeviceError, .. } => Attribute::Device,
-            ClientError::Refused { .. } | ClientError::Untrusted { .. } | ClientError::Elsewhere { .. } => {
-                Attribute::Refused
-            }
+            ClientError::Refused { .. }
+            | ClientError::Untrusted { .. }
+            | ClientError::Elsewhere { .. }
+            | ClientError::Moved { .. } => Attribute::Refused,
             ClientError::Protocol { .. } | ClientError::Device { .. } => Attribute::Device,
             ClientError::Here(error) => error.attribute(),
             ClientError::Local(_) => Attribute::Local,
@@ -171,7 +177,7 @@ impl fmt::Display for ClientError {
             }
             ClientError::Device { target, what } => write!(f, "{}: {what}", target.shown()),
             ClientError::Here(error) => error.fmt(f),
-            ClientError::Local(what) => f.write_str(what),
+            ClientError::Moved { what } | ClientError::Local(what) => f.write_str(what),
         }
     }
 }

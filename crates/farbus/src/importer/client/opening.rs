@@ -9,7 +9,7 @@ use std::time::Duration;
 use farbus_host::storage::{BULK_ONLY, NO_DISK};
 use farbus_host::{DiskError, Options, RemoteDisk, RemoteError};
 use farbus_io::link::Link;
-use farbus_model::{BufferPool, Completions, Device};
+use farbus_model::{BufferPool, Completions, Device, Identity};
 use farbus_session::native::{
     Attached, Piped, RemoteBlock, RemoteObserver, RemoteStream, RemoteUsb, control as native, stream::Frame, usb::Event,
 };
@@ -210,6 +210,7 @@ impl Client {
     /// [`ClientError`].
     #[doc(hidden)]
     pub fn import(&self, target: &Target) -> Result<(HoldingLink, RemoteDevice), ClientError> {
+        self.check_has_not_moved(target, None)?;
         usbip::import(&self.connector, target)
     }
 
@@ -220,6 +221,7 @@ impl Client {
     /// [`ClientError`].
     #[doc(hidden)]
     pub fn enumerate(&self, target: &Target) -> Result<(HoldingLink, RemoteDevice), ClientError> {
+        self.check_has_not_moved(target, None)?;
         usbip::enumerate(&self.connector, target)
     }
 
@@ -240,8 +242,9 @@ impl Client {
             None => RemoteUsb::new(ATTACHMENT, open),
         };
         let mut done = Completions::new(BufferPool::new(0));
-        let opened = self.request(target, remote, grace, &mut done)?;
-        self.accepted(target, opened).map(Some)
+        let linked = self.accepted(target, self.request(target, remote, grace, &mut done)?)?;
+        self.check_has_not_moved(target, linked.remote().identity())?;
+        Ok(Some(linked))
     }
 
     /// Opens a USB device in a session with this reservation at its exporter, whatever the configuration says. The
@@ -288,7 +291,17 @@ impl Client {
             Some(reservation) => RemoteBlock::reserving(ATTACHMENT, open, reservation),
             None => RemoteBlock::new(ATTACHMENT, open),
         };
-        self.request(target, remote, grace, &mut Completions::new(BufferPool::new(0)))
+        let opened = self.request(target, remote, grace, &mut Completions::new(BufferPool::new(0)))?;
+        if let Ok(linked) = &opened {
+            self.check_has_not_moved(target, linked.remote().identity())?;
+        }
+        Ok(opened)
+    }
+
+    /// Refuses a disk whose data 'farbus swap' moved to this machine. Without an identity its name counts.
+    fn check_has_not_moved(&self, target: &Target, identity: Option<Identity>) -> Result<(), ClientError> {
+        let why = self.system().objection_to_attaching(&target.to_string(), identity.map(Into::into));
+        why.map_or(Ok(()), |what| Err(ClientError::Moved { what }))
     }
 
     /// Opens a USB device beside its user, to see what the device sends. What it sends before this returns is in
@@ -355,7 +368,9 @@ impl Client {
         let open = request_to_open(target, native::Class::BLOCK, native::Mode::Exclusive);
         let remote = RemoteBlock::successor(ATTACHMENT, open);
         let opened = self.request(target, remote, grace, &mut Completions::new(BufferPool::new(0)))?;
-        self.accepted(target, opened)
+        let linked = self.accepted(target, opened)?;
+        self.check_has_not_moved(target, linked.remote().identity())?;
+        Ok(linked)
     }
 
     /// What a session of another process needs to continue here: links, and the modules that its device's data passes.

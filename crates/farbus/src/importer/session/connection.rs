@@ -10,7 +10,9 @@ use std::thread;
 use std::time::Duration;
 
 use farbus_io::link::{Clock, Link, LinkEnd, Wake};
-use farbus_model::{BlockDone, BlockLayer, Command, CommandError, Completions, DeviceLayer, Instant, Readiness};
+use farbus_model::{
+    BlockDone, BlockLayer, Command, CommandError, Completions, DeviceLayer, Identity, Instant, Readiness,
+};
 use farbus_session::native::control::{Cause, End};
 use farbus_session::native::hello::{Hello, Welcome};
 use farbus_session::native::reserve::{self, ReservationReport};
@@ -74,6 +76,8 @@ pub struct Linked<A: Attached> {
     dialling: Vec<u16>,
     /// The last reservation report.
     reserved: Option<ReservationReport>,
+    /// The device's identity, as the status has it.
+    identity: Option<Identity>,
     /// Whether the exporter was told that the session ends, or another process continues it.
     is_let_go: bool,
 }
@@ -164,6 +168,7 @@ impl<A: Attached> Linked<A> {
             is_new_here: false,
             dialling: Vec::new(),
             reserved: None,
+            identity: None,
             is_let_go: false,
         };
         linked.dial_further(Duration::ZERO);
@@ -277,6 +282,7 @@ impl<A: Attached> Linked<A> {
         if let Some(reserved) = self.remote.reserved() {
             self.note_reserved(reserved);
         }
+        self.note_identity();
         if self.status.is_expected() && !self.remote.is_expected() && self.end().is_none() {
             info!(host = self.host, "the device was handed over to this host");
             self.status.note_expected(false);
@@ -300,6 +306,15 @@ impl<A: Attached> Linked<A> {
         }
         if let Some(end) = self.end() {
             self.status.note_end(end);
+        }
+    }
+
+    /// Shows the device's identity in the status, if it is new.
+    fn note_identity(&mut self) {
+        let told = self.remote.identity();
+        if told != self.identity {
+            self.identity = told;
+            told.into_iter().for_each(|identity| self.status.note_identity(identity));
         }
     }
 
@@ -400,6 +415,7 @@ impl<A: Attached> Linked<A> {
             is_new_here,
             dialling: Vec::new(),
             reserved: None,
+            identity: None,
             is_let_go: false,
         })
     }

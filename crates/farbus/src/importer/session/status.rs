@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use farbus_io::link::Wake;
+use farbus_model::Identity;
 use farbus_session::native::Timed;
 use farbus_session::native::control::End;
 use farbus_session::native::reserve::ReservationReport;
@@ -49,6 +50,8 @@ struct State {
     pause: Option<bool>,
     /// The last reservation report.
     reserved: Option<ReservationReport>,
+    /// The identity of the device.
+    identity: Option<Identity>,
 }
 
 impl SessionStatus {
@@ -182,6 +185,16 @@ impl SessionStatus {
     /// The last reservation report; `None` if nothing is reserved at the exporter.
     pub fn reserved(&self) -> Option<ReservationReport> {
         self.with(|state| state.reserved)
+    }
+
+    /// Records the identity of the device.
+    pub(crate) fn note_identity(&self, identity: Identity) {
+        self.with(|state| state.identity = Some(identity));
+    }
+
+    /// The identity of the device; `None` before it is open, and if its exporter told none.
+    pub fn identity(&self) -> Option<Identity> {
+        self.with(|state| state.identity)
     }
 
     /// Records a timed request.
