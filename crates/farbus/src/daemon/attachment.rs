@@ -5,6 +5,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use farbus_io::sys::vhci::Port;
+use farbus_model::Identity;
 use tracing::{info, warn};
 
 use super::modules::ReadyModules;
@@ -26,6 +27,9 @@ const PAUSE_MAX: Duration = Duration::from_secs(10);
 /// The longest pause while another host has the device. A host that asks less often loses its place in the queue
 /// (`farbus_session::claims::PATIENCE`).
 const PAUSE_BUSY_MAX: Duration = Duration::from_secs(1);
+/// How long a disk that was moved to this machine is not asked for again, unless it is forgotten (`farbus swap
+/// --forget`). Later its exporter may have another disk of its name.
+const MOVED_TIME_MAX: Duration = Duration::from_secs(60);
 /// After an attachment that lasted this long, pauses begin at [`PAUSE`] again.
 const GOOD: Duration = Duration::from_secs(10);
 
@@ -278,11 +282,21 @@ impl Shared {
 
     fn keep_attached(&self, request: &Request, mut restored: Option<Box<dyn Restored>>) {
         let mut pause = PAUSE;
+        // The disk that was refused because it was moved to this machine, and when.
+        let mut moved: Option<(Instant, Option<Identity>)> = None;
         while self.may_try() {
             let is_restored = restored.is_some();
+            moved = moved.filter(|(at, _)| at.elapsed() < MOVED_TIME_MAX);
             let taken = match restored.take() {
                 Some(restored) => restored.go_on(self.client.system()),
-                None => take(&self.client, request),
+                // Its exporter's other users are not disturbed by a disk that is opened to be refused again.
+                None => moved
+                    .map_or(Ok(()), |(_, identity)| self.client.check_has_not_moved(&request.target, identity))
+                    .and_then(|()| take(&self.client, request)),
+            };
+            moved = match &taken {
+                Err(ClientError::Moved { identity, .. }) => moved.or(Some((Instant::now(), *identity))),
+                _ => None,
             };
             let failure = match taken {
                 Ok(attachment) => {

@@ -258,12 +258,21 @@ fn a_disk_that_moved_is_not_attached_under_another_name_nor_by_a_daemon_until_it
     let mut daemon = Running::start(harness.command(&["daemon", "--config", config.to_str().unwrap()]));
     let status = || harness.run(&["status", "--json"]).stdout;
     wait_until(PATIENCE, "it is refused", || status().contains(&format!("farbus swap --forget {old_name}")));
+    let opened = || {
+        let status: Value = serde_json::from_str(&status()).unwrap();
+        let all = status.as_array().unwrap().iter().flat_map(|process| process["devices"].as_array().unwrap());
+        let shared = all.into_iter().find(|device| device["name"] == "renamed" && !device["bus_id"].is_null());
+        shared.expect("it is shared")["history"].as_array().map_or(0, Vec::len)
+    };
+    // By the command above, and once by the daemon.
+    wait_until(PATIENCE, "the daemon has given it back", || opened() == 2);
     said(&harness.run(&["swap", "--forget", &old_name]), 0, "as it is");
     wait_until(PATIENCE, "it is attached", || {
         let status: Value = serde_json::from_str(&status()).unwrap();
         let mut daemons = status.as_array().unwrap().iter().filter(|process| process["role"] == "daemon");
         daemons.any(|daemon| daemon["devices"][0]["state"] == "attached")
     });
+    assert_eq!(opened(), 2, "it was not opened again to be refused again");
     daemon.signal(Signal::TERM);
     assert_eq!(daemon.wait_for_end(PATIENCE), Some(0), "{}", daemon.log());
 }

@@ -6,6 +6,7 @@ use std::io;
 use farbus_host::PortError;
 use farbus_io::link::LinkError;
 use farbus_io::trust::HandshakeError;
+use farbus_model::Identity;
 use farbus_session::registry::InUse;
 use farbus_session::{OpStatus, Reject};
 
@@ -81,6 +82,8 @@ pub enum ClientError {
     Moved {
         /// Where the data is, and what to type.
         what: String,
+        /// The disk's identity, if its exporter told it.
+        identity: Option<Identity>,
     },
     /// A device was named without a host, and this machine shares none of that name to this user, or several.
     Here(HereError),
@@ -177,7 +180,7 @@ impl fmt::Display for ClientError {
             }
             ClientError::Device { target, what } => write!(f, "{}: {what}", target.shown()),
             ClientError::Here(error) => error.fmt(f),
-            ClientError::Moved { what } | ClientError::Local(what) => f.write_str(what),
+            ClientError::Moved { what, .. } | ClientError::Local(what) => f.write_str(what),
         }
     }
 }

@@ -299,9 +299,12 @@ impl Client {
     }
 
     /// Refuses a disk whose data 'farbus swap' moved to this machine. Without an identity its name counts.
-    fn check_has_not_moved(&self, target: &Target, identity: Option<Identity>) -> Result<(), ClientError> {
+    ///
+    /// # Errors
+    /// [`ClientError::Moved`].
+    pub(crate) fn check_has_not_moved(&self, target: &Target, identity: Option<Identity>) -> Result<(), ClientError> {
         let why = self.system().objection_to_attaching(&target.to_string(), identity.map(Into::into));
-        why.map_or(Ok(()), |what| Err(ClientError::Moved { what }))
+        why.map_or(Ok(()), |what| Err(ClientError::Moved { what, identity }))
     }
 
     /// Opens a USB device beside its user, to see what the device sends. What it sends before this returns is in
