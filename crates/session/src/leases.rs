@@ -103,10 +103,34 @@ impl<T> Leases<T> {
 
     /// Gives a new lease of `device` for its next user.
     pub fn give(&mut self, device: &DeviceKey) -> u64 {
-        self.last += 1;
+        self.give_reserved(device, 0)
+    }
+
+    /// The latest count of any device, which the next lease exceeds: its exporter reserves a count above it, stores
+    /// that, and then calls [`Leases::give_reserved`].
+    pub fn last_count(&self) -> u64 {
+        self.last
+    }
+
+    /// The latest lease of `device`; `None` if none is known.
+    pub fn latest(&self, device: &DeviceKey) -> Option<u64> {
+        self.given.get(device).copied()
+    }
+
+    /// Gives a new lease of `device` with the count that was reserved for it, or a later one if that was given already.
+    pub fn give_reserved(&mut self, device: &DeviceKey, count: u64) -> u64 {
+        self.last = count.max(self.last + 1);
         let lease = self.last << MARK_BITS | device.mark();
         self.given.insert(device.clone(), lease);
         lease
+    }
+
+    /// Records the highest count that was ever reserved for `device`: no lease of a lower count is its latest.
+    pub fn note_reserved(&mut self, device: &DeviceKey, count: u64) {
+        self.last = self.last.max(count);
+        let lease = count << MARK_BITS | device.mark();
+        let latest = self.given.entry(device.clone()).or_default();
+        *latest = (*latest).max(lease);
     }
 
     /// Records that `device` is used under a lease that another process gave.

@@ -11,6 +11,7 @@ use farbus_wire::native::usb::Description;
 use farbus_wire::usbip::{DeviceRecord, OpStatus};
 
 use crate::block::BlockExport;
+use crate::claims::lease::Due;
 use crate::claims::{Claims, Ending, Holder, Mode, Refusal};
 use crate::observe::{Audience, Observed};
 use crate::stream::Stage;
@@ -298,16 +299,18 @@ impl Registry {
     }
 
     /// The records of all exports that are not retired. A device in use is listed; importing it gives *busy*. The path
-    /// of its record says who uses it and for how long; [`name_of`] and [`in_use`] read it.
+    /// of its record says who uses it, or has a lease of it, and for how long; [`name_of`] and [`in_use`] read it.
     pub fn records(&self, now: Instant) -> Vec<DeviceRecord> {
         let offered = self.exports.iter().filter(|export| !export.is_leaving);
         offered
             .map(|export| {
                 let mut record = export.record.clone();
-                if let Some(holder) = export.claims.holder() {
-                    let use_ = format!(";user={};used_s={}", holder.who, (now - holder.since).as_secs());
+                let lessee = export.claims.lease(now).map(|lease| (lease.who.name(), lease.since));
+                let user = export.claims.holder().map(|holder| (holder.who.as_str(), holder.since));
+                if let Some((who, since)) = user.or(lessee) {
+                    let use_ = format!(";user={who};used_s={}", (now - since).as_secs());
                     // A name with one of our separators would be misread.
-                    let is_plain = !holder.who.contains([';', '=']);
+                    let is_plain = !who.contains([';', '=']);
                     if is_plain && record.path.len() + use_.len() <= PATH_BYTES_MAX {
                         record.path.push_str(&use_);
                     }
@@ -331,7 +334,7 @@ impl Registry {
         let mode = export.block.as_ref().map(|block| block.export.mode(control::Mode::Exclusive));
         match export.claims.claim(who, mode.unwrap_or_default(), now) {
             Ok(()) => Ok(Claimed { record: export.record.clone(), device }),
-            Err(Refusal::Held | Refusal::Waited | Refusal::KeptOut) => {
+            Err(Refusal::Held | Refusal::Leased | Refusal::Waited | Refusal::KeptOut) => {
                 export.device = Some(device);
                 Err(OpStatus::Busy)
             }
@@ -384,7 +387,7 @@ impl Registry {
         let export = self.export_mut(bus_id).filter(|export| !export.is_leaving).ok_or(ClassRefusal::NoDevice)?;
         let (what, mode) = class(export).ok_or(ClassRefusal::Class)?;
         export.claims.claim(who, mode, now).map_err(|refusal| match refusal {
-            Refusal::Held | Refusal::Waited | Refusal::KeptOut => ClassRefusal::Busy,
+            Refusal::Held | Refusal::Leased | Refusal::Waited | Refusal::KeptOut => ClassRefusal::Busy,
         })?;
         Ok((export.record.clone(), what, mode))
     }
@@ -434,6 +437,17 @@ impl Registry {
     /// The claims on a device, for its owner to change.
     pub fn claims_mut(&mut self, bus_id: &str) -> Option<&mut Claims> {
         Some(&mut self.export_mut(bus_id)?.claims)
+    }
+
+    /// What is due of the leases at `now`, with the bus ids of the devices.
+    pub fn advance_leases(&mut self, now: Instant) -> Vec<(String, Due)> {
+        let due = |export: &mut Export| Some((export.record.bus_id.clone(), export.claims.advance(now)?));
+        self.exports.iter_mut().filter_map(due).collect()
+    }
+
+    /// When [`Registry::advance_leases`] has something next.
+    pub fn next_lease_event(&self) -> Option<Instant> {
+        self.exports.iter().filter_map(|export| export.claims.poll_timeout()).min()
     }
 
     /// Records what the holder `who` needs its device for, whichever device that is. Returns whether there is such a

@@ -133,7 +133,9 @@ fn print_lines(lines: Vec<Line>) {
     let mut table = table(&["NAME", "BUS ID", "ID", "SPEED", "STATE", "USER", "WHAT"]);
     for Line { device, target, .. } in lines {
         let ids = format!("{}:{}", device.vendor, device.product);
-        let (state, user) = (device.state_in_words(), device.user.clone().unwrap_or_default());
+        let lessee = device.lease.as_ref().map(|lease| format!("{} until {}", lease.host, lease.until));
+        let user = device.user.clone().or(lessee).unwrap_or_default();
+        let state = device.state_in_words();
         let further = device.users.iter().skip(1).map(|user| (format!("in use, {}", user.mode), user.user.clone()));
         let further: Vec<(String, String)> = further.collect();
         let (what, name) = (device.what(), target.unwrap_or(device.name));

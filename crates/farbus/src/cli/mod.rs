@@ -13,6 +13,7 @@ mod grants;
 mod help_tests;
 mod identity;
 mod inventory;
+mod lease;
 mod link_args;
 mod list;
 mod listen;
@@ -104,6 +105,7 @@ enum Verb {
     Events(events::Args),
     Audit(audit::Args),
     Doctor(doctor::Args),
+    Lease(lease::Args),
     Release(release::Args),
     Swap(swap::Args),
     Type(owner::TypeArgs),
@@ -217,6 +219,7 @@ impl Cli {
             Verb::Hold(args) | Verb::Resume(args) => args.json,
             Verb::Migrate(args) => args.json,
             Verb::MigrateVm(args) => args.json,
+            Verb::Lease(args) => args.is_for_programs(),
             Verb::Release(args) => args.json,
             Verb::Type(args) => args.json,
             Verb::Eject(args) | Verb::Insert(args) => args.json,
@@ -263,6 +266,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Events(args) => events::run(&args),
         Verb::Audit(args) => audit::run(&args),
         Verb::Doctor(args) => doctor::run(&args),
+        Verb::Lease(args) => lease::run(args),
         Verb::Release(args) => release::run(args),
         Verb::Swap(args) => swap::run(&args),
         Verb::Type(args) => owner::type_text(args),

@@ -83,6 +83,7 @@ pub fn state_of(device: &Value) -> String {
         (Some(seconds), _) => format!("{state} {}", format_span(Duration::from_secs_f64(seconds))),
         _ if device["successor"].is_string() => "handed over".to_owned(),
         (None, Some(mode @ ("read" | "scratch"))) => format!("{state}, {mode}"),
+        (None, _) if state == "available" && device["lease"].is_object() => "leased".to_owned(),
         (None, _) => state,
     }
 }

@@ -187,6 +187,10 @@ fn say_more(device: &Value) {
     if let (Some(at), Some(true)) = (device["medium"]["at"].as_str(), device["medium"]["is_swapped"].as_bool()) {
         say(format!("{name}: its medium is now {at}"));
     }
+    if let (Some(host), Some(until)) = (device["lease"]["host"].as_str(), device["lease"]["until"].as_str()) {
+        let left = span_of(&device["lease"]["left_s"]);
+        say(format!("{name}: leased to {host} for another {left}, until {until}"));
+    }
     if let Some(successor) = device["successor"].as_str() {
         say(format!("{name}: waits for {successor}, to which its user has handed it over"));
     }

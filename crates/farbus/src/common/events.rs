@@ -55,6 +55,12 @@ pub enum Kind {
     SwapBegun,
     /// The move has ended.
     SwapEnded,
+    /// A host has a lease of a device of this one.
+    Leased,
+    /// The lease of the user of a device of this one ends soon.
+    LeaseEnding,
+    /// A lease of a device of this one has ended.
+    LeaseEnded,
     /// A process has ended. No process publishes this of itself: `farbus events` sees it.
     Ended,
     /// A kind that this release does not know.
@@ -81,6 +87,9 @@ impl Kind {
             Kind::Suspended => "suspended",
             Kind::SwapBegun => "swap-begun",
             Kind::SwapEnded => "swap-ended",
+            Kind::Leased => "leased",
+            Kind::LeaseEnding => "lease-ending",
+            Kind::LeaseEnded => "lease-ended",
             Kind::Ended => "ended",
             Kind::Other => "other",
         }

@@ -8,6 +8,7 @@ pub mod control;
 pub mod events;
 pub mod failure;
 pub mod host_address;
+pub mod lease_words;
 pub mod listen_words;
 #[cfg(feature = "cli")]
 pub mod log_limit;

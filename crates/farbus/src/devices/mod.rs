@@ -5,6 +5,7 @@
 
 pub mod class_words;
 pub mod identities;
+pub mod lease;
 pub mod media_journal;
 pub mod offer;
 pub mod reservation;

@@ -5,6 +5,7 @@ use farbus_session::registry::{PATH_PREFIX, in_use};
 use serde::Serialize;
 
 use crate::devices::class_words::{classes, name_of};
+use crate::devices::lease::LeaseStatus;
 use crate::devices::status::{DeviceStatus, UserStatus};
 use crate::devices::usb_names::UsbNames;
 
@@ -17,6 +18,32 @@ pub struct ListedUser {
     pub mode: String,
     /// For how long, seconds.
     pub used_s: u64,
+}
+
+/// The lease of a device in a list.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ListedLease {
+    /// The host that has it.
+    pub host: String,
+    /// `held`, or `ending` in its last minute.
+    pub state: String,
+    /// How much is left, seconds.
+    pub left_s: u64,
+    /// When it ends: RFC 3339, UTC, by the exporter's clock.
+    pub until: String,
+    /// What for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Whether this host has it.
+    pub is_yours: bool,
+}
+
+impl From<LeaseStatus> for ListedLease {
+    fn from(lease: LeaseStatus) -> Self {
+        let left_s = lease.left().as_secs();
+        let LeaseStatus { host, state, until, reason, is_yours, .. } = lease.readable();
+        Self { host, state, left_s, until, reason, is_yours }
+    }
 }
 
 /// One device in a list.
@@ -64,6 +91,9 @@ pub struct Listed {
     /// What its user needs it for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// The lease of it that a host has, whether it uses the device or not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lease: Option<ListedLease>,
     /// How many hosts wait for it.
     #[serde(skip_serializing_if = "is_zero")]
     pub waiting: usize,
@@ -84,6 +114,7 @@ impl Listed {
     pub fn state_in_words(&self) -> String {
         match (self.state.as_deref(), self.mode.as_deref()) {
             (Some(_), _) if self.successor.is_some() => "handed over".to_owned(),
+            (Some("available"), _) if self.lease.is_some() => "leased".to_owned(),
             (Some(state), Some(mode @ ("read" | "scratch"))) => format!("{state}, {mode}"),
             (state, _) => state.unwrap_or_default().to_owned(),
         }
@@ -130,6 +161,7 @@ impl From<&DeviceRecord> for Listed {
             users: Vec::new(),
             successor: None,
             reason: None,
+            lease: None,
             waiting: 0,
             title: String::new(),
         }
@@ -161,6 +193,7 @@ impl From<DeviceStatus> for Listed {
             // The cast of a float saturates.
             used_s: status.used_s.map(|used_s| used_s.max(0.0) as u64),
             reason: status.reason,
+            lease: status.lease.map(ListedLease::from),
             waiting: status.waiting.len(),
         }
     }

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::devices::class_words::classes;
 use crate::devices::identities::labels::IdentityStatus;
+use crate::devices::lease::LeaseStatus;
 use crate::devices::media_journal::RemoteIdentity;
 use crate::devices::reservation::ReservationStatus;
 use crate::devices::usb_names::UsbNames;
@@ -70,6 +71,9 @@ pub struct DeviceStatus {
     /// What the user needs it for, if it said so.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// The lease of it that a host requested and has, whether it uses the device or not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lease: Option<LeaseStatus>,
     /// Hosts that wait for it, the longest waiting first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waiting: Vec<WaitingStatus>,
@@ -147,6 +151,12 @@ pub struct WaitingStatus {
     pub host: String,
     /// For how long it has been waiting, seconds.
     pub waits_s: f64,
+    /// The priority of its request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub priority: Option<u8>,
+    /// For how long it wants a lease, seconds; absent for an attach that waits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub for_s: Option<u64>,
 }
 
 /// A use that is over.
@@ -192,6 +202,7 @@ impl DeviceStatus {
             successor: None,
             used_s: entry.holder.map(|holder| (now - holder.since).as_secs_f64()),
             reason: entry.holder.and_then(|holder| holder.reason.clone()),
+            lease: entry.claims.lease(now).map(|lease| LeaseStatus::of(lease, now)),
             waiting: waiting_of(entry.claims, now),
             history: history_of(entry.claims, now),
             counts: entry.tally.into_iter().flat_map(Tally::read).map(|(name, n)| (name.to_owned(), n)).collect(),
@@ -214,8 +225,12 @@ fn users_of(claims: &Claims, now: Instant) -> Vec<UserStatus> {
 }
 
 fn waiting_of(claims: &Claims, now: Instant) -> Vec<WaitingStatus> {
-    let status =
-        |waiting: &Waiting| WaitingStatus { host: waiting.host.clone(), waits_s: (now - waiting.since).as_secs_f64() };
+    let status = |waiting: &Waiting| WaitingStatus {
+        host: waiting.host.clone(),
+        waits_s: (now - waiting.since).as_secs_f64(),
+        priority: (waiting.priority > 0).then_some(waiting.priority),
+        for_s: waiting.span.map(|span| span.as_secs()),
+    };
     claims.queue(now).map(status).collect()
 }
 

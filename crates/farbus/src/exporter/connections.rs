@@ -139,10 +139,7 @@ fn serve_usbip(shared: &Shared, number: u64, session: &Session, link: &Link, sin
     if !matches!(end, End::Closed) {
         link.shut_down();
     }
-    let ending = match session.is_taken_back() {
-        true => Ending::TakenBack,
-        false => ending_of(&end),
-    };
+    let ending = session.forced_ending().unwrap_or_else(|| ending_of(&end));
     report_end(&end, ending, &session.peer, bus_id.as_deref());
     if let Some(bus_id) = &bus_id {
         permissions.record(session, Use::Detach, bus_id, Ok(()));
@@ -237,6 +234,9 @@ fn ending_of(end: &End) -> Ending {
 fn report_end(end: &End, ending: Ending, peer: &str, device: Option<&str>) {
     let device = device.unwrap_or("none");
     match end {
+        _ if matches!(ending, Ending::Expired | Ending::Preempted | Ending::Released) => {
+            info!(device, peer, how = ending.as_str(), "the lease of the peer has ended, and with it the connection");
+        }
         _ if ending == Ending::TakenBack => info!(device, peer, "taken back by its owner"),
         End::Finished | End::Closed => info!(device, peer, "the peer ended the connection"),
         End::Gone => warn!(device, peer, "the device was unplugged"),

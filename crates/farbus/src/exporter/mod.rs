@@ -8,12 +8,14 @@
 //! | `state` | the objects that all connections share, each with its lock |
 //! | `opening` | opens devices for sessions, and takes them back |
 //! | `connections` | accepts connections and serves each |
+//! | `leasing` | leases: grants them, ends them in time, and fences their former holders off |
 //! | `owner`, `questions`, `restart` | do what the owner and paired hosts ask for, and continue the sessions of the process before this one |
 //! | `sources`, `offering`, `swap` | make shareable devices, offer them, and exchange their media |
 
 pub mod access;
 mod connections;
 pub mod error;
+mod leasing;
 pub mod offering;
 pub mod opening;
 mod owner;

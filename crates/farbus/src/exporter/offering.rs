@@ -13,6 +13,7 @@ use crate::devices::identities::Identified;
 use crate::devices::identities::labels::{DeviceClass, Label, Which};
 use crate::devices::identities::naming::Naming;
 use crate::exporter::error::ShareError;
+use crate::exporter::leasing;
 use crate::exporter::share::Share;
 
 impl Share {
@@ -50,6 +51,7 @@ impl Share {
         self.shared.swaps.forget(&record.bus_id);
         let is_named = !matches!(naming, Naming::Automatic(_)) && called == name;
         self.shared.registry.labels.put(&record.bus_id, Label { is_named, is_lasting });
+        leasing::restore(&self.shared, &record.bus_id);
         publish(Event::of(Kind::Shared, name_of(&record)));
         Ok(record)
     }

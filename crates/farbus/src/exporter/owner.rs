@@ -11,6 +11,7 @@ use farbus_session::claims::shortened;
 use farbus_session::leases::DeviceKey;
 use farbus_session::native::control as native;
 use farbus_session::registry::Entry;
+use tracing::warn;
 
 use crate::common::events::{Event, Kind, publish};
 use crate::devices::status::{Counted, DeviceStatus};
@@ -64,7 +65,7 @@ pub fn remove(shared: &Shared, device: &str) -> Result<(), ShareError> {
     publish(Event::of(Kind::Unshared, shared.registry.device_name(&bus_id).unwrap_or_else(|| bus_id.clone())));
     let is_idle = shared.registry.lock().retire(&bus_id);
     if is_idle == Some(false) {
-        end_users_of(shared, &bus_id, None);
+        end_users_of(shared, &bus_id, None, Ending::TakenBack);
     }
     // A successor that waits for the device learns that it is gone.
     shared.sessions.wake_all();
@@ -87,28 +88,39 @@ pub fn take_back(
     let who = {
         let mut registry = shared.registry.lock();
         let claims = registry.claims_mut(&bus_id).ok_or_else(|| ShareError::NoDevice(device.to_owned()))?;
-        let who = claims.holder().map(|holder| holder.who.clone());
+        let lessee = claims.lease(now).map(|lease| lease.who.name().to_owned());
+        let who = claims.holder().map(|holder| holder.who.clone()).or(lessee);
         claims.take_back(remark, until);
+        claims.end_lease(Ending::TakenBack, now);
         who.ok_or_else(|| ShareError::NotInUse(device.to_owned()))?
     };
-    end_users_of(shared, &bus_id, remark);
+    end_users_of(shared, &bus_id, remark, Ending::TakenBack);
+    if let Err(error) = shared.registry.keep_lease(&bus_id, None, now) {
+        warn!(device = bus_id, %error, "that its lease has ended is not stored");
+    }
     Ok(who)
 }
 
-/// Ends the sessions that use a device and waits until they have released it, for [`COMMAND_TIME_MAX`] at most.
-fn end_users_of(shared: &Shared, bus_id: &str, remark: Option<&str>) {
+/// Ends the sessions that use a device and waits until they have released it, for [`COMMAND_TIME_MAX`] at most. Their
+/// numbers are refused from now on, so that none of them gets the device back when its link does.
+pub fn end_users_of(shared: &Shared, bus_id: &str, remark: Option<&str>, ending: Ending) {
+    shared.registry.next_lease_or_unstored(bus_id);
     let key = shared.registry.key_of(bus_id);
     let handed_over = shared.registry.leases().take_back(&key);
     if let Some(handed_over) = handed_over {
         let why = remark.map(|remark| format!(": {}", shortened(remark))).unwrap_or_default();
         handed_over.settle(native::Cause::Refused, &format!("released by its owner{why}"));
-        offer_again(shared, handed_over, Ending::TakenBack);
+        offer_again(shared, handed_over, ending);
     }
     let users: Vec<Arc<Session>> = shared.sessions.holders_of(bus_id);
     for session in &users {
         if let Some(remark) = remark {
             // The first remark counts.
             let _ = session.remark.set(shortened(remark));
+        }
+        if ending != Ending::TakenBack {
+            // So does the first end.
+            let _ = session.lease_end.set(ending);
         }
         session.is_taken_back.store(true, Ordering::Release);
         session.end();

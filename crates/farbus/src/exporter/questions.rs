@@ -6,10 +6,16 @@ use std::time::Duration;
 
 use farbus_io::link::Link;
 use farbus_io::trust::host_name;
+use farbus_session::claims::lease::Party;
+use farbus_session::claims::shortened;
 
+use crate::common::failure::{Attribute, FailureReport};
+use crate::common::lease_words::LeaseAct;
+use crate::devices::lease::LeaseAnswer;
 use crate::devices::status::DeviceStatus;
 use crate::exporter::access::paired_host::Guest;
-use crate::exporter::access::quota::{self, Place};
+use crate::exporter::access::quota::{self, Place, Visitor};
+use crate::exporter::leasing::{self, Asking};
 use crate::exporter::owner;
 use crate::exporter::session::entry::Session;
 use crate::exporter::state::shared::Shared;
@@ -22,7 +28,7 @@ const QUESTION_TIME_MAX: Duration = Duration::from_secs(10);
 ///
 /// # Errors
 /// The link was lost, or the host was silent for too long.
-pub fn answer(shared: &Shared, session: &Session, link: &Link) -> io::Result<()> {
+pub fn answer(shared: &Arc<Shared>, session: &Session, link: &Link) -> io::Result<()> {
     let Some(guest) = &session.guest else { return Ok(()) };
     let mut lines = Lines::over(link, QUESTION_TIME_MAX)?;
     while let Some(line) = lines.receive()? {
@@ -36,7 +42,7 @@ pub fn answer(shared: &Shared, session: &Session, link: &Link) -> io::Result<()>
     Ok(())
 }
 
-fn answer_to(question: Question, shared: &Shared, session: &Session, guest: &Guest) -> Answer {
+fn answer_to(question: Question, shared: &Arc<Shared>, session: &Session, guest: &Guest) -> Answer {
     match question {
         Question::List => {
             let mut devices = visible_to(shared, session, guest);
@@ -61,6 +67,10 @@ fn answer_to(question: Question, shared: &Shared, session: &Session, guest: &Gue
             },
             None => Answer::Refused("no links between hosts are brought up here: that is a daemon's".to_owned()),
         },
+        Question::Lease { device, act } => match lease(shared, session, guest, &device, act) {
+            Ok(answer) => Answer::Lease(answer),
+            Err(failure) => Answer::Failed(failure),
+        },
         Question::Explain { device, reason } => match explain(shared, guest, &device, &reason) {
             true => Answer::Done,
             false => Answer::Refused(format!("you do not use '{device}'")),
@@ -68,11 +78,47 @@ fn answer_to(question: Question, shared: &Shared, session: &Session, guest: &Gue
     }
 }
 
+/// Does what the guest asks for about the lease of a device, if it may use the device.
+fn lease(
+    shared: &Arc<Shared>,
+    session: &Session,
+    guest: &Guest,
+    device: &str,
+    act: LeaseAct,
+) -> Result<LeaseAnswer, FailureReport> {
+    let Shared { registry, permissions, .. } = &**shared;
+    // A device that the guest may not use does not exist for it.
+    let gone = || FailureReport {
+        attribute: Attribute::Gone,
+        message: format!("no device called '{}' is shared with this host", shortened(device)),
+    };
+    let bus_id = registry.bus_id_of(device).map_err(|_| gone())?;
+    let name = registry.device_name(&bus_id).ok_or_else(gone)?;
+    let peer = guest.peer();
+    if !permissions.may_use(session.visitor, peer.as_ref(), &name) {
+        return Err(gone());
+    }
+    let to = match &act {
+        LeaseAct::Give { to } => {
+            let key = to.parse().ok();
+            let host = key.and_then(|key| permissions.peer(&key));
+            host.filter(|host| permissions.may_use(Visitor::Host(host.fingerprint), Some(host), &name))
+        }
+        _ => None,
+    };
+    let may_prefer = peer.is_some_and(|peer| peer.may_reserve_high(&name, registry.id_of(&name)));
+    let asking = Asking { who: Party::paired(guest.identity().0), may_prefer };
+    leasing::act(shared, &bus_id, &asking, act, to.map(|host| Party::paired(&host.name)))
+}
+
 /// The status of the devices that the guest may use.
 fn visible_to(shared: &Shared, session: &Session, guest: &Guest) -> Vec<DeviceStatus> {
     let peer = guest.peer();
     let mut devices = owner::status(shared);
     devices.retain(|device| shared.permissions.may_use(session.visitor, peer.as_ref(), &device.name));
+    for lease in devices.iter_mut().filter_map(|device| device.lease.as_mut()) {
+        lease.is_yours = lease.host == guest.identity().0;
+    }
     devices
 }
 

@@ -34,7 +34,7 @@ pub use crate::exporter::error::ShareError;
 use crate::exporter::state::permissions::ExclusiveUse;
 use crate::exporter::state::shared::{Neighbourhood, STACK_BYTES, Shared};
 use crate::exporter::swap::Swaps;
-use crate::exporter::{connections, owner, restart};
+use crate::exporter::{connections, leasing, owner, restart};
 use crate::hosts::trust::Trust;
 use crate::saving::Asked;
 
@@ -231,6 +231,7 @@ impl Share {
     ) -> io::Result<()> {
         listener.never_wait()?;
         self.record_by(Recorder::Own(trust.audit()));
+        leasing::keep_in(&self.shared, trust.folder().clone());
         self.shared.permissions.set_trust(trust.clone());
         let listening = Arc::new(Listening::new(SocketListener::Tcp(listener), None)?);
         let for_shutdown = Arc::clone(&listening);

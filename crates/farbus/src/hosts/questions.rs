@@ -7,6 +7,8 @@
 //! "done"
 //! {"ask":"status"}
 //! {"status":{"name":"lab3","farbus":"0.2.0","up_s":3600,"devices":[…]}}
+//! {"ask":"lease","device":"disk","act":{"do":"request","for_s":7200,"waits":true}}
+//! {"lease":{"device":"disk","state":"held","lease":{"host":"desk","left_s":7200.0,…}}}
 //! {"ask":"topology","said":"666275700101000002000000…"}
 //! {"topology":"666275700102000001000000…"}
 //! ```
@@ -18,6 +20,9 @@ use std::time::Duration;
 use farbus_io::link::{Clock, Interest, Link, wait};
 use serde::{Deserialize, Serialize};
 
+use crate::common::failure::FailureReport;
+use crate::common::lease_words::LeaseAct;
+use crate::devices::lease::LeaseAnswer;
 use crate::devices::status::DeviceStatus;
 
 /// The longest line: a list of 126 devices has about 40 KiB.
@@ -36,6 +41,13 @@ pub enum Question {
     Topology {
         /// All that the asking host has to say.
         said: String,
+    },
+    /// Asks for something about the lease of a device.
+    Lease {
+        /// Name or bus id.
+        device: String,
+        /// What.
+        act: LeaseAct,
     },
     /// Tells why the asking host needs a device that it uses.
     Explain {
@@ -56,10 +68,14 @@ pub enum Answer {
     Status(HostStatus),
     /// How far the answering host is with the links between the two, in hexadecimal digits.
     Topology(String),
+    /// What became of a question about a lease.
+    Lease(LeaseAnswer),
     /// Done.
     Done,
     /// Refused, with the reason.
     Refused(String),
+    /// Not done, with the kind of the failure.
+    Failed(FailureReport),
 }
 
 /// The status of a host, as far as the asking host may see it.

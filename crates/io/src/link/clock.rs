@@ -31,6 +31,11 @@ impl Clock {
     }
 }
 
+/// The time since the machine was started, including the time that it slept: processes compare it with each other.
+pub fn since_boot() -> time::Duration {
+    time::Duration::from_nanos(since_boot_ns())
+}
+
 fn since_boot_ns() -> u64 {
     let now = clock_gettime(ClockId::Boottime);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64

@@ -92,8 +92,7 @@ impl DeviceUse {
                     registry.lock().explain(&self.session.peer, &open.reason);
                 }
                 // Readers do not exclude each other, so they get no lease.
-                let key = registry.key_of(bus_id);
-                let lease = if mode == Some(Mode::Exclusive) { registry.leases().give(&key) } else { 0 };
+                let lease = if mode == Some(Mode::Exclusive) { registry.next_lease_or_unstored(bus_id) } else { 0 };
                 Ok(self.with_lease(opened_device, lease))
             }
             Err(end) => {
@@ -394,8 +393,8 @@ impl DeviceUse {
         let DeviceUse { shared, session, .. } = self;
         let bus_id = session.take_device();
         let noted = *session.ending.lock().unwrap_or_else(PoisonError::into_inner);
-        let ending = match (session.is_taken_back(), is_gone) {
-            (true, _) => Ending::TakenBack,
+        let ending = match (session.forced_ending(), is_gone) {
+            (Some(ending), _) => ending,
             (_, true) => Ending::Gone,
             _ => noted.unwrap_or(Ending::Detached),
         };
@@ -426,9 +425,8 @@ fn give_home(shared: &Arc<Shared>, handed_over: HandedOver) {
     let Some(home) = handed_over.home.0.upgrade() else { return offer_again(shared, handed_over, Ending::Lost) };
     let bus_id = handed_over.bus_id.clone();
     warn!(device = bus_id, peer = home.peer, "it goes back to who handed it over");
-    let key = shared.registry.key_of(&bus_id);
     let handover_outcome = match back_home(shared, handed_over) {
-        Ok((_, opened_device)) => HandoverOutcome::Back(opened_device, shared.registry.leases().give(&key)),
+        Ok((_, opened_device)) => HandoverOutcome::Back(opened_device, shared.registry.next_lease_or_unstored(&bus_id)),
         Err(end) => HandoverOutcome::Over(end),
     };
     let now = shared.serving.clock.now();

@@ -48,6 +48,8 @@ pub struct Session {
     /// The bus id of the device that it observes.
     pub observes: OnceLock<String>,
     pub is_taken_back: AtomicBool,
+    /// How the lease ended under which it used the device, if that is why the device was taken back.
+    pub lease_end: OnceLock<Ending>,
     /// The owner's remark on taking its device back.
     pub remark: OnceLock<String>,
     /// Its device was used in the process before this one, and it continues that use.
@@ -111,6 +113,7 @@ impl Session {
             bus_id: Mutex::default(),
             observes: OnceLock::new(),
             is_taken_back: AtomicBool::new(false),
+            lease_end: OnceLock::new(),
             remark: OnceLock::new(),
             is_successor: AtomicBool::new(false),
             ending: Mutex::default(),
@@ -163,9 +166,11 @@ impl Session {
         self.bus_id.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Whether the owner took the device back.
-    pub fn is_taken_back(&self) -> bool {
-        self.is_taken_back.load(Ordering::Acquire)
+    /// How its use ended, if neither the peer nor the device ended it: the owner took the device back, or the lease
+    /// ended.
+    pub fn forced_ending(&self) -> Option<Ending> {
+        let is_taken_back = self.is_taken_back.load(Ordering::Acquire);
+        is_taken_back.then(|| self.lease_end.get().copied().unwrap_or(Ending::TakenBack))
     }
 
     /// Whether it continues a use that began in the process before this one.
@@ -273,12 +278,11 @@ impl SessionHandle for Session {
 
     fn end(&self) -> Option<native::End> {
         self.is_told.load(Ordering::Acquire).then(|| {
-            let message = match self.is_taken_back.load(Ordering::Acquire) {
-                true => match self.remark.get() {
-                    Some(remark) => format!("released by its owner: {remark}"),
-                    None => "released by its owner".to_owned(),
-                },
-                false => "not shared with you any more".to_owned(),
+            let message = match (self.forced_ending(), self.remark.get()) {
+                (Some(Ending::TakenBack), Some(remark)) => format!("released by its owner: {remark}"),
+                (Some(Ending::TakenBack), None) => "released by its owner".to_owned(),
+                (Some(ending), _) => format!("the lease under which this host used it is over: {}", ending.as_str()),
+                (None, _) => "not shared with you any more".to_owned(),
             };
             native::End { cause: native::Cause::Refused, message }
         })

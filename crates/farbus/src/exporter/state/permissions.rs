@@ -82,6 +82,11 @@ impl Permissions {
         let _ = self.trust.set(trust);
     }
 
+    /// The paired host with this key.
+    pub fn peer(&self, key: &Fingerprint) -> Option<Peer> {
+        self.trust.get()?.peer(key)
+    }
+
     /// The name of the host with this key here, for people.
     pub fn name_of(&self, key: Key) -> String {
         let (Some(key), Some(trust)) = (key.map(Fingerprint::from_bytes), self.trust.get()) else {

@@ -1,21 +1,24 @@
 //! The registry of shared devices: which there are, who uses each, who has it next, and their names and identities.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
-use farbus_io::trust::DeviceId;
+use farbus_io::trust::{DeviceId, StateError};
 use farbus_model::{Device, Identity, Instant};
+use farbus_session::claims::lease::Lease;
 use farbus_session::leases::{DeviceKey, Leases};
 use farbus_session::native::control as native;
 use farbus_session::registry::Entry;
 use farbus_session::{OpStatus, Registry};
+use tracing::warn;
 
 use crate::devices::identities::labels::{IdentityStatus, Label, Labels};
 use crate::devices::status::DeviceStatus;
 use crate::exporter::error::ShareError;
 use crate::exporter::session::entry::Session;
 use crate::exporter::session::threads::HandoverOutcome;
+use crate::exporter::state::lease_store::{LeaseStore, unix_ms};
 
 /// How long a handed over device waits for its successor. Linux's usb-storage gives up a command after 30 s.
 const SUCCESSOR_TIME: Duration = Duration::from_secs(20);
@@ -31,6 +34,10 @@ pub struct DeviceRegistry {
     successor_time_ms: AtomicU64,
     /// Whether devices have names from their owner, and lasting identities.
     pub labels: Labels,
+    /// Where leases are kept that outlive this process.
+    pub store: LeaseStore,
+    /// Whether a thread ends leases in time.
+    is_watched: AtomicBool,
 }
 
 /// A device that its user handed over and that waits for its successor.
@@ -57,11 +64,6 @@ impl HandedOver {
     }
 }
 
-/// Unix time, milliseconds. Leases count from it, so they grow across restarts unless the clock is set back.
-fn unix_ms() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
-}
-
 impl Default for DeviceRegistry {
     /// A registry in which no device is shared yet.
     fn default() -> Self {
@@ -71,6 +73,8 @@ impl Default for DeviceRegistry {
             identity_changes: AtomicU64::new(0),
             successor_time_ms: AtomicU64::new(SUCCESSOR_TIME.as_millis() as u64),
             labels: Labels::default(),
+            store: LeaseStore::default(),
+            is_watched: AtomicBool::new(false),
         }
     }
 }
@@ -136,6 +140,64 @@ impl DeviceRegistry {
         DeviceKey::of(bus_id, self.lock().identity(bus_id))
     }
 
+    /// The id under which the leases of a device are stored; `None` if they end with this process.
+    fn stored_as(&self, bus_id: &str) -> Option<DeviceId> {
+        let identity = self.lock().identity(bus_id)?;
+        self.labels.of(bus_id).is_lasting.then(|| DeviceId::of(identity))
+    }
+
+    /// Gives the next lease of a device: a number that is higher than every earlier one, and was stored as reserved
+    /// before anybody learns of it. From now on earlier numbers are refused.
+    ///
+    /// # Errors
+    /// [`StateError`]: the number cannot be stored.
+    pub fn next_lease(&self, bus_id: &str) -> Result<u64, StateError> {
+        let (key, id) = (self.key_of(bus_id), self.stored_as(bus_id));
+        let above = self.leases().last_count();
+        let count = id.map(|id| self.store.reserve(id, above)).transpose()?.flatten();
+        Ok(self.leases().give_reserved(&key, count.unwrap_or_default()))
+    }
+
+    /// As [`DeviceRegistry::next_lease`]. If the number cannot be stored, as on a full disk, it counts on from the
+    /// clock of this machine.
+    pub fn next_lease_or_unstored(&self, bus_id: &str) -> u64 {
+        self.next_lease(bus_id).unwrap_or_else(|error| {
+            warn!(device = bus_id, %error, "the number of its lease is not stored");
+            self.leases().give(&self.key_of(bus_id))
+        })
+    }
+
+    /// Stores the lease of a device, or that it has none.
+    ///
+    /// # Errors
+    /// [`StateError`].
+    pub fn keep_lease(&self, bus_id: &str, lease: Option<&Lease>, now: Instant) -> Result<(), StateError> {
+        self.stored_as(bus_id).map_or(Ok(()), |id| self.store.keep(id, lease, now))
+    }
+
+    /// Takes over the numbers that were reserved for a device before this process, and returns its lease.
+    ///
+    /// # Errors
+    /// [`StateError`].
+    pub fn load_lease(&self, bus_id: &str, now: Instant) -> Result<Option<Lease>, StateError> {
+        let Some(id) = self.stored_as(bus_id) else { return Ok(None) };
+        let (reserved, lease) = self.store.load(id, now)?;
+        if reserved > 0 {
+            self.leases().note_reserved(&self.key_of(bus_id), reserved);
+        }
+        Ok(lease)
+    }
+
+    /// Returns whether no thread ended leases in time before this call; the caller does from now on.
+    pub fn begin_watching(&self) -> bool {
+        !self.is_watched.swap(true, Ordering::AcqRel)
+    }
+
+    /// The thread that ended leases in time ends.
+    pub fn end_watching(&self) {
+        self.is_watched.store(false, Ordering::Release);
+    }
+
     /// Adds the device's identity, and whether its owner named it, to its status.
     pub fn label(&self, entry: &Entry<'_>, status: &mut DeviceStatus) {
         let Label { is_named, is_lasting } = self.labels.of(&entry.record.bus_id);
@@ -150,13 +212,21 @@ impl DeviceRegistry {
     /// The answer to an importer that wants a device in use.
     pub fn busy(&self, bus_id: &str, now: Instant) -> native::End {
         let registry = self.lock();
-        let holder = registry.entries().find(|entry| entry.record.bus_id == bus_id).and_then(|entry| entry.holder);
-        let message = match holder {
-            Some(holder) => {
+        let entry = registry.entries().find(|entry| entry.record.bus_id == bus_id);
+        let lease = entry.as_ref().and_then(|entry| entry.claims.lease(now));
+        let message = match (entry.as_ref().and_then(|entry| entry.holder), lease) {
+            (None, Some(lease)) => {
+                let left_s = (lease.until - now).as_secs_f64().ceil();
+                format!(
+                    "leased to {} for another {left_s} s\n  get in line: farbus lease HOST/DEVICE",
+                    lease.who.name()
+                )
+            }
+            (Some(holder), _) => {
                 let since_s = (now - holder.since).as_secs();
                 format!("in use by {} ({}) since {since_s} s", holder.who, holder.mode.as_str())
             }
-            None => "somebody who waits comes first".to_owned(),
+            (None, None) => "somebody who waits comes first".to_owned(),
         };
         native::End { cause: native::Cause::Busy, message }
     }

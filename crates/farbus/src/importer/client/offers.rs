@@ -15,7 +15,9 @@ use super::connector::Connector;
 use super::error::{ClientError, lost};
 use super::handshake::converse;
 use super::target::Target;
-use crate::common::failure::Attribute;
+use crate::common::failure::{Attribute, FailureReport};
+use crate::common::lease_words::LeaseAct;
+use crate::devices::lease::LeaseAnswer;
 use crate::devices::offer::Listed;
 use crate::hosts::questions::{Answer, HostStatus, Lines, NOT_A_QUESTION, Question};
 use crate::hosts::reach::ANSWER_TIME_MAX;
@@ -44,7 +46,7 @@ pub fn offers(connector: &Connector, address: &str, time_max: Duration) -> Resul
     match ask(connector, address, &Question::List, time_max)? {
         Some(Answer::Devices(devices)) => Ok(devices.into_iter().map(Listed::from).collect()),
         Some(Answer::Refused(what)) => Err(ClientError::Untrusted { address: address.to_owned(), what }),
-        Some(Answer::Done | Answer::Topology(_) | Answer::Status(_)) | None => {
+        Some(Answer::Done | Answer::Topology(_) | Answer::Status(_) | Answer::Lease(_) | Answer::Failed(_)) | None => {
             Ok(records(connector, address, time_max)?.iter().map(Listed::from).collect())
         }
     }
@@ -94,6 +96,29 @@ pub fn explain(
         told.map_err(|error| ClientError::Local(error.to_string()))?;
     }
     Ok(())
+}
+
+/// Asks a paired host for something about the lease of a device; the inner error is the host's.
+///
+/// # Errors
+/// [`ClientError`]: the host was not reached, or does not lease to this one.
+pub fn lease(
+    connector: &Connector,
+    target: &Target,
+    act: LeaseAct,
+) -> Result<Result<LeaseAnswer, FailureReport>, ClientError> {
+    let address = target.address.as_str();
+    let untrusted = |what: &str| ClientError::Untrusted { address: address.to_owned(), what: what.to_owned() };
+    let question = Question::Lease { device: target.device.clone(), act };
+    match ask(connector, address, &question, ANSWER_TIME_MAX)? {
+        Some(Answer::Lease(answer)) => Ok(Ok(answer.readable())),
+        Some(Answer::Failed(failure)) => Ok(Err(failure)),
+        Some(Answer::Refused(what)) if !what.starts_with(NOT_A_QUESTION) => Err(untrusted(&what)),
+        Some(_) => Err(untrusted("its farbus is older than this one, and has no leases")),
+        None => Err(untrusted(
+            "a host leases to paired hosts only, and this one is not paired\n  pair with it: farbus pair",
+        )),
+    }
 }
 
 /// Asks a paired host one question; `None` if `address` names no paired host.

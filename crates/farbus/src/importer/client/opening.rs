@@ -23,8 +23,10 @@ use super::error::{ClientError, local, lost, unreachable};
 use super::target::Target;
 use super::{offers, usbip};
 use crate::broker::SystemAccess;
-use crate::common::failure::Attribute;
+use crate::common::failure::{Attribute, FailureReport};
 use crate::common::host_address::LOCAL;
+use crate::common::lease_words::LeaseAct;
+use crate::devices::lease::LeaseAnswer;
 use crate::devices::offer::Listed;
 use crate::hosts::questions::HostStatus;
 use crate::hosts::reach::ANSWER_TIME_MAX;
@@ -156,6 +158,18 @@ impl Client {
     /// [`ClientError`].
     pub fn explain(&self, target: &Target, reason: &str, user: Option<SocketAddr>) -> Result<(), ClientError> {
         offers::explain(&self.connector, target, reason, user)
+    }
+
+    /// Asks a paired host for something about the lease of a device. The inner error is the host's.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub(crate) fn lease(
+        &self,
+        target: &Target,
+        act: LeaseAct,
+    ) -> Result<Result<LeaseAnswer, FailureReport>, ClientError> {
+        offers::lease(&self.connector, target, act)
     }
 
     /// A link on which a paired host answers many questions; `None` if `address` names no paired host.

@@ -1,161 +1,28 @@
-//! The claims on one device: its holders, the queue and the history; exclusive use (U13) or many readers (N6).
-//!
-//! Plain USB/IP has no queue: the only answer for a device in use is *busy*, and a client that wants to wait tries
-//! again. So a refused claim is remembered, and a host that has asked at least [`TRIES_MIN`] times and keeps asking is
-//! waiting. When the device comes free, it is kept for the host that has waited longest, as long as that host still
-//! asks.
-//!
-//! | who asks | the device is | answer |
-//! |---|---|---|
-//! | any host | held in a way that excludes the new use ([`Mode`]) | [`Refusal::Held`]; remembered |
-//! | a host that the owner keeps out | free | [`Refusal::KeptOut`] until the time is over |
-//! | any host | free, but another host has waited longer | [`Refusal::Waited`]; remembered |
-//! | any host | free | granted |
-//!
-//! Time is an argument. Peers are told apart by host, because each try comes from another port.
+//! The claims on one device: who may use it now.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use farbus_model::Instant;
 
-/// Past uses remembered per device.
-pub const HISTORY_MAX: usize = 16;
-/// Most hosts that may wait for one device.
-pub const QUEUE_MAX: usize = 32;
-/// A host that has not asked again for this long stops waiting: three times the interval of `attach --wait`.
-pub const PATIENCE: Duration = Duration::from_secs(3);
-/// A host waits once it has asked this often, each time within [`PATIENCE`] of the time before. `attach --wait` does so
-/// within 0.7 s. A person who was refused and tries once more does not wait.
-pub const TRIES_MIN: u32 = 3;
-/// Bytes of a reason that are kept: enough for a sentence.
-pub const REASON_BYTES_MAX: usize = 200;
-
-/// How a device is used, and which uses can coexist.
-///
-/// | beside | exclusive | read | scratch |
-/// |---|---|---|---|
-/// | exclusive | no | no | no |
-/// | read | no | yes | yes |
-/// | scratch | no | yes | yes |
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Mode {
-    /// One user, who may change it.
-    #[default]
-    Exclusive,
-    /// Many users who change nothing.
-    Read,
-    /// Many users, each with private changes.
-    Scratch,
-}
-
-impl Mode {
-    /// The mode as one word, as a status shows it.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Mode::Exclusive => "exclusive",
-            Mode::Read => "read",
-            Mode::Scratch => "scratch",
-        }
-    }
-
-    fn goes_beside(self, other: Mode) -> bool {
-        self != Mode::Exclusive && other != Mode::Exclusive
-    }
-}
-
-/// A user of a device.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Holder {
-    /// The peer's address, as people write it.
-    pub who: String,
-    /// How it uses the device.
-    pub mode: Mode,
-    /// When the use began.
-    pub since: Instant,
-    /// What it needs the device for, if it said so.
-    pub reason: Option<String>,
-}
-
-/// A host that waits for a device.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Waiting {
-    /// The host, without a port.
-    pub host: String,
-    /// When it first asked.
-    pub since: Instant,
-    /// When it last asked.
-    asked: Instant,
-    tries: u32,
-}
-
-/// How a use ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ending {
-    /// Its user detached.
-    Detached,
-    /// The link to its user was lost.
-    Lost,
-    /// Its user broke the protocol and was cut off.
-    CutOff,
-    /// Its user handed the device over to another host.
-    HandedOver,
-    /// The owner took the device back.
-    TakenBack,
-    /// The device went away.
-    Gone,
-    /// An assertion of farbus failed.
-    Bug,
-}
-
-impl Ending {
-    /// The ending in a word or two, as a history shows it.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Ending::Detached => "detached",
-            Ending::Lost => "link lost",
-            Ending::CutOff => "cut off",
-            Ending::HandedOver => "handed over",
-            Ending::TakenBack => "taken back",
-            Ending::Gone => "device gone",
-            Ending::Bug => "bug in farbus",
-        }
-    }
-}
-
-/// A use that has ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Past {
-    /// The user.
-    pub holder: Holder,
-    /// When the use ended.
-    pub until: Instant,
-    /// How it ended.
-    pub ending: Ending,
-    /// The owner's remark on taking the device back.
-    pub remark: Option<String>,
-}
-
-/// Why a claim is refused. Plain USB/IP reports every reason as *busy*.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Refusal {
-    /// Another user holds it.
-    Held,
-    /// It is free, but kept for a host that has waited longer.
-    Waited,
-    /// The owner took it from this host and keeps the host out for now.
-    KeptOut,
-}
+use super::lease::{Lease, Party};
+use super::uses::{Ending, Holder, Mode, PATIENCE, Past, QUEUE_MAX, Refusal, Waiting, host_of, shortened};
 
 /// The claims on one device.
 #[derive(Debug, Default)]
 pub struct Claims {
     /// More than one only if their modes coexist; in the order in which they came.
-    holders: Vec<Holder>,
-    queue: Vec<Waiting>,
-    history: VecDeque<Past>,
-    kept_out: Vec<(String, Instant)>,
+    pub(super) holders: Vec<Holder>,
+    pub(super) queue: Vec<Waiting>,
+    pub(super) history: VecDeque<Past>,
+    pub(super) kept_out: Vec<(String, Instant)>,
     remark: Option<String>,
+    /// The lease that a host requested, until its end was reported.
+    pub(super) lease: Option<Lease>,
+    /// When the present use ends without such a lease, because it is being preempted.
+    pub(super) use_ends: Option<Instant>,
+    /// Whether the end of the lease, or of the use, was announced.
+    pub(super) is_warned: bool,
 }
 
 impl Claims {
@@ -174,10 +41,19 @@ impl Claims {
         if self.kept_out.iter().any(|(out, _)| out == host) {
             return Err(Refusal::KeptOut);
         }
-        let mut ahead = self.queue.iter().take_while(|waiting| waiting.host != host);
-        if ahead.any(Waiting::is_waiting) {
-            self.remember(host, now);
-            return Err(Refusal::Waited);
+        match self.lease(now) {
+            Some(lease) if lease.who == Party::of(who) => {}
+            Some(_) => {
+                self.remember(host, now);
+                return Err(Refusal::Leased);
+            }
+            None => {
+                let mut ahead = self.queue.iter().take_while(|waiting| waiting.host != host);
+                if ahead.any(Waiting::is_waiting) {
+                    self.remember(host, now);
+                    return Err(Refusal::Waited);
+                }
+            }
         }
         self.queue.retain(|waiting| waiting.host != host);
         self.holders.push(Holder { who: who.to_owned(), mode, since: now, reason: None });
@@ -202,7 +78,9 @@ impl Claims {
             waiting.asked = now;
             waiting.tries = waiting.tries.saturating_add(1);
         } else if self.queue.len() < QUEUE_MAX {
-            self.queue.push(Waiting { host: host.to_owned(), since: now, asked: now, tries: 1 });
+            let (priority, patience) = (0, PATIENCE);
+            let host = host.to_owned();
+            self.queue.push(Waiting { host, since: now, asked: now, tries: 1, priority, patience, span: None });
         }
     }
 
@@ -215,11 +93,12 @@ impl Claims {
     /// The owner takes the device back, with a remark for the history. Until `keep_out_until`, the hosts of its holders
     /// are kept out. Each use ends when [`Claims::end`] is called. Returns whether anybody holds the device.
     pub fn take_back(&mut self, remark: Option<&str>, keep_out_until: Option<Instant>) -> bool {
-        if self.holders.is_empty() {
+        if self.holders.is_empty() && self.lease.is_none() {
             return false;
         }
-        self.remark = remark.map(shortened);
-        let hosts = self.holders.iter().map(|holder| host_of(&holder.who).to_owned());
+        self.remark = remark.map(shortened).filter(|_| !self.holders.is_empty());
+        let lessee = self.lease.iter().map(|lease| lease.who.name().to_owned());
+        let hosts = self.holders.iter().map(|holder| host_of(&holder.who).to_owned()).chain(lessee);
         self.kept_out = keep_out_until.map(|until| hosts.map(|host| (host, until)).collect()).unwrap_or_default();
         true
     }
@@ -229,12 +108,12 @@ impl Claims {
         let at = self.holders.iter().position(|holder| holder.who == who)?;
         let holder = self.holders.remove(at);
         let mode = holder.mode;
-        if self.history.len() == HISTORY_MAX {
-            self.history.pop_front();
+        if self.holders.is_empty() {
+            self.use_ends = None;
         }
         let remark = if self.holders.is_empty() { self.remark.take() } else { self.remark.clone() };
         let remark = remark.filter(|_| ending == Ending::TakenBack);
-        self.history.push_back(Past { holder, until: now, ending, remark });
+        self.remember_past(Past { holder, until: now, ending, remark });
         Some(mode)
     }
 
@@ -266,42 +145,10 @@ impl Claims {
     }
 }
 
-impl Waiting {
-    fn is_waiting(&self) -> bool {
-        self.tries >= TRIES_MIN
-    }
-
-    fn is_patient(&self, now: Instant) -> bool {
-        now - self.asked <= PATIENCE
-    }
-}
-
-/// The host of a peer's address. A text without a port is its own host. A paired host is written `NAME (ADDRESS)` and
-/// is identified by its name.
-pub fn host_of(who: &str) -> &str {
-    if let Some((name, _)) = who.split_once(" (") {
-        return name;
-    }
-    match who.rsplit_once(':') {
-        Some((host, port)) if port.parse::<u16>().is_ok() => host,
-        _ => who,
-    }
-}
-
-/// One line of [`REASON_BYTES_MAX`] at most, for tables, logs and messages.
-pub fn shortened(text: &str) -> String {
-    let mut line: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-    let mut end = line.len().min(REASON_BYTES_MAX);
-    while !line.is_char_boundary(end) {
-        end -= 1;
-    }
-    line.truncate(end);
-    line
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::claims::{HISTORY_MAX, REASON_BYTES_MAX, TRIES_MIN};
 
     fn at_ms(ms: u64) -> Instant {
         Instant::from_nanos(ms * 1_000_000)

@@ -1,0 +1,276 @@
+//! `farbus lease`.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use clap::Subcommand;
+use serde_json::{Value, json};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use super::Failure;
+use super::migrate::key_of;
+use super::output::{format_span, print_json, print_table, say, table};
+use crate::common::host_address::check_host;
+use crate::common::lease_words::{LeaseAct, parse_span};
+use crate::devices::lease::LeaseAnswer;
+use crate::devices::offer::{Listed, ListedLease};
+use crate::hosts::trust::Trust;
+use crate::importer::client::{ANSWER_TIME_MAX, Client, Target, address_of};
+use crate::importer::discovery::everywhere;
+
+/// How often a request that waits is repeated: often enough to keep its place, and to see its turn soon.
+const ASK_EVERY: Duration = Duration::from_secs(1);
+
+/// Have a device for a time, or wait for it.
+#[derive(Debug, clap::Args)]
+#[command(
+    args_conflicts_with_subcommands = true,
+    after_help = "Examples:\n  \
+        farbus lease lab3/board --for 2h          mine for two hours, or wait for it\n  \
+        farbus lease lab3/board --for 10m --no-wait\n  \
+        farbus lease extend lab3/board --for 1h   until an hour from now\n  \
+        farbus lease release lab3/board\n  \
+        farbus lease list",
+    after_long_help = "While this host has the lease, no other host can attach the device, and this one may as often as it likes. If the device is in use or leased, the command waits in the queue and says its place; Ctrl-C leaves the queue. The time begins when the lease is granted.\n\n\
+        A lease ends at its time, whatever happens to links and programs. A device that is still attached then is taken away: it is written out as far as its exporter has the data, and the number under which this host used it is refused from then on. Detach it before, or extend the lease; that is possible while nobody waits.\n\n\
+        'farbus attach' needs no lease: the device is this host's as long as it is attached.\n\n\
+        Examples:\n  \
+        farbus lease lab3/board --for 2h          mine for two hours, or wait for it\n  \
+        farbus lease lab3/board --for 10m --no-wait\n  \
+        farbus lease extend lab3/board --for 1h   until an hour from now\n  \
+        farbus lease release lab3/board\n  \
+        farbus lease list"
+)]
+pub struct Args {
+    #[command(subcommand)]
+    verb: Option<Verb>,
+    /// The device: HOST[:PORT]/DEVICE.
+    #[arg(required = true)]
+    target: Option<Target>,
+    /// For how long: 90s, 15m, 2h, 3d, 1h30m.
+    #[arg(long = "for", value_name = "SPAN", default_value = "1h", value_parser = parse_span)]
+    span: Duration,
+    /// Fail if the device is not free.
+    #[arg(long)]
+    no_wait: bool,
+    /// What for: others see it.
+    #[arg(long, value_name = "TEXT")]
+    reason: Option<String>,
+    /// 0 to 9: a higher one comes first, and ends a lease of a lower one early.
+    ///
+    /// Above 0 it needs the permission of the device's owner: farbus allow HOST DEVICE --reserve-high.
+    #[arg(long, value_name = "NUMBER", default_value_t = 0, value_parser = clap::value_parser!(u8).range(..=9))]
+    priority: u8,
+    /// Print the result as JSON, for programs.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    List(ListArgs),
+    Extend(ExtendArgs),
+    Release(ReleaseArgs),
+    Give(GiveArgs),
+}
+
+/// Show who has which device until when.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  farbus lease list\n  farbus lease list lab3 --json")]
+struct ListArgs {
+    /// Only the devices of this host.
+    #[arg(value_parser = check_host)]
+    host: Option<String>,
+    /// Print JSON, for programs.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Let a lease end later.
+///
+/// It then ends so long from now, or when it was to end if that is later. Only while nobody waits for the device.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  farbus lease extend lab3/board --for 1h")]
+struct ExtendArgs {
+    /// The device: HOST[:PORT]/DEVICE.
+    target: Target,
+    /// For how long from now: 90s, 15m, 2h, 3d, 1h30m.
+    #[arg(long = "for", value_name = "SPAN", default_value = "1h", value_parser = parse_span)]
+    span: Duration,
+    /// Print the result as JSON, for programs.
+    #[arg(long)]
+    json: bool,
+}
+
+/// End a lease: the next in the queue gets the device.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  farbus lease release lab3/board")]
+struct ReleaseArgs {
+    /// The device: HOST[:PORT]/DEVICE.
+    target: Target,
+    /// End it even while the device is attached here: what is not written out is lost.
+    #[arg(long)]
+    force: bool,
+    /// Print the result as JSON, for programs.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Give the rest of a lease to another host.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  farbus lease give lab3/board --to desk2")]
+struct GiveArgs {
+    /// The device: HOST[:PORT]/DEVICE.
+    target: Target,
+    /// The other host, which may use the device: the name of a paired one, or its key.
+    #[arg(long, value_name = "HOST")]
+    to: String,
+    /// Print the result as JSON, for programs.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Args {
+    /// Whether the output is for a program.
+    pub fn is_for_programs(&self) -> bool {
+        match &self.verb {
+            None => self.json,
+            Some(Verb::List(args)) => args.json,
+            Some(Verb::Extend(args)) => args.json,
+            Some(Verb::Release(args)) => args.json,
+            Some(Verb::Give(args)) => args.json,
+        }
+    }
+}
+
+pub fn run(args: Args) -> Result<(), Failure> {
+    match args.verb {
+        Some(Verb::List(args)) => list(&args),
+        Some(Verb::Extend(ExtendArgs { target, span, json })) => {
+            let answer = ask(&target, LeaseAct::Extend { for_s: span.as_secs() })?;
+            told(json, &target, &answer, &format!("leased{}", until(&answer)))
+        }
+        Some(Verb::Release(ReleaseArgs { target, force, json })) => {
+            let answer = ask(&target, LeaseAct::Release { force })?;
+            told(json, &target, &answer, "released")
+        }
+        Some(Verb::Give(GiveArgs { target, to, json })) => {
+            let peers = Trust::open()?.peers().map_err(Failure::local)?;
+            let act = LeaseAct::Give { to: key_of(&peers, &to)?.to_string() };
+            let answer = ask(&target, act)?;
+            told(json, &target, &answer, &format!("leased to {to}{}", until(&answer)))
+        }
+        None => {
+            let target = args.target.clone().ok_or_else(|| Failure::local("which device? HOST/DEVICE"))?;
+            request(&args, &target)
+        }
+    }
+}
+
+fn ask(target: &Target, act: LeaseAct) -> Result<LeaseAnswer, Failure> {
+    let answer = Client::default().lease(target, act)?;
+    answer.map_err(|failure| Failure::new(failure.attribute, format!("{}: {}", target.shown(), failure.message)))
+}
+
+fn told(as_json: bool, target: &Target, answer: &LeaseAnswer, done: &str) -> Result<(), Failure> {
+    if as_json {
+        return print_json(&json_of(target, answer)?);
+    }
+    say(format!("{} is {done}", target.shown()));
+    Ok(())
+}
+
+fn json_of(target: &Target, answer: &LeaseAnswer) -> Result<Value, Failure> {
+    let mut value = serde_json::to_value(answer).map_err(Failure::local)?;
+    value["target"] = json!(target.shown());
+    Ok(value)
+}
+
+fn until(answer: &LeaseAnswer) -> String {
+    let Some(lease) = &answer.lease else { return String::new() };
+    format!(" for {}, until {}", format_span(lease.left()), lease.until)
+}
+
+/// Requests a lease, and waits in the queue if that is wanted.
+fn request(args: &Args, target: &Target) -> Result<(), Failure> {
+    let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::local)?;
+    let mut said = None;
+    loop {
+        let answer = ask(
+            target,
+            LeaseAct::Request {
+                for_s: args.span.as_secs(),
+                priority: args.priority,
+                reason: args.reason.clone(),
+                waits: !args.no_wait,
+            },
+        )?;
+        if answer.state == "held" {
+            return told(args.json, target, &answer, &format!("leased{}", until(&answer)));
+        }
+        let place = answer.place.unwrap_or_default();
+        if !args.json && said != Some(place) {
+            say(format!("waiting for {}, place {place}{}   (Ctrl-C ends)", target.shown(), who_has_it(&answer)));
+            said = Some(place);
+        }
+        let again = Instant::now() + ASK_EVERY;
+        while Instant::now() < again {
+            if signals.pending().next().is_some() {
+                // If the host is not reached, the request ends by itself.
+                let _ = ask(target, LeaseAct::Withdraw);
+                return Ok(());
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+fn who_has_it(answer: &LeaseAnswer) -> String {
+    match (&answer.lease, &answer.user) {
+        (Some(lease), _) => format!(": leased to {} for another {}", lease.host, format_span(lease.left())),
+        (None, Some(user)) => format!(": in use by {user}"),
+        (None, None) => String::new(),
+    }
+}
+
+fn list(args: &ListArgs) -> Result<(), Failure> {
+    let mut leases: Vec<(String, ListedLease, usize)> = Vec::new();
+    let mut add = |host: &str, devices: Vec<Listed>| {
+        let leased = devices.into_iter().filter_map(|device| Some((device.name, device.lease?, device.waiting)));
+        leases.extend(leased.map(|(name, lease, waiting)| (format!("{host}/{name}"), lease, waiting)));
+    };
+    match &args.host {
+        Some(host) => add(host, Client::default().offers(&address_of(host), ANSWER_TIME_MAX)?),
+        None => {
+            for host in everywhere::all() {
+                match host.devices {
+                    Ok(devices) => add(&host.name, devices),
+                    Err(failure) => {
+                        eprintln!("farbus: {}: {}: {}", failure.attribute.as_str(), host.name, failure.message);
+                    }
+                }
+            }
+        }
+    }
+    if args.json {
+        let one = |(target, lease, waiting): &(String, ListedLease, usize)| {
+            let mut value = serde_json::to_value(lease).map_err(Failure::local)?;
+            (value["target"], value["waiting"]) = (json!(target), json!(waiting));
+            Ok(value)
+        };
+        return print_json(&leases.iter().map(one).collect::<Result<Vec<Value>, Failure>>()?);
+    }
+    if leases.is_empty() {
+        say("No device is leased. Try: farbus lease HOST/DEVICE --for 2h");
+        return Ok(());
+    }
+    let mut table = table(&["DEVICE", "LEASED TO", "LEFT", "UNTIL", "WAIT", "REASON"]);
+    for (target, lease, waiting) in leases {
+        let who = if lease.is_yours { format!("{} (this host)", lease.host) } else { lease.host };
+        let left = format_span(Duration::from_secs(lease.left_s));
+        table.add_row([target, who, left, lease.until, waiting.to_string(), lease.reason.unwrap_or_default()]);
+    }
+    print_table(&table);
+    Ok(())
+}

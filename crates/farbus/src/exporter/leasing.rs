@@ -1,0 +1,274 @@
+//! Leases of the shared devices: carries out what hosts and the owner ask for, ends leases in time, and fences their
+//! former holders off.
+//!
+//! The order at an end: a later number is reserved and stored, so that the former holder's number is refused from now
+//! on, also when its link comes back; then the sessions that use the device end, which writes out what they have sent;
+//! then the device is offered to the next.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use farbus_session::claims::lease::{Due, LeaseRefusal, Party, Request, Requested};
+use farbus_session::claims::{Claims, Ending};
+use tracing::{info, warn};
+
+use crate::common::events::{Event, Kind, publish};
+use crate::common::failure::{Attribute, FailureReport};
+use crate::common::lease_words::LeaseAct;
+use crate::devices::lease::{LeaseAnswer, LeaseStatus};
+use crate::exporter::owner::end_users_of;
+use crate::exporter::state::registry::DeviceRegistry;
+use crate::exporter::state::shared::{STACK_BYTES, Shared};
+
+/// How late an end may be noticed after the machine has slept; a sleeping thread does not count that time.
+const LATE_MAX: Duration = Duration::from_secs(1);
+
+/// Who asks.
+pub struct Asking {
+    /// The host.
+    pub who: Party,
+    /// Whether it may ask for a priority above 0.
+    pub may_prefer: bool,
+}
+
+/// Does what a host asks for about the lease of the device with this bus id. `to` is the host of [`LeaseAct::Give`], if
+/// it is a paired one that may use the device.
+///
+/// # Errors
+/// [`FailureReport`]: why it is not done.
+pub fn act(
+    shared: &Arc<Shared>,
+    bus_id: &str,
+    asking: &Asking,
+    act: LeaseAct,
+    to: Option<Party>,
+) -> Result<LeaseAnswer, FailureReport> {
+    let Asking { who, may_prefer } = asking;
+    let now = shared.serving.clock.now();
+    let registry = &shared.registry;
+    match act {
+        LeaseAct::Request { for_s, priority, reason, waits } => {
+            if priority > 0 && !may_prefer {
+                return Err(refused("a priority above 0 needs its owner's permission: farbus allow --reserve-high"));
+            }
+            let span = Duration::from_secs(for_s);
+            let request = Request { who: who.clone(), span, priority, reason, waits };
+            let requested = with_claims(registry, bus_id, |claims| {
+                let requested = claims.request(&request, now);
+                // Its own sessions keep their number: they are not fenced off by the lease of their host.
+                (requested, !claims.holders().is_empty())
+            })?;
+            let (requested, is_used) = requested;
+            let requested = requested.map_err(|refusal| refused_by(&refusal, Some(waits)))?;
+            if requested == (Requested::Granted { is_new: true }) {
+                granted(shared, bus_id, who, is_used)?;
+            }
+            if matches!(requested, Requested::Waits { .. }) && priority > 0 {
+                // It may end the present lease early.
+                keep(shared, bus_id);
+            }
+            watch(shared);
+            let (state, place) = match requested {
+                Requested::Granted { .. } => ("held", None),
+                Requested::Waits { place, .. } => ("waiting", Some(place)),
+            };
+            answer(shared, bus_id, who, state, place)
+        }
+        LeaseAct::Withdraw => {
+            let state = with_claims(registry, bus_id, |claims| claims.withdraw(who))?;
+            answer(shared, bus_id, who, if state { "withdrawn" } else { "released" }, None)
+        }
+        LeaseAct::Extend { for_s } => {
+            let extended = with_claims(registry, bus_id, |claims| claims.extend(who, Duration::from_secs(for_s), now))?;
+            extended.map_err(|refusal| refused_by(&refusal, None))?;
+            keep(shared, bus_id);
+            watch(shared);
+            answer(shared, bus_id, who, "held", None)
+        }
+        LeaseAct::Give { .. } => {
+            let to = to.ok_or_else(|| refused("that host is not paired with this one, or may not use the device"))?;
+            let given = with_claims(registry, bus_id, |claims| claims.give(who, &to, now))?;
+            given.map_err(|refusal| refused_by(&refusal, None))?;
+            info!(device = bus_id, from = who.name(), to = to.name(), "its lease was given to another host");
+            granted(shared, bus_id, &to, false)?;
+            watch(shared);
+            answer(shared, bus_id, who, "given", None)
+        }
+        LeaseAct::Release { force } => {
+            let released = with_claims(registry, bus_id, |claims| claims.give_up(who, force, now))?;
+            released.map_err(|refusal| refused_by(&refusal, None))?;
+            ended(shared, bus_id, Ending::Released);
+            answer(shared, bus_id, who, "released", None)
+        }
+    }
+}
+
+fn with_claims<T>(
+    registry: &DeviceRegistry,
+    bus_id: &str,
+    act: impl FnOnce(&mut Claims) -> T,
+) -> Result<T, FailureReport> {
+    let mut registry = registry.lock();
+    let claims = registry.claims_mut(bus_id);
+    claims.map(act).ok_or_else(|| report(Attribute::Gone, "no such device is shared here"))
+}
+
+fn report(attribute: Attribute, message: impl Into<String>) -> FailureReport {
+    FailureReport { attribute, message: message.into() }
+}
+
+fn refused(message: impl Into<String>) -> FailureReport {
+    report(Attribute::Refused, message)
+}
+
+/// A refusal, with what to type next.
+fn refused_by(refusal: &LeaseRefusal, waits: Option<bool>) -> FailureReport {
+    let next = match refusal {
+        LeaseRefusal::Taken { .. } if waits == Some(false) => "\n  wait for it: leave out --no-wait",
+        LeaseRefusal::InUse => "\n  detach it first, or end its use: --force",
+        LeaseRefusal::NotHeld => "\n  see who has it: farbus lease list",
+        _ => "",
+    };
+    refused(format!("{refusal}{next}"))
+}
+
+/// Numbers and stores a lease that was granted just now. `keeps_number`: its host uses the device already.
+fn granted(shared: &Shared, bus_id: &str, who: &Party, keeps_number: bool) -> Result<(), FailureReport> {
+    let registry = &shared.registry;
+    let key = registry.key_of(bus_id);
+    let known = keeps_number.then(|| registry.leases().latest(&key)).flatten();
+    let number = match known {
+        Some(number) => Ok(number),
+        None => registry.next_lease(bus_id),
+    };
+    let stored = number.map_err(|error| error.to_string()).and_then(|number| {
+        let lease = {
+            let mut registry = registry.lock();
+            let claims = registry.claims_mut(bus_id).ok_or("no such device is shared here")?;
+            claims.set_number(number);
+            claims.lease(shared.serving.clock.now()).cloned()
+        };
+        registry.keep_lease(bus_id, lease.as_ref(), shared.serving.clock.now()).map_err(|error| error.to_string())
+    });
+    if let Err(error) = stored {
+        // A lease that would be forgotten is none.
+        if let Some(claims) = registry.lock().claims_mut(bus_id) {
+            claims.end_lease(Ending::Released, shared.serving.clock.now());
+        }
+        return Err(report(Attribute::Local, format!("the lease cannot be stored: {error}")));
+    }
+    info!(device = bus_id, host = who.name(), "leased");
+    publish(Event::of(Kind::Leased, name_of(shared, bus_id)).host(who.name()));
+    Ok(())
+}
+
+/// Stores the present lease of a device, after a change.
+fn keep(shared: &Shared, bus_id: &str) {
+    let now = shared.serving.clock.now();
+    let lease = shared.registry.lock().claims_mut(bus_id).and_then(|claims| claims.lease(now).cloned());
+    if let Err(error) = shared.registry.keep_lease(bus_id, lease.as_ref(), now) {
+        warn!(device = bus_id, %error, "its lease is not stored, and ends with this process");
+    }
+}
+
+/// What remains to be done when a lease has ended: nothing of it is stored, its holder is fenced off, its uses end.
+fn ended(shared: &Shared, bus_id: &str, ending: Ending) {
+    info!(device = bus_id, how = ending.as_str(), "its lease has ended");
+    publish(Event::of(Kind::LeaseEnded, name_of(shared, bus_id)).how(ending.as_str()));
+    end_users_of(shared, bus_id, None, ending);
+    keep(shared, bus_id);
+}
+
+fn name_of(shared: &Shared, bus_id: &str) -> String {
+    shared.registry.device_name(bus_id).unwrap_or_else(|| bus_id.to_owned())
+}
+
+fn answer(
+    shared: &Shared,
+    bus_id: &str,
+    who: &Party,
+    state: &str,
+    place: Option<usize>,
+) -> Result<LeaseAnswer, FailureReport> {
+    let now = shared.serving.clock.now();
+    let device = name_of(shared, bus_id);
+    with_claims(&shared.registry, bus_id, |claims| {
+        let lease =
+            claims.lease(now).map(|lease| LeaseStatus { is_yours: lease.who == *who, ..LeaseStatus::of(lease, now) });
+        let user = claims.holder().filter(|_| lease.is_none()).map(|holder| holder.who.clone());
+        let ends_in_s = claims.ends_at().map(|until| (until - now).as_secs_f64());
+        LeaseAnswer { device, state: state.to_owned(), lease, user, place, ends_in_s }
+    })
+}
+
+/// Restores what was stored of the leases of a device that was offered just now.
+pub fn restore(shared: &Arc<Shared>, bus_id: &str) {
+    let now = shared.serving.clock.now();
+    match shared.registry.load_lease(bus_id, now) {
+        Ok(Some(lease)) => {
+            info!(device = bus_id, host = lease.who.name(), "leased, since before this process");
+            if let Some(claims) = shared.registry.lock().claims_mut(bus_id) {
+                claims.restore_lease(lease);
+            }
+            watch(shared);
+        }
+        Ok(None) => {}
+        Err(error) => warn!(device = bus_id, %error, "what was stored of its leases is not known"),
+    }
+}
+
+/// Keeps leases in this host's folder from now on, and restores those of the devices that are shared already.
+pub fn keep_in(shared: &Arc<Shared>, folder: farbus_io::trust::Folder) {
+    if !shared.registry.store.keep_in(folder) {
+        return;
+    }
+    let all: Vec<String> = shared.registry.lock().entries().map(|entry| entry.record.bus_id.clone()).collect();
+    all.iter().for_each(|bus_id| restore(shared, bus_id));
+}
+
+/// Does what is due of all leases. Returns for how long nothing is; `None` if no lease has an end.
+fn advance(shared: &Shared) -> Option<Duration> {
+    let now = shared.serving.clock.now();
+    let due = shared.registry.lock().advance_leases(now);
+    for (bus_id, due) in due {
+        match due {
+            Due::Warn(left) => {
+                let left_s = left.as_secs_f64().ceil();
+                warn!(device = bus_id, left_s, "the lease of its user ends soon");
+                publish(Event::of(Kind::LeaseEnding, name_of(shared, &bus_id)).how(format!("in {left_s} s")));
+            }
+            Due::End(ending) => ended(shared, &bus_id, ending),
+        }
+    }
+    let next = shared.registry.lock().next_lease_event()?;
+    Some(next - shared.serving.clock.now())
+}
+
+/// Makes sure that a thread ends leases in time, as long as there are some.
+pub fn watch(shared: &Arc<Shared>) {
+    let registry = &shared.registry;
+    if registry.lock().next_lease_event().is_none() || !registry.begin_watching() {
+        return;
+    }
+    let weak = Arc::downgrade(shared);
+    let run = move || {
+        while let Some(shared) = weak.upgrade() {
+            if shared.sessions.is_stopping() {
+                return;
+            }
+            let Some(span) = advance(&shared) else {
+                shared.registry.end_watching();
+                // A lease that began meanwhile found this thread.
+                watch(&shared);
+                return;
+            };
+            drop(shared);
+            thread::sleep(span.min(LATE_MAX));
+        }
+    };
+    if let Err(error) = thread::Builder::new().name("leases".into()).stack_size(STACK_BYTES).spawn(run) {
+        warn!(%error, "leases do not end in time");
+        registry.end_watching();
+    }
+}

@@ -1,0 +1,142 @@
+//! Leases that outlive this process: the numbers by which late users are refused, and who has which device until when.
+
+use std::sync::OnceLock;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use farbus_io::link::since_boot;
+use farbus_io::store::boot_number;
+use farbus_io::trust::{DeviceId, Folder, KnownLease, StateError, StoredLease};
+use farbus_model::Instant;
+use farbus_session::claims::lease::{Lease, Party};
+
+/// Where the leases of devices with a lasting identity are kept. Without a folder they end with the process.
+#[derive(Debug, Default)]
+pub struct LeaseStore {
+    folder: OnceLock<Folder>,
+}
+
+impl LeaseStore {
+    /// Keeps leases in this folder from now on. Returns whether they were kept nowhere before.
+    pub fn keep_in(&self, folder: Folder) -> bool {
+        self.folder.set(folder).is_ok()
+    }
+
+    /// Reserves a count above `above` for the next lease of a device, durably; `None` if nothing is kept.
+    ///
+    /// # Errors
+    /// [`StateError`].
+    pub fn reserve(&self, device: DeviceId, above: u64) -> Result<Option<u64>, StateError> {
+        self.folder.get().map(|folder| KnownLease::reserve(folder, device, above)).transpose()
+    }
+
+    /// Keeps the lease of a device, or that it has none.
+    ///
+    /// # Errors
+    /// [`StateError`].
+    pub fn keep(&self, device: DeviceId, lease: Option<&Lease>, now: Instant) -> Result<(), StateError> {
+        let Some(folder) = self.folder.get() else { return Ok(()) };
+        KnownLease::keep(folder, device, lease.map(|lease| stored(lease, now)))
+    }
+
+    /// The highest count that was reserved for a device, and the lease that was kept.
+    ///
+    /// # Errors
+    /// [`StateError`].
+    pub fn load(&self, device: DeviceId, now: Instant) -> Result<(u64, Option<Lease>), StateError> {
+        let Some(folder) = self.folder.get() else { return Ok((0, None)) };
+        let known = KnownLease::load(folder, device)?;
+        Ok((known.reserved, known.lease.map(|lease| restored(lease, now))))
+    }
+}
+
+/// Unix time, milliseconds.
+pub fn unix_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+}
+
+fn stored(lease: &Lease, now: Instant) -> StoredLease {
+    let ms = |span: Duration| span.as_millis() as u64;
+    let booted_ms = ms(since_boot());
+    StoredLease {
+        host: lease.who.name().to_owned(),
+        number: lease.number,
+        boot: boot_number(),
+        since_ms: booted_ms.saturating_sub(ms(now - lease.since)),
+        until_ms: booted_ms + ms(lease.until - now),
+        until_unix_ms: unix_ms() + ms(lease.until - now),
+        priority: lease.priority,
+        reason: lease.reason.clone(),
+    }
+}
+
+/// A lease of the process before this one, or from before this machine was started: then the time of day says what is
+/// left of it, and never more than there was.
+fn restored(stored: StoredLease, now: Instant) -> Lease {
+    let booted_ms = since_boot().as_millis() as u64;
+    let span_ms = stored.until_ms.saturating_sub(stored.since_ms);
+    let left_ms = match stored.boot == boot_number() {
+        true => stored.until_ms.saturating_sub(booted_ms),
+        false => stored.until_unix_ms.saturating_sub(unix_ms()),
+    };
+    let left_ms = left_ms.min(span_ms);
+    let used_ns = (span_ms - left_ms).saturating_mul(1_000_000);
+    Lease {
+        who: Party::paired(&stored.host),
+        // The clock of this process began with the process; a moment before that is its beginning.
+        since: Instant::from_nanos(now.as_nanos().saturating_sub(used_ns)),
+        until: now + Duration::from_millis(left_ms),
+        priority: stored.priority,
+        reason: stored.reason,
+        number: stored.number,
+        is_preempted: false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at_s(s: u64) -> Instant {
+        Instant::from_nanos(s * 1_000_000_000)
+    }
+
+    fn lease() -> Lease {
+        Lease {
+            who: Party::paired("desk"),
+            since: at_s(100),
+            until: at_s(700),
+            priority: 2,
+            reason: Some("a test".into()),
+            number: 9,
+            is_preempted: false,
+        }
+    }
+
+    fn left_s(stored: StoredLease) -> u64 {
+        let now = at_s(1000);
+        (restored(stored, now).until - now).as_secs_f64().round() as u64
+    }
+
+    #[test]
+    fn restored_lease_ends_when_it_was_to_end() {
+        let now = at_s(400);
+        let mut again = restored(stored(&lease(), now), now);
+        let drift = again.until - lease().until.min(again.until) + (lease().until - again.until.min(lease().until));
+        assert!(drift < Duration::from_secs(5), "{drift:?}");
+        (again.until, again.since) = (lease().until, lease().since);
+        assert_eq!(again, lease());
+    }
+
+    #[test]
+    fn after_a_start_of_the_machine_a_lease_is_not_longer_than_it_was() {
+        let kept = stored(&lease(), at_s(400));
+        let other_boot = StoredLease { boot: kept.boot ^ 1, ..kept.clone() };
+        assert_eq!(left_s(other_boot.clone()), 300, "the time of day counts");
+        let set_back = StoredLease { until_unix_ms: kept.until_unix_ms + 86_400_000, ..other_boot.clone() };
+        assert_eq!(left_s(set_back), 600, "a clock that was set back by a day");
+        let set_ahead = StoredLease { until_unix_ms: kept.until_unix_ms - 86_400_000, ..other_boot };
+        assert_eq!(left_s(set_ahead), 0);
+        let same_boot = StoredLease { until_unix_ms: 0, ..kept };
+        assert_eq!(left_s(same_boot), 300, "while the machine runs, the clock does not matter");
+    }
+}

@@ -1,0 +1,156 @@
+//! `farbus lease`: a device is one host's for a time, then the next one's, and the number of the former is refused.
+
+use std::fs;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use serde_json::json;
+
+use super::harness::{Harness, PATIENCE, Running, wait_until};
+use super::trust::{Host, three};
+
+/// A device called `disk` that lab3 shares, and that both others know where to find.
+struct Lab<'a> {
+    lab3: &'a Host<'a>,
+    share: Running,
+    target: String,
+}
+
+impl<'a> Lab<'a> {
+    fn new([lab3, desk, rack]: &'a [Host<'a>; 3], what: &[&str]) -> Self {
+        let (share, address) = lab3.share(what);
+        for host in [desk, rack] {
+            host.ok(&["list", "lab3", "--address", &address]);
+        }
+        Self { lab3, share, target: "lab3/disk".to_owned() }
+    }
+
+    fn lease(&self) -> serde_json::Value {
+        self.lab3.json(&["status", "--json"])[0]["devices"][0]["lease"].clone()
+    }
+}
+
+#[test]
+fn leased_device_is_its_holders_alone_and_goes_to_who_waits() {
+    let harness = Harness::new();
+    let hosts = three(&harness);
+    let [_, desk, rack] = &hosts;
+    let image = harness.image("disk.img", 1 << 20);
+    let lab = Lab::new(&hosts, &[&format!("disk:{}", image.display())]);
+    let target = lab.target.as_str();
+
+    let leased = desk.json(&["lease", target, "--for", "2h", "--reason", "a test", "--json"]);
+    assert_eq!((&leased["state"], &leased["lease"]["host"]), (&json!("held"), &json!("desk")));
+    assert!(leased["lease"]["is_yours"] == true && leased["lease"]["number"].as_u64() > Some(0), "{leased}");
+    let again = desk.json(&["lease", target, "--for", "9h", "--json"]);
+    assert_eq!(again["lease"]["number"], leased["lease"]["number"], "to ask again changes nothing");
+    assert!(again["lease"]["left_s"].as_f64() < Some(7201.0), "{again}");
+
+    let refused = rack.run(&["lease", target, "--no-wait"]);
+    assert!(refused.code == Some(3) && refused.stderr.contains("desk has it"), "{refused:?}");
+    let refused = rack.run(&["attach", target, "--via", "fuse"]);
+    assert!(refused.code == Some(3) && refused.stderr.contains("in use by desk"), "{refused:?}");
+    let listed = rack.json(&["lease", "list", "lab3", "--json"]);
+    assert_eq!((&listed[0]["host"], &listed[0]["is_yours"]), (&json!("desk"), &json!(false)), "{listed}");
+    assert!(rack.ok(&["list", "lab3"]).contains("leased"));
+    assert!(lab.lab3.ok(&["status"]).contains("leased to desk"));
+
+    let waits = rack.start(&["lease", target, "--for", "1m"]);
+    let said = waits.wait_for_line("waiting for");
+    assert!(said.contains("place 1") && said.contains("leased to desk"), "{said}");
+    let refused = desk.run(&["lease", "extend", target, "--for", "3h"]);
+    assert!(refused.code == Some(3) && refused.stderr.contains("waits for it"), "{refused:?}");
+    desk.ok(&["lease", "release", target]);
+    waits.wait_for_line("is leased for");
+    let lease = lab.lease();
+    assert_eq!(lease["host"], "rack");
+    assert!(lease["number"].as_u64() > leased["lease"]["number"].as_u64(), "{lease}");
+    let refused = desk.run(&["lease", "release", target]);
+    assert!(refused.code == Some(3) && refused.stderr.contains("no lease"), "{refused:?}");
+
+    rack.ok(&["lease", "give", target, "--to", "desk"]);
+    assert_eq!(lab.lease()["host"], "desk");
+    lab.lab3.ok(&["release", "disk"]);
+    assert!(lab.lease().is_null(), "the owner takes back a lease, too");
+    for (wrong, code) in [("lab3/tape", 4), ("127.0.0.1:1/disk", 3)] {
+        assert_eq!(desk.run(&["lease", wrong]).code, Some(code), "{wrong}");
+    }
+    let refused = desk.run(&["lease", target, "--priority", "1"]);
+    assert!(refused.code == Some(3) && refused.stderr.contains("--reserve-high"), "{refused:?}");
+}
+
+#[test]
+fn interrupted_wait_leaves_the_queue_at_once() {
+    let harness = Harness::new();
+    let hosts = three(&harness);
+    let [_, desk, rack] = &hosts;
+    let lab = Lab::new(&hosts, &["zero,name=disk"]);
+    desk.ok(&["lease", &lab.target]);
+    let mut waits = rack.start(&["lease", &lab.target]);
+    waits.wait_for_line("waiting for");
+    let waiting = || lab.lab3.json(&["status", "--json"])[0]["devices"][0]["waiting"].clone();
+    assert_eq!(waiting()[0]["host"], "rack");
+    waits.signal(Signal::INT);
+    assert_eq!(waits.wait_for_end(PATIENCE), Some(0));
+    assert!(waiting().is_null());
+}
+
+#[test]
+fn lease_that_ends_takes_the_device_from_its_user_and_fences_it_off() {
+    let harness = Harness::new();
+    let hosts = three(&harness);
+    let [lab3, desk, rack] = &hosts;
+    let image = harness.image("disk.img", 1 << 20);
+    let lab = Lab::new(&hosts, &[&format!("disk:{}", image.display())]);
+    let target = lab.target.as_str();
+    desk.ok(&["lease", target, "--for", "4s"]);
+    let number = lab.lease()["number"].as_u64().unwrap();
+    let socket = harness.path("desk.sock");
+    let mut attach = desk.start(&["attach", target, "--via", "nbd", "--socket", socket.to_str().unwrap()]);
+    attach.wait_for_line("attached as");
+    let waits = rack.start(&["lease", target, "--for", "1h"]);
+    assert_eq!(attach.wait_for_end(PATIENCE), Some(3), "{}", attach.log());
+    assert!(attach.log().contains("lease expired"), "{}", attach.log());
+    waits.wait_for_line("is leased for");
+    let device = lab3.json(&["status", "--json"])[0]["devices"][0].clone();
+    assert!(device["lease"]["number"].as_u64() > Some(number), "{device}");
+    let ended: Vec<_> = device["history"].as_array().unwrap().iter().map(|past| &past["ended"]).collect();
+    assert_eq!(ended, ["lease expired", "lease expired"], "its use and itself: {device}");
+    lab.share.assert_logged("the lease of its user ends soon");
+}
+
+#[test]
+fn lease_and_its_numbers_outlive_the_exporter() {
+    let harness = Harness::new();
+    let hosts = three(&harness);
+    let [lab3, desk, rack] = &hosts;
+    let image = harness.image("disk.img", 1 << 20);
+    let what = format!("disk:{}", image.display());
+    let mut lab = Lab::new(&hosts, &[&what]);
+    desk.ok(&["lease", &lab.target, "--for", "1h", "--reason", "long"]);
+    let lease = lab.lease();
+    let (number, left_s) = (lease["number"].as_u64().unwrap(), lease["left_s"].as_f64().unwrap());
+    lab.share.kill();
+
+    // As if the clock was set back: what was reserved is a day ahead of it.
+    let folder = harness.path("lab3");
+    let is_lease = |path: &std::path::PathBuf| path.file_name().unwrap().to_string_lossy().starts_with("lease-");
+    let file = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).find(is_lease).unwrap();
+    let mut stored: serde_json::Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    let ahead = stored["reserved"].as_u64().unwrap() + 86_400_000;
+    stored["reserved"] = json!(ahead);
+    fs::write(&file, stored.to_string()).unwrap();
+
+    let lab = Lab::new(&hosts, &[&what]);
+    let lease = lab.lease();
+    assert_eq!((&lease["host"], &lease["reason"], &lease["number"]), (&json!("desk"), &json!("long"), &json!(number)));
+    assert!(lease["left_s"].as_f64().unwrap() <= left_s, "{lease}");
+    assert_eq!(rack.run(&["attach", &lab.target, "--via", "fuse"]).code, Some(3));
+    desk.ok(&["lease", "release", &lab.target]);
+    rack.ok(&["lease", &lab.target]);
+    let next = lab.lease()["number"].as_u64().unwrap() >> 20;
+    assert!(next > ahead, "{next} is later than {ahead}, whatever the clock says");
+    wait_until(Duration::from_secs(1), "it is rack's", || {
+        lab3.json(&["status", "--json"])[0]["devices"][0]["lease"]["host"] == "rack"
+    });
+}

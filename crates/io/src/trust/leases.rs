@@ -1,0 +1,169 @@
+//! What has to outlive the process of a device's leases: the highest number that was reserved, and who has the device.
+//!
+//! A file for each device, named by the device's id: the many devices of a laboratory do not wait for each other's. A
+//! number is stored before it is given, so a number that was given is never given again, whatever the clock of this
+//! machine says after a restart.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::devices::DeviceId;
+use super::folder::{Folder, StateError};
+
+/// The largest file that is read: a name, a reason and a dozen numbers, with room for what later versions add.
+const LEASE_BYTES_MAX: u64 = 64 << 10;
+
+/// What is stored of one device.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KnownLease {
+    /// The highest count that was reserved for a lease of the device.
+    #[serde(default)]
+    pub reserved: u64,
+    /// The lease that a host requested and has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lease: Option<StoredLease>,
+    #[serde(flatten)]
+    rest: Map<String, Value>,
+}
+
+/// A lease, as it is stored.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoredLease {
+    /// The host, by its name here.
+    pub host: String,
+    /// Its fencing number.
+    pub number: u64,
+    /// The run of this machine in which the times since its start count ([`crate::store::boot_number`]).
+    pub boot: u64,
+    /// When it began, milliseconds since the machine was started.
+    pub since_ms: u64,
+    /// When it ends, milliseconds since the machine was started.
+    pub until_ms: u64,
+    /// When it ends, milliseconds of Unix time: counts if the machine was started again.
+    pub until_unix_ms: u64,
+    /// The priority of the request.
+    #[serde(default)]
+    pub priority: u8,
+    /// What for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}
+
+impl KnownLease {
+    /// What is stored of a device; nothing if it was never used.
+    ///
+    /// # Errors
+    /// [`StateError`]: the file cannot be read, or is damaged. No number may be given then.
+    pub fn load(folder: &Folder, device: DeviceId) -> Result<Self, StateError> {
+        let name = file_of(device);
+        let Some(bytes) = folder.read(&name, LEASE_BYTES_MAX, false)? else { return Ok(Self::default()) };
+        serde_json::from_slice(&bytes).map_err(|error| folder.trouble(&name, &format!("it is damaged: {error}")))
+    }
+
+    /// Reserves a count that is higher than `above` and than every count that was reserved before, durably.
+    ///
+    /// # Errors
+    /// [`StateError`]; nothing is reserved then.
+    pub fn reserve(folder: &Folder, device: DeviceId, above: u64) -> Result<u64, StateError> {
+        Self::change(folder, device, |known| {
+            known.reserved = known.reserved.max(above).saturating_add(1);
+            known.reserved
+        })
+    }
+
+    /// Stores the lease of a device, or that it has none.
+    ///
+    /// # Errors
+    /// [`StateError`]; nothing is changed then.
+    pub fn keep(folder: &Folder, device: DeviceId, lease: Option<StoredLease>) -> Result<(), StateError> {
+        Self::change(folder, device, |known| known.lease = lease)
+    }
+
+    fn change<T>(folder: &Folder, device: DeviceId, change: impl FnOnce(&mut Self) -> T) -> Result<T, StateError> {
+        let _lock = folder.lock()?;
+        let before = Self::load(folder, device)?;
+        let mut after = before.clone();
+        let result = change(&mut after);
+        if after != before {
+            let name = file_of(device);
+            let mut text = serde_json::to_vec(&after).map_err(|error| folder.trouble(&name, &error))?;
+            text.push(b'\n');
+            folder.write(&name, &text)?;
+        }
+        Ok(result)
+    }
+}
+
+fn file_of(device: DeviceId) -> String {
+    format!("lease-{device}.json")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    struct Scratch(Folder);
+
+    impl Scratch {
+        fn new(name: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("farbus-leases-{name}-{}", std::process::id()));
+            let _ = fs::remove_dir_all(&path);
+            Self(Folder::at(path))
+        }
+    }
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(self.0.path());
+        }
+    }
+
+    #[test]
+    fn reserved_count_is_higher_than_every_earlier_one_even_if_the_clock_was_set_back() {
+        let Scratch(folder) = &Scratch::new("mark");
+        let (one, other) = (DeviceId::random(), DeviceId::random());
+        assert_eq!(KnownLease::reserve(folder, one, 1_900_000).unwrap(), 1_900_001);
+        assert_eq!(KnownLease::reserve(folder, one, 5).unwrap(), 1_900_002, "another process, whose clock is behind");
+        assert_eq!(KnownLease::reserve(folder, other, 5).unwrap(), 6, "each device has its own");
+        assert_eq!(KnownLease::load(folder, one).unwrap().reserved, 1_900_002);
+    }
+
+    #[test]
+    fn lease_is_kept_beside_what_a_later_version_stored() {
+        let Scratch(folder) = &Scratch::new("kept");
+        let device = DeviceId::random();
+        KnownLease::reserve(folder, device, 1).unwrap();
+        let file = folder.file(&file_of(device));
+        fs::write(&file, r#"{"reserved":7,"of_later":[1]}"#).unwrap();
+        let lease = StoredLease {
+            host: "desk".into(),
+            number: 8,
+            boot: 1,
+            since_ms: 2,
+            until_ms: 3,
+            until_unix_ms: 4,
+            priority: 0,
+            reason: None,
+        };
+        KnownLease::keep(folder, device, Some(lease.clone())).unwrap();
+        let known = KnownLease::load(folder, device).unwrap();
+        assert_eq!((known.reserved, known.lease), (7, Some(lease)));
+        assert!(fs::read_to_string(&file).unwrap().contains(r#""of_later":[1]"#));
+        KnownLease::keep(folder, device, None).unwrap();
+        assert_eq!(KnownLease::load(folder, device).unwrap().lease, None);
+    }
+
+    #[test]
+    fn damaged_or_huge_file_gives_no_number() {
+        let Scratch(folder) = &Scratch::new("damaged");
+        let device = DeviceId::random();
+        KnownLease::reserve(folder, device, 1).unwrap();
+        let file = folder.file(&file_of(device));
+        for content in ["{".to_owned(), " ".repeat(70_000), r#"{"reserved":-1}"#.to_owned()] {
+            fs::write(&file, &content).unwrap();
+            assert!(KnownLease::reserve(folder, device, 1).is_err(), "{}", content.len());
+            assert_eq!(fs::read_to_string(&file).unwrap(), content, "and is not overwritten");
+        }
+    }
+}
