@@ -154,3 +154,67 @@ fn lease_and_its_numbers_outlive_the_exporter() {
         lab3.json(&["status", "--json"])[0]["devices"][0]["lease"]["host"] == "rack"
     });
 }
+
+/// A command of the chapter: the host that types it, its words, and what is said behind it.
+fn commands_of_chapter() -> Vec<(String, Vec<String>, String)> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/book/src/leases.md");
+    let text = fs::read_to_string(path).unwrap();
+    let typed = text.lines().filter_map(|line| line.strip_prefix("    ")?.split_once("$ farbus "));
+    let words = |(host, line): (&str, &str)| {
+        let (command, remark) = line.split_once('#').unwrap_or((line, ""));
+        (host.to_owned(), command.split_whitespace().map(str::to_owned).collect(), remark.trim().to_owned())
+    };
+    typed.map(words).collect()
+}
+
+#[test]
+fn commands_of_the_chapter_do_what_it_says() {
+    let harness = Harness::new();
+    let hosts = three(&harness);
+    let _lab = Lab::new(&hosts, &["zero,name=board"]);
+    let commands = commands_of_chapter();
+    assert!(commands.len() >= 9, "{commands:?}");
+    let mut waiting: Option<Running> = None;
+    for (host, words, remark) in commands {
+        let host = hosts.iter().find(|known| known.name == host).unwrap();
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        if remark.starts_with("waits") {
+            let waits = host.start(&words);
+            waits.wait_for_line("waiting for lab3/board, place 1");
+            waiting = Some(waits);
+            continue;
+        }
+        let outcome = host.run(&words);
+        assert_eq!(outcome.code, Some(if remark.starts_with("refused") { 3 } else { 0 }), "{words:?}: {outcome:?}");
+        if remark.starts_with("the next in line")
+            && let Some(mut waits) = waiting.take()
+        {
+            waits.wait_for_line("is leased for");
+            assert_eq!(waits.wait_for_end(PATIENCE), Some(0));
+        }
+    }
+    assert!(waiting.is_none(), "the chapter lets the one who waits have it");
+}
+
+#[test]
+fn holder_whose_link_comes_back_after_its_lease_is_refused() {
+    let harness = Harness::new();
+    let hosts = three(&harness);
+    let [lab3, desk, rack] = &hosts;
+    let image = harness.image("disk.img", 1 << 20);
+    let lab = Lab::new(&hosts, &[&format!("disk:{}", image.display())]);
+    let target = lab.target.as_str();
+    desk.ok(&["lease", target, "--for", "3s"]);
+    let socket = harness.path("desk.sock");
+    let mut attach = desk.start(&["attach", target, "--via", "nbd", "--socket", socket.to_str().unwrap()]);
+    attach.wait_for_line("attached as");
+    // It hears nothing of the end, and believes that it has the disk.
+    attach.signal(Signal::STOP);
+    rack.ok(&["lease", target, "--for", "1h"]);
+    let device = || lab3.json(&["status", "--json"])[0]["devices"][0].clone();
+    assert_eq!(device()["lease"]["host"], "rack");
+    attach.signal(Signal::CONT);
+    assert_eq!(attach.wait_for_end(PATIENCE), Some(3), "{}", attach.log());
+    let device = device();
+    assert_eq!((&device["lease"]["host"], &device["state"]), (&json!("rack"), &json!("available")), "{device}");
+}
