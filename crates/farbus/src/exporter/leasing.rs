@@ -236,6 +236,7 @@ fn advance(shared: &Shared) -> Option<Duration> {
             Due::Warn(left) => {
                 let left_s = left.as_secs_f64().ceil();
                 warn!(device = bus_id, left_s, "the lease of its user ends soon");
+                shared.sessions.holders_of(&bus_id).iter().for_each(|session| session.leave_lease_left(left));
                 publish(Event::of(Kind::LeaseEnding, name_of(shared, &bus_id)).how(format!("in {left_s} s")));
             }
             Due::End(ending) => ended(shared, &bus_id, ending),

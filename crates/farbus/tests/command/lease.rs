@@ -110,7 +110,8 @@ fn lease_that_ends_takes_the_device_from_its_user_and_fences_it_off() {
     attach.wait_for_line("attached as");
     let waits = rack.start(&["lease", target, "--for", "1h"]);
     assert_eq!(attach.wait_for_end(PATIENCE), Some(3), "{}", attach.log());
-    assert!(attach.log().contains("lease expired"), "{}", attach.log());
+    let log = attach.log();
+    assert!(log.contains("lease of the device ends soon") && log.contains("lease expired"), "{log}");
     waits.wait_for_line("is leased for");
     let device = lab3.json(&["status", "--json"])[0]["devices"][0].clone();
     assert!(device["lease"]["number"].as_u64() > Some(number), "{device}");

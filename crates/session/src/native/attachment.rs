@@ -2,9 +2,11 @@
 //! device is, and learns that the attachment is over.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use farbus_model::{Identity, Instant, Pieces};
 use farbus_wire::native::control::{Cause, Close, Credit, End, Inherit, MIGRATION_STATE_NAME_BYTES, Open, Opened};
+use farbus_wire::native::lease::Ends;
 use farbus_wire::native::reserve::{Reservation, ReservationReport, Word};
 use farbus_wire::native::{Arrived, Flow, Head, Kind, Message, Part, Urgency};
 
@@ -44,6 +46,8 @@ pub struct Attachment {
     /// What to reserve for it, and the state of that.
     reservation_request: ReservationRequest,
     /// Which device it is.
+    /// In how long its lease ends, if that was told and not taken.
+    lease_left: Option<Duration>,
     known: KnownDevice,
     was_open: bool,
 }
@@ -101,11 +105,17 @@ impl Attachment {
             opened: Pieces::default(),
             outbox: VecDeque::new(),
             reservation_request,
+            lease_left: None,
             known: KnownDevice::default(),
             was_open: false,
         };
         attachment.ask_to_open();
         attachment
+    }
+
+    /// In how long its lease ends, if its exporter has said so since the last call.
+    pub fn take_lease_left(&mut self) -> Option<Duration> {
+        self.lease_left.take()
     }
 
     /// The state of its reservation.
@@ -191,6 +201,12 @@ impl Attachment {
             Kind::Identity => {
                 let end = self.known.hear(&self.open.name, &arrived.body.contiguous())?;
                 Ok(end.filter(|_| !self.is_over()).map_or(Heard::Part, |end| self.refuse(end)))
+            }
+            Kind::Lease => {
+                if let Some(Ends(left)) = Ends::decode(&arrived.body.contiguous())? {
+                    self.lease_left = Some(left);
+                }
+                Ok(Heard::Part)
             }
             Kind::Reserve => {
                 if let Some(word) = self.reservation_request.hear(now, &arrived.body.contiguous())? {

@@ -98,6 +98,11 @@ pub trait Attached {
         None
     }
 
+    /// In how long the lease of the attachment ends, if its exporter has said so since the last call.
+    fn take_lease_left(&mut self) -> Option<Duration> {
+        self.attachment_mut().take_lease_left()
+    }
+
     /// The state of its reservation, if it has one.
     fn reserved(&self) -> Option<reserve::ReservationReport> {
         self.attachment().reserved()

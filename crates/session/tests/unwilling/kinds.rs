@@ -81,7 +81,13 @@ pub fn of_importer(kind: Kind) -> Vec<(&'static str, Says)> {
                 [frame(kind, fresh(turn), 0, &body), frame(Kind::Close, fresh(turn), 0, &[])].concat()
             }),
         ],
-        Kind::Opened | Kind::Refused | Kind::Closed | Kind::MigrationState | Kind::Reply | Kind::Event => {
+        Kind::Opened
+        | Kind::Refused
+        | Kind::Closed
+        | Kind::MigrationState
+        | Kind::Reply
+        | Kind::Event
+        | Kind::Lease => {
             vec![plain(vec![0; 1000])]
         }
         Kind::Close => vec![
@@ -220,6 +226,13 @@ pub fn of_exporter(kind: Kind) -> Vec<(&'static str, Says)> {
         Kind::Reserve => vec![
             says("echoes", move |_| frame(kind, 1, 0, &Word::Echo.encode()).repeat(64)),
             says("trains", move |_| frame(kind, 1, 0, &Word::Train { place: 0, cars: 1 }.encode()).repeat(64)),
+        ],
+        Kind::Lease => vec![
+            says("ends soon", move |turn| {
+                frame(kind, 1, 0, &[&[0][..], &(turn as u32).to_le_bytes()].concat()).repeat(64)
+            }),
+            says("of a later word", move |_| frame(kind, 1, 0, &[9; 1000])),
+            plain(vec![0; 3]),
         ],
         Kind::Later(_) => vec![says("not known", move |_| frame(kind, 0, 0, &[0; 60_000]))],
     }

@@ -68,16 +68,19 @@ pub enum Kind {
     Reserve,
     /// Which device an attachment uses ([`super::identity`]); a peer that does not know identities ignores it.
     Identity,
+    /// About the lease of an attachment ([`super::lease`]); a peer that does not know leases for a time ignores it.
+    Lease,
     /// A counted kind of a later version, to be ignored.
     Later(u8),
 }
 
-/// A peer may ignore kinds from here on, and [`Kind::Reserve`] and [`Kind::Identity`], if it does not know them.
-const LATER_FIRST: u8 = 0x82;
+/// A peer may ignore kinds from here on, and [`Kind::Reserve`], [`Kind::Identity`] and [`Kind::Lease`], if it does not
+/// know them.
+const LATER_FIRST: u8 = 0x83;
 
 impl Kind {
     /// All kinds of this version.
-    pub const ALL: [Kind; 21] = [
+    pub const ALL: [Kind; 22] = [
         Kind::Ping,
         Kind::Pong,
         Kind::Ack,
@@ -99,6 +102,7 @@ impl Kind {
         Kind::Aside,
         Kind::Reserve,
         Kind::Identity,
+        Kind::Lease,
     ];
 
     /// The wire's number.
@@ -125,6 +129,7 @@ impl Kind {
             Kind::Aside => 37,
             Kind::Reserve => 128,
             Kind::Identity => 129,
+            Kind::Lease => 130,
             Kind::Later(code) => code,
         }
     }
@@ -156,6 +161,7 @@ impl Kind {
             37 => Kind::Aside,
             128 => Kind::Reserve,
             129 => Kind::Identity,
+            130 => Kind::Lease,
             LATER_FIRST.. => Kind::Later(code),
             _ => return Err(Reject::new("kind", code as u64, "no frame is of that kind")),
         })

@@ -24,6 +24,7 @@ pub mod hello;
 pub mod identity;
 pub mod lane;
 pub mod lanes;
+pub mod lease;
 pub mod message;
 pub mod modules;
 mod queue;

@@ -3,6 +3,7 @@
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
 use farbus_io::link::Link;
 use farbus_model::budget::{Account, Exhausted, Taken};
@@ -61,6 +62,8 @@ pub struct Session {
     /// The latest reservation report of its device, if the session has not taken it.
     pub(crate) reserved: Mutex<Option<ReservationReport>>,
     pub(crate) has_news: AtomicBool,
+    /// In how long its lease ends, if the session has not told its peer.
+    pub(crate) lease_left: Mutex<Option<Duration>>,
     /// The inner device, if its device is suspendable.
     pub(crate) behind: Mutex<Option<Behind>>,
 }
@@ -120,6 +123,7 @@ impl Session {
             handover_outcome: Mutex::default(),
             reserved: Mutex::default(),
             has_news: AtomicBool::new(false),
+            lease_left: Mutex::default(),
             behind: Mutex::default(),
         })
     }
@@ -196,6 +200,12 @@ impl Session {
     pub fn leave_reserved(&self, report: ReservationReport) {
         *self.reserved.lock().unwrap_or_else(PoisonError::into_inner) = Some(report);
         self.has_news.store(true, Ordering::Release);
+        self.mailbox.wake();
+    }
+
+    /// Leaves word for the session that its lease ends in so long, and wakes its thread.
+    pub fn leave_lease_left(&self, left: Duration) {
+        *self.lease_left.lock().unwrap_or_else(PoisonError::into_inner) = Some(left);
         self.mailbox.wake();
     }
 
@@ -302,6 +312,10 @@ impl SessionHandle for Session {
 
     fn leave(&self) -> Option<HandoverOutcome> {
         self.handover_outcome(Waiting::Gone)
+    }
+
+    fn take_lease_left(&self) -> Option<Duration> {
+        self.lease_left.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     fn take_reserved(&self) -> Option<ReservationReport> {

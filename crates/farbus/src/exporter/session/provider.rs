@@ -1,6 +1,7 @@
 //! What a session needs from its device provider: opening devices, handing them over, and reporting their use.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use farbus_host::DrivenDisk;
 use farbus_io::link::{Clock, Progress};
@@ -57,6 +58,11 @@ pub trait SessionHandle: Send + Sync {
 
     /// Takes the latest reservation report, if it changed since the last call.
     fn take_reserved(&self) -> Option<ReservationReport>;
+
+    /// Takes in how long the lease of its device ends, if that is to be told.
+    fn take_lease_left(&self) -> Option<Duration> {
+        None
+    }
 
     /// Takes the outcome of a handover for the last time; later outcomes go back to the caller that reports them.
     fn leave(&self) -> Option<HandoverOutcome>;

@@ -696,6 +696,9 @@ impl<'a, H: DeviceProvider> Engine<'a, H> {
                 session.say_report(number, self.session_thread.in_report(report, is_told));
                 self.prioritized.note_news();
             }
+            if let Some(left) = session_handle.take_lease_left() {
+                session.say_lease_ends(number, left);
+            }
             session_handle.mailbox().carry_out(|command| session.command(now, number, command));
             if let Some(end) = session_handle.end().filter(|_| !session_handle.is_replaced() && may_close) {
                 ended.push((number, end));

@@ -279,6 +279,11 @@ impl<A: Attached> Linked<A> {
         if let Some(timed) = self.remote.poll_timed() {
             self.status.note_timed(timed);
         }
+        if let Some(left) = self.remote.take_lease_left() {
+            let left_s = left.as_secs_f64().ceil();
+            warn!(host = self.host, left_s, "the lease of the device ends soon: detach it, or extend the lease");
+            publish(Event::new(Kind::LeaseEnding).host(self.host.as_str()).how(format!("in {left_s} s")));
+        }
         if let Some(reserved) = self.remote.reserved() {
             self.note_reserved(reserved);
         }

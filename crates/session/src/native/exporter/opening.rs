@@ -1,7 +1,10 @@
 //! Opening a device: reserve first, compare its identity, then tell the importer.
 
+use std::time::Duration;
+
 use farbus_model::Instant;
 use farbus_wire::native::control::{End, Open};
+use farbus_wire::native::lease::Ends;
 use farbus_wire::native::reserve::{self, Lack, State, Word};
 use farbus_wire::native::{Arrived, Kind, Message};
 
@@ -90,6 +93,12 @@ impl ExporterSession {
             self.open_now(now, number, open, services);
         }
         Ok(())
+    }
+
+    /// Tells the importer that the lease of an attachment ends in so long.
+    pub fn say_lease_ends(&mut self, number: u16, left: Duration) {
+        let part = Ends(left).encode().into();
+        self.lanes.send(in_turn(Message::control(Kind::Lease, number, 0, part)));
     }
 
     /// Sends the importer a reservation report for its device.
