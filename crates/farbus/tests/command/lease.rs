@@ -7,6 +7,7 @@ use rustix::process::Signal;
 use serde_json::json;
 
 use super::harness::{Harness, PATIENCE, Running, wait_until};
+use super::restart::{exporter, restart};
 use super::trust::{Host, three};
 
 /// A device called `disk` that lab3 shares, and that both others know where to find.
@@ -218,4 +219,34 @@ fn holder_whose_link_comes_back_after_its_lease_is_refused() {
     assert_eq!(attach.wait_for_end(PATIENCE), Some(3), "{}", attach.log());
     let device = device();
     assert_eq!((&device["lease"]["host"], &device["state"]), (&json!("rack"), &json!("available")), "{device}");
+}
+
+#[test]
+fn lease_and_its_use_go_on_when_the_daemon_is_replaced() {
+    let harness = Harness::new();
+    let hosts = three(&harness);
+    let [lab3, desk, rack] = &hosts;
+    let image = harness.image("disk.img", 1 << 20);
+    let (mut daemon, _, secure) = exporter(&harness, lab3, &format!("{{what='disk:{}'}}", image.display()));
+    for host in [desk, rack] {
+        host.ok(&["list", "lab3", "--address", &secure]);
+    }
+    let leased = desk.json(&["lease", "lab3/disk", "--for", "1h", "--json"]);
+    let socket = harness.path("desk.sock");
+    let mut attach = desk.start(&["attach", "lab3/disk", "--via", "nbd", "--socket", socket.to_str().unwrap()]);
+    attach.wait_for_line("attached as");
+    let next = restart(lab3, 1);
+    assert_eq!(daemon.wait_for_end(PATIENCE), Some(0), "{}", daemon.log());
+    let device = || lab3.json(&["status", "--json"])[0]["devices"][0].clone();
+    wait_until(PATIENCE, "its user is there again", || device()["state"] == "in use");
+    let lease = device()["lease"].clone();
+    assert_eq!((&lease["host"], &lease["number"]), (&json!("desk"), &leased["lease"]["number"]), "{lease}");
+    assert_eq!(rack.run(&["lease", "lab3/disk", "--no-wait"]).code, Some(3));
+    let refused = desk.run(&["lease", "release", "lab3/disk"]);
+    assert!(refused.code == Some(3) && refused.stderr.contains("--force"), "it is attached: {refused:?}");
+    attach.signal(Signal::INT);
+    assert_eq!(attach.wait_for_end(PATIENCE), Some(0), "{}", attach.log());
+    desk.ok(&["lease", "release", "lab3/disk"]);
+    rack.ok(&["lease", "lab3/disk", "--no-wait"]);
+    next.end();
 }

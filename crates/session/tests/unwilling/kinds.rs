@@ -228,9 +228,7 @@ pub fn of_exporter(kind: Kind) -> Vec<(&'static str, Says)> {
             says("trains", move |_| frame(kind, 1, 0, &Word::Train { place: 0, cars: 1 }.encode()).repeat(64)),
         ],
         Kind::Lease => vec![
-            says("ends soon", move |turn| {
-                frame(kind, 1, 0, &[&[0][..], &(turn as u32).to_le_bytes()].concat()).repeat(64)
-            }),
+            says("ends soon", move |turn| frame(kind, 1, 0, &[&[0][..], &turn.to_le_bytes()].concat()).repeat(64)),
             says("of a later word", move |_| frame(kind, 1, 0, &[9; 1000])),
             plain(vec![0; 3]),
         ],
