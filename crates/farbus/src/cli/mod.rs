@@ -52,7 +52,7 @@ use crate::link::modules::program;
     version,
     max_term_width = 100,
     propagate_version = true,
-    help_template = "{about-with-newline}\n{usage-heading} {usage}\n\nCommands:\n{subcommands}{after-help}",
+    help_template = "{about-with-newline}{usage-heading} {usage}\n\nCommands:\n{subcommands}{after-help}",
     after_help = "Examples:\n  \
         farbus share disk:backup.img zero   offer a disk image and a test device\n  \
         farbus attach lab3/disk             use its disk here\n\
