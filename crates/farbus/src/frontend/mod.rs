@@ -23,7 +23,7 @@ mod handle;
 pub mod hold;
 pub(crate) mod in_use;
 mod kernel;
-pub mod machine;
+pub(crate) mod machine;
 pub mod nbd;
 pub mod open_users;
 pub mod redir;

@@ -1,428 +1,419 @@
-//! Migrates a QEMU with its farbus devices, so that a device pauses no longer than the machine does.
+//! Moves a virtual machine of QEMU to another host, with the devices that it has of farbus: `farbus migrate-vm`.
 //!
-//! | step | QEMU | its devices |
-//! |---|---|---|
-//! | check | runs, does not migrate, and has no usb-redir device that is not farbus's | are attached here |
-//! | follow | runs | work, and go to the other host when QEMU ends its connections |
-//! | copy | runs, and copies its memory | work |
-//! | switch | has stopped, and has not said so to the other side (`pre-switchover`) | still follow: the last look |
-//! | end | has completed, and is told to quit | go to the other host |
+//! | step | if it fails |
+//! |---|---|
+//! | connect to the monitor, and look at what the machine has ([`inventory`]) | nothing was changed |
+//! | set QEMU's migration capabilities and downtime limit | they are set back |
+//! | let each device follow the machine | each is told to stay |
+//! | `migrate`, until the machine has stopped (*pre-switchover*) | `migrate_cancel`; the machine runs on here |
+//! | see that each device still follows, `migrate-continue`, until it is *completed* | the same, if it has not left |
+//! | `quit`: the end of QEMU's connections hands the devices over | the machine runs there: QEMU is to be ended by hand |
 //!
-//! Up to *switch* everything can be taken back: the migration is cancelled, the machine runs on, its devices follow it
-//! no more. Once QEMU says *completed* the machine is on the other host, and only its devices are left to go.
+//! Where the monitor no longer says whether the machine has left, the devices go on following it: they serve it here if
+//! it is here, and go with it if it is not.
 
+mod inventory;
 mod monitor;
+mod owner;
 #[cfg(test)]
 mod tests;
 
-use std::fmt;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
+use serde::Serialize;
 use serde_json::{Value, json};
 
-pub use monitor::{ANSWER_TIME_MAX, Monitor, MonitorError};
+pub use inventory::Machine;
+use inventory::strange;
+use monitor::{Monitor, MonitorError, plain};
+pub use owner::{Attached, Attachments, Owner};
 
-/// How often to look at the progress if QEMU says nothing.
+use crate::common::failure::{Attribute, Failure};
+
+/// How long QEMU's monitor may take for an answer. `migrate` may look up the name of a host meanwhile.
+const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+/// How long to wait for an event of QEMU before it is asked how far it is.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// How long QEMU may take from its switch to its end: it sends the state of its devices.
-const SWITCH_TIME_MAX: Duration = Duration::from_secs(60);
-/// How long QEMU may take to cancel a migration.
-const CANCEL_TIME_MAX: Duration = Duration::from_secs(30);
-/// How long QEMU may take to end after it was told to quit.
-const QUIT_TIME_MAX: Duration = Duration::from_secs(15);
-/// The capability by which QEMU waits before it switches.
-const PAUSE: &str = "pause-before-switchover";
-
-/// The devices of a machine, as their owner commands them.
-pub trait Devices {
-    /// Lets the device follow its machine to the other host.
-    ///
-    /// # Errors
-    /// Why it cannot, in words.
-    fn follow(&mut self, device: &str) -> Result<(), String>;
-
-    /// Lets the device follow its machine no more.
-    ///
-    /// # Errors
-    /// Why not, in words.
-    fn stay(&mut self, device: &str) -> Result<(), String>;
-
-    /// Whether the device still follows its machine.
-    fn is_following(&mut self, device: &str) -> bool;
-}
+/// The same, while the machine runs on neither host.
+const LOOK_OFTEN: Duration = Duration::from_millis(10);
 
 /// What is to be done.
 #[derive(Clone, Debug)]
-pub struct Wanted {
-    /// Where QEMU sends the machine: `tcp:HOST:PORT`, `unix:PATH`, `exec:COMMAND`.
-    pub uri: String,
-    /// The longest that QEMU may stop the machine; `None`: as QEMU has it.
-    pub downtime: Option<Duration>,
-    /// The machine's devices by the names under which their owner knows them.
-    pub devices: Vec<String>,
+pub struct Order<'a> {
+    /// The path of QEMU's monitor.
+    pub monitor: &'a Path,
+    /// Where the other QEMU waits, as its `-incoming` says.
+    pub uri: &'a str,
+    /// The name of the other host, for messages.
+    pub to: &'a str,
+    /// The devices that a person names; none for all that the machine has.
+    pub named: &'a [String],
+    /// The longest time, milliseconds, that the machine may run on neither host; QEMU's own limit if there is none.
+    pub downtime_ms: Option<u64>,
+    /// How long QEMU's monitor may take for an answer.
+    pub answer_within: Duration,
 }
 
-/// How far the copy is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+impl<'a> Order<'a> {
+    /// To move the machine with this monitor to the QEMU at `uri` on the host `to`.
+    pub fn new(monitor: &'a Path, uri: &'a str, to: &'a str, named: &'a [String]) -> Self {
+        Self { monitor, uri, to, named, downtime_ms: None, answer_within: ANSWER_WITHIN }
+    }
+}
+
+/// How far a migration is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// Bytes of memory that were sent.
-    pub sent_bytes: u64,
-    /// Bytes of memory that are left.
+    /// QEMU's word for what it does.
+    pub status: String,
+    /// The machine's memory, bytes.
+    pub total_bytes: u64,
+    /// What is left to copy of it, bytes.
     pub left_bytes: u64,
 }
 
-/// What QEMU said of a migration that completed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A machine that has moved.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Moved {
-    /// How long the machine stood still, ms.
+    /// The devices that went with it.
+    pub devices: Vec<Attached>,
+    /// How long it ran on neither host, as QEMU says, milliseconds.
     pub downtime_ms: u64,
-    /// How long all took, ms.
+    /// How long the whole migration took, as QEMU says, milliseconds.
     pub total_ms: u64,
-    /// How long its QEMU took to end after that, ms: its devices wait for it.
-    pub ended_ms: u64,
+    /// What was sent of its memory, bytes.
+    pub sent_bytes: u64,
 }
 
-/// Why a machine did not migrate, or not all of it.
-#[derive(Debug, PartialEq, Eq)]
-pub enum MoveError {
-    /// Refused before anything was begun.
-    Unfit(String),
-    /// It failed, and everything is as before: the machine runs here with its devices.
-    Undone {
-        /// What failed.
-        why: String,
-        /// What could not be put back, in sentences; empty if nothing.
-        left: Vec<String>,
-    },
-    /// The machine is on the other host, and its QEMU here did not end: its devices are still here.
-    NotEnded(String),
-}
-
-impl fmt::Display for MoveError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Unfit(why) => f.write_str(why),
-            Self::Undone { why, left } => {
-                write!(f, "{why}")?;
-                match left.as_slice() {
-                    [] => write!(f, "\n  the machine runs on here, with its devices"),
-                    left => left.iter().try_for_each(|what| write!(f, "\n  {what}")),
-                }
-            }
-            Self::NotEnded(why) => write!(
-                f,
-                "the machine is on the other host, and its QEMU here has not ended: {why}\n  \
-                 end it: its devices go to the other host then"
-            ),
-        }
-    }
-}
-
-impl std::error::Error for MoveError {}
-
-/// A farbus attachment that the machine has.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Attached {
-    /// The name by which its owner commands it.
-    pub name: String,
-    /// The path of its Unix socket.
-    pub at: String,
-    /// The processes that are connected there.
-    pub processes: Vec<u32>,
-    /// Whether it speaks usbredir there.
-    pub is_redir: bool,
-}
-
-/// Which of these attachments the machine has, if it can migrate with all of them.
+/// Looks whether the machine could be moved, and changes nothing.
 ///
 /// # Errors
-/// [`MoveError::Unfit`]: it migrates already or does not run, its QEMU is too old, something in it cannot migrate, it
-/// has a device by usbredir that is none of these, or it has no device of farbus.
-pub fn check(monitor: &mut Monitor, attached: &[Attached]) -> Result<Vec<Attached>, MoveError> {
-    let unfit = |error: MonitorError| MoveError::Unfit(error.to_string());
-    let status = monitor.execute("query-status", json!({})).map_err(unfit)?;
-    let status = status["status"].as_str().unwrap_or_default().to_owned();
-    if !["running", "paused"].contains(&status.as_str()) {
-        return Err(MoveError::Unfit(format!(
-            "its QEMU is in the state '{status}': only a machine that runs migrates"
-        )));
-    }
-    let migration = monitor.execute("query-migrate", json!({})).map_err(unfit)?;
-    if is_under_way(&migration) {
-        return Err(MoveError::Unfit("the machine migrates already: 'migrate_cancel' in its monitor ends that".into()));
-    }
-    let reasons = migration["blocked-reasons"].as_array().into_iter().flatten().filter_map(Value::as_str);
-    let reasons: Vec<&str> = reasons.collect();
-    if !reasons.is_empty() {
-        return Err(MoveError::Unfit(format!("QEMU cannot migrate it: {}", reasons.join("; "))));
-    }
-    let capabilities = monitor.execute("query-migrate-capabilities", json!({})).map_err(unfit)?;
-    if capability(&capabilities, PAUSE).is_none() {
-        return Err(MoveError::Unfit(format!("its QEMU has no '{PAUSE}': QEMU 2.11 and later have it")));
-    }
-    let process = monitor.process();
-    let own: Vec<Attached> = attached
-        .iter()
-        .filter(|attached| process.is_some_and(|process| attached.processes.contains(&process)))
-        .cloned()
-        .collect();
-    // A QEMU that connected to a socket names its own end of the connection, which has no path: such devices are
-    // counted.
-    let mut unnamed = own.iter().filter(|attached| attached.is_redir).count();
-    for (device, channel) in usb_redirs(monitor).map_err(unfit)? {
-        let is_own = if channel == "unix:" {
-            let is_left = unnamed > 0;
-            unnamed = unnamed.saturating_sub(1);
-            is_left
-        } else {
-            own.iter().any(|attached| names_socket(&channel, &attached.at))
+/// Why it could not.
+pub fn check(order: &Order, owner: &dyn Owner) -> Result<Machine, Failure> {
+    let mut monitor = Monitor::connect(order.monitor, order.answer_within).map_err(Failure::local)?;
+    inventory::take(&mut monitor, owner, order.named)
+}
+
+/// Moves the machine and its devices. Once `is_cancelled` is set, it stays, unless it has left.
+///
+/// # Errors
+/// Why it stays here, or what is left to do. The message says which.
+pub fn migrate(
+    order: &Order,
+    owner: &dyn Owner,
+    is_cancelled: &AtomicBool,
+    show: &mut dyn FnMut(&Progress),
+) -> Result<Moved, Failure> {
+    let mut monitor = Monitor::connect(order.monitor, order.answer_within).map_err(Failure::local)?;
+    let machine = inventory::take(&mut monitor, owner, order.named)?;
+    let is_running = machine.is_running;
+    let migration = Migration {
+        order,
+        owner,
+        is_cancelled,
+        monitor,
+        machine,
+        following: Vec::new(),
+        before: Vec::new(),
+        is_running,
+        is_switching: false,
+    };
+    migration.run(show)
+}
+
+/// A migration under way.
+struct Migration<'a> {
+    order: &'a Order<'a>,
+    owner: &'a dyn Owner,
+    is_cancelled: &'a AtomicBool,
+    monitor: Monitor,
+    machine: Machine,
+    /// The devices that follow the machine, so far.
+    following: Vec<Attached>,
+    /// What sets QEMU's settings back.
+    before: Vec<(&'static str, Value)>,
+    /// Whether the machine has to run here in the end, if it stays.
+    is_running: bool,
+    /// Whether QEMU was told to switch over: before that, the machine has not left.
+    is_switching: bool,
+}
+
+/// How QEMU's part of it ended.
+enum End {
+    /// The machine runs there.
+    Completed(Value),
+    /// It is here, for this reason.
+    Stayed(Failure),
+    /// Nobody knows.
+    Unknown(MonitorError),
+}
+
+impl Migration<'_> {
+    fn run(mut self, show: &mut dyn FnMut(&Progress)) -> Result<Moved, Failure> {
+        if let Err(failure) = self.prepare() {
+            return Err(self.stay(failure));
+        }
+        let end = match self.monitor.execute("migrate", json!({ "uri": self.order.uri })) {
+            Ok(_) => self.watch(show),
+            Err(error @ MonitorError::Refused(..)) => End::Stayed(Failure::local(error)),
+            Err(error) => End::Unknown(error),
         };
-        if !is_own {
-            return Err(MoveError::Unfit(format!(
-                "its device '{device}' (usb-redir at {channel}) is no attachment of yours: it would be lost\n  \
-                 take it out first: device_del {device}"
+        let end = match end {
+            End::Unknown(error) => self.look_again(error),
+            end => end,
+        };
+        match end {
+            End::Completed(said) => self.part(&said),
+            End::Stayed(failure) => Err(self.stay(failure)),
+            End::Unknown(error) => Err(self.unknown(&error)),
+        }
+    }
+
+    fn check_cancelled(&self) -> Result<(), Failure> {
+        match self.is_cancelled.load(Ordering::Relaxed) {
+            true => Err(Failure::new(Attribute::Refused, "it was cancelled")),
+            false => Ok(()),
+        }
+    }
+
+    /// Sets QEMU up, and lets the devices follow.
+    fn prepare(&mut self) -> Result<(), Failure> {
+        let capabilities = self.monitor.execute("query-migrate-capabilities", json!({})).map_err(Failure::local)?;
+        let wanted = ["pause-before-switchover", "events"];
+        let mut before = Vec::new();
+        for name in wanted {
+            let mut all = capabilities.as_array().into_iter().flatten();
+            let state = all.find(|it| it["capability"] == name).and_then(|it| it["state"].as_bool());
+            match state {
+                Some(state) => before.push(json!({ "capability": name, "state": state })),
+                None => {
+                    let why = format!("its QEMU has no '{name}': it is older than 2.12, or does not say so");
+                    return Err(Failure::new(Attribute::Refused, format!("the machine cannot be moved: {why}")));
+                }
+            }
+        }
+        self.before.push(("migrate-set-capabilities", json!({ "capabilities": before })));
+        let set = wanted.map(|name| json!({ "capability": name, "state": true }));
+        let set = json!({ "capabilities": set });
+        self.monitor.execute("migrate-set-capabilities", set).map_err(Failure::local)?;
+        if let Some(limit) = self.order.downtime_ms {
+            let parameters = self.monitor.execute("query-migrate-parameters", json!({})).map_err(Failure::local)?;
+            if let Some(old) = parameters["downtime-limit"].as_u64() {
+                self.before.push(("migrate-set-parameters", json!({ "downtime-limit": old })));
+            }
+            let set = json!({ "downtime-limit": limit });
+            self.monitor.execute("migrate-set-parameters", set).map_err(Failure::local)?;
+        }
+        for device in &self.machine.devices {
+            self.check_cancelled()?;
+            self.owner.follow(device)?;
+            self.following.push(device.clone());
+        }
+        self.check_cancelled()
+    }
+
+    /// Whether each device still follows the machine.
+    fn check_following(&self) -> Result<(), Failure> {
+        let now = self.owner.attached()?;
+        for device in &self.following {
+            let found = now.iter().find(|found| (found.pid, &found.title) == (device.pid, &device.title));
+            let state = found.map_or("not attached any more", |found| &found.state);
+            if state != "following" {
+                let why = format!("{} is {state}, and would not go with the machine", device.title);
+                return Err(Failure::new(Attribute::Gone, why));
+            }
+        }
+        Ok(())
+    }
+
+    /// Accompanies a migration that has begun.
+    fn watch(&mut self, show: &mut dyn FnMut(&Progress)) -> End {
+        loop {
+            if let (false, Err(failure)) = (self.is_switching, self.check_cancelled()) {
+                return self.cancel(failure);
+            }
+            let said = match self.monitor.execute("query-migrate", json!({})) {
+                Ok(said) => said,
+                Err(error) => return End::Unknown(error),
+            };
+            match said["status"].as_str() {
+                Some("pre-switchover") if !self.is_switching => {
+                    if let Err(failure) = self.check_following() {
+                        return self.cancel(failure);
+                    }
+                    self.is_switching = true;
+                    match self.monitor.execute("migrate-continue", json!({ "state": "pre-switchover" })) {
+                        Ok(_) => {}
+                        Err(error @ MonitorError::Refused(..)) => return self.cancel(Failure::local(error)),
+                        Err(error) => return End::Unknown(error),
+                    }
+                }
+                Some("completed") => return self.completed(said),
+                Some("failed" | "cancelled" | "none") => return End::Stayed(not_migrated(&said)),
+                Some(status) => show(&progress(status, &said)),
+                None => return End::Unknown(strange("query-migrate", &said)),
+            }
+            let time = if self.is_switching { LOOK_OFTEN } else { LOOK_EVERY };
+            if let Err(error) = self.monitor.await_event(time) {
+                return End::Unknown(error);
+            }
+        }
+    }
+
+    /// QEMU says that the machine has left. A machine that runs here must never be ended.
+    fn completed(&mut self, said: Value) -> End {
+        match self.monitor.execute("query-status", json!({})) {
+            Ok(status) if self.is_switching && status["status"].is_string() && status["status"] != "running" => {
+                End::Completed(said)
+            }
+            Ok(_) => End::Unknown(strange("query-migrate", &said)),
+            Err(error) => End::Unknown(error),
+        }
+    }
+
+    /// Has QEMU give the migration up; it may be too late for that.
+    fn cancel(&mut self, failure: Failure) -> End {
+        if let Err(error) = self.monitor.execute("migrate_cancel", json!({})) {
+            return End::Unknown(error);
+        }
+        let until = Instant::now() + self.order.answer_within;
+        loop {
+            let said = match self.monitor.execute("query-migrate", json!({})) {
+                Ok(said) => said,
+                Err(error) => return End::Unknown(error),
+            };
+            match said["status"].as_str() {
+                Some("completed") => return self.completed(said),
+                Some("failed" | "cancelled" | "none") => return End::Stayed(failure),
+                _ if Instant::now() >= until => {
+                    return End::Unknown(MonitorError::Silent("migrate_cancel", self.order.answer_within));
+                }
+                _ => {}
+            }
+            if let Err(error) = self.monitor.await_event(LOOK_OFTEN) {
+                return End::Unknown(error);
+            }
+        }
+    }
+
+    fn reconnect(&mut self) -> Result<(), MonitorError> {
+        self.monitor.hang_up();
+        self.monitor = Monitor::connect(self.order.monitor, self.order.answer_within)?;
+        Ok(())
+    }
+
+    /// The connection to the monitor is of no use any more: asks on another one whether the machine is here, and has
+    /// the migration given up.
+    fn look_again(&mut self, error: MonitorError) -> End {
+        if self.reconnect().is_err() {
+            return End::Unknown(error);
+        }
+        match self.cancel(Failure::local(&error)) {
+            End::Unknown(_) => End::Unknown(error),
+            end => end,
+        }
+    }
+
+    /// The machine stays: so do its devices, and QEMU is set as it was. Returns why, and what did not come back.
+    fn stay(mut self, failure: Failure) -> Failure {
+        let mut left = Vec::new();
+        for device in &self.following {
+            if let Err(error) = self.owner.resume(device) {
+                left.push(error.to_string());
+            }
+        }
+        if let Err(error) = self.restore() {
+            left.push(error.to_string());
+        }
+        let mut message = format!("{failure}\n  the machine stays here, with its devices");
+        for line in left {
+            message.push_str(&format!("\n  but: {line}"));
+        }
+        Failure::new(failure.attribute(), message)
+    }
+
+    /// Sets QEMU's settings back, and lets the machine run if it ran before.
+    fn restore(&mut self) -> Result<(), MonitorError> {
+        let Some((command, arguments)) = self.before.first().cloned() else { return Ok(()) };
+        if let Err(error) = self.monitor.execute(command, arguments.clone()) {
+            if matches!(error, MonitorError::Refused(..)) {
+                return Err(error);
+            }
+            // The monitor failed at something that changed nothing else.
+            self.reconnect()?;
+            self.monitor.execute(command, arguments)?;
+        }
+        for (command, arguments) in self.before.iter().skip(1) {
+            self.monitor.execute(command, arguments.clone())?;
+        }
+        // QEMU lets a machine run again a moment after it has given a migration up.
+        let until = Instant::now() + self.order.answer_within / 2;
+        let mut is_told = !self.is_running;
+        while self.is_running {
+            let said = self.monitor.execute("query-status", json!({}))?;
+            if said["running"] == true || said["status"] == "running" {
+                break;
+            }
+            if Instant::now() < until {
+                thread::sleep(LOOK_OFTEN);
+            } else if !is_told {
+                is_told = true;
+                self.monitor.execute("cont", json!({}))?;
+            } else {
+                return Err(MonitorError::Refused(
+                    "cont",
+                    format!("its status is {}", plain(&said["status"].to_string())),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// The machine runs there: QEMU ends here, which hands the devices over.
+    fn part(mut self, said: &Value) -> Result<Moved, Failure> {
+        let quit = match self.monitor.execute("quit", json!({})) {
+            Ok(_) | Err(MonitorError::Closed(_)) if self.monitor.await_end(self.order.answer_within) => Ok(()),
+            Ok(_) | Err(MonitorError::Closed(_)) => Err(MonitorError::Silent("quit", self.order.answer_within)),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = quit {
+            let which = self.machine.process.map_or_else(|| "it".to_owned(), |process| format!("process {process}"));
+            return Err(Failure::local(format!(
+                "the machine runs at {to}, but its QEMU did not end here: {error}\n  \
+                 end {which}: its devices go to {to} then",
+                to = self.order.to
             )));
         }
+        let number = |value: &Value| value.as_u64().unwrap_or_default();
+        Ok(Moved {
+            devices: self.machine.devices,
+            downtime_ms: number(&said["downtime"]),
+            total_ms: number(&said["total-time"]),
+            sent_bytes: number(&said["ram"]["transferred"]),
+        })
     }
-    if own.is_empty() {
-        let who = process.map_or_else(|| "QEMU".to_owned(), |process| format!("QEMU, process {process},"));
-        return Err(MoveError::Unfit(format!(
-            "{who} has no device of farbus: migrate it by its monitor\n  see: farbus status"
-        )));
-    }
-    Ok(own)
-}
 
-/// Migrates a machine that was checked. `progress` is told how far the copy is, and returns whether to go on.
-///
-/// # Errors
-/// [`MoveError`].
-pub fn migrate(
-    monitor: &mut Monitor,
-    devices: &mut impl Devices,
-    wanted: &Wanted,
-    mut progress: impl FnMut(Progress) -> bool,
-) -> Result<Moved, MoveError> {
-    let mut before = Before::default();
-    let done = move_all(monitor, devices, wanted, &mut before, &mut progress);
-    let mut moved = match done {
-        Ok(moved) => moved,
-        Err(why) => match before.undo(monitor, devices) {
-            // It completed while it was being cancelled.
-            Undone::Completed(moved) => moved,
-            Undone::Here(left) => return Err(MoveError::Undone { why, left }),
-        },
-    };
-    let completed = Instant::now();
-    // The end of QEMU's connections is what its devices wait for.
-    match monitor.execute("quit", json!({})) {
-        Ok(_) | Err(MonitorError::Closed(_)) => {}
-        Err(error) => return Err(MoveError::NotEnded(error.to_string())),
-    }
-    if !monitor.wait_for_end(QUIT_TIME_MAX) {
-        return Err(MoveError::NotEnded(format!("it was told to quit {} s ago", QUIT_TIME_MAX.as_secs())));
-    }
-    moved.ended_ms = u64::try_from(completed.elapsed().as_millis()).unwrap_or(u64::MAX);
-    Ok(moved)
-}
-
-/// What a migration has changed, to be put back if it fails.
-#[derive(Debug, Default)]
-struct Before {
-    /// Former values of capabilities.
-    capabilities: Vec<(String, bool)>,
-    /// The former limit of the downtime, ms.
-    downtime_ms: Option<u64>,
-    is_running: bool,
-    following: Vec<String>,
-    is_begun: bool,
-}
-
-/// What became of a migration that was taken back.
-enum Undone {
-    /// Everything is here; what could not be put back, in sentences.
-    Here(Vec<String>),
-    Completed(Moved),
-}
-
-fn move_all(
-    monitor: &mut Monitor,
-    devices: &mut impl Devices,
-    wanted: &Wanted,
-    before: &mut Before,
-    progress: &mut impl FnMut(Progress) -> bool,
-) -> Result<Moved, String> {
-    let said = |error: MonitorError| error.to_string();
-    before.is_running = monitor.execute("query-status", json!({})).map_err(said)?["running"] == true;
-    set_up(monitor, wanted, before).map_err(said)?;
-    for device in &wanted.devices {
-        // Even one that says no may have understood half of it.
-        before.following.push(device.clone());
-        devices.follow(device).map_err(|why| format!("{device} cannot go with its machine: {why}"))?;
-    }
-    before.is_begun = true;
-    monitor.execute("migrate", json!({ "uri": wanted.uri })).map_err(said)?;
-    let mut since_switch = None;
-    loop {
-        let migration = monitor.execute("query-migrate", json!({})).map_err(said)?;
-        match migration["status"].as_str().unwrap_or_default() {
-            "completed" => return Ok(moved(&migration)),
-            "failed" | "cancelled" | "none" => return Err(failed(&migration)),
-            "pre-switchover" if since_switch.is_none() => {
-                since_switch = Some(Instant::now());
-                if let Some(gone) = wanted.devices.iter().find(|device| !devices.is_following(device)) {
-                    return Err(format!("{gone} does not follow its machine any more: see its log"));
-                }
-                monitor.execute("migrate-continue", json!({ "state": "pre-switchover" })).map_err(said)?;
-                // What it said so far was said before.
-                continue;
-            }
-            _ if since_switch.is_some_and(|since: Instant| since.elapsed() > SWITCH_TIME_MAX) => {
-                return Err(format!("QEMU did not end its migration within {} s", SWITCH_TIME_MAX.as_secs()));
-            }
-            _ => {}
-        }
-        if !progress(progress_of(&migration)) {
-            return Err("interrupted".to_owned());
-        }
-        monitor.wait_for_event(LOOK_EVERY).map_err(said)?;
+    /// Nobody knows where the machine is.
+    fn unknown(&self, error: &MonitorError) -> Failure {
+        let names: Vec<&str> = self.following.iter().map(|device| &*device.title).collect();
+        Failure::local(format!(
+            "{error}\n  so it is not known whether the machine has left. Its devices serve it here, and go to {} when \
+             its QEMU ends here\n  if it stays: farbus resume {}",
+            self.order.to,
+            names.join("; farbus resume ")
+        ))
     }
 }
 
-/// Sets what the migration needs, and notes what there was.
-fn set_up(monitor: &mut Monitor, wanted: &Wanted, before: &mut Before) -> Result<(), MonitorError> {
-    let all = monitor.execute("query-migrate-capabilities", json!({}))?;
-    // Events save the time until the next look, during which the machine stands still.
-    let needed = [PAUSE, "events"].into_iter().filter(|name| capability(&all, name) == Some(false));
-    for name in needed {
-        before.capabilities.push((name.to_owned(), false));
-        set_capability(monitor, name, true)?;
-    }
-    if let Some(downtime) = wanted.downtime {
-        let parameters = monitor.execute("query-migrate-parameters", json!({}))?;
-        before.downtime_ms = parameters["downtime-limit"].as_u64();
-        let limit = u64::try_from(downtime.as_millis()).unwrap_or(u64::MAX);
-        monitor.execute("migrate-set-parameters", json!({ "downtime-limit": limit }))?;
-    }
-    Ok(())
+fn not_migrated(said: &Value) -> Failure {
+    let why = said["error-desc"].as_str().or(said["status"].as_str()).unwrap_or_default();
+    Failure::new(Attribute::Network, format!("QEMU did not migrate the machine: {}", plain(why)))
 }
 
-impl Before {
-    /// Takes back what was begun: cancels the migration, lets the machine and its devices go on here.
-    fn undo(self, monitor: &mut Monitor, devices: &mut impl Devices) -> Undone {
-        let mut left = Vec::new();
-        if self.is_begun {
-            match cancel(monitor) {
-                Ok(None) => {}
-                Ok(Some(moved)) => return Undone::Completed(moved),
-                Err(why) => left.push(why),
-            }
-        }
-        for device in &self.following {
-            // One that follows nobody says so, and stays.
-            if devices.is_following(device)
-                && let Err(why) = devices.stay(device)
-            {
-                left.push(format!("{device} still follows its machine ({why}): farbus resume {device}"));
-            }
-        }
-        if left.is_empty() && self.is_running {
-            left.extend(go_on(monitor));
-        }
-        for (name, value) in &self.capabilities {
-            // QEMU keeps it until it ends; it changes nothing until somebody migrates the machine by hand.
-            let _ = set_capability(monitor, name, *value);
-        }
-        if let Some(limit) = self.downtime_ms {
-            let _ = monitor.execute("migrate-set-parameters", json!({ "downtime-limit": limit }));
-        }
-        Undone::Here(left)
-    }
-}
-
-/// Lets a machine go on that ran before; what it says if it does not.
-fn go_on(monitor: &mut Monitor) -> Option<String> {
-    let result = match monitor.execute("query-status", json!({})) {
-        Ok(status) if status["running"] == true => return None,
-        Ok(_) => monitor.execute("cont", json!({})).map(drop),
-        Err(error) => Err(error),
-    };
-    let why = result.err()?;
-    Some(format!("the machine may stand still here ({why}): 'cont' in its monitor"))
-}
-
-/// Cancels the migration; returns what became of it if it completed all the same.
-fn cancel(monitor: &mut Monitor) -> Result<Option<Moved>, String> {
-    let unknown = |error: &dyn fmt::Display| format!("it is not known whether QEMU still migrates: {error}");
-    monitor.execute("migrate_cancel", json!({})).map_err(|error| unknown(&error))?;
-    let since = Instant::now();
-    loop {
-        let migration = monitor.execute("query-migrate", json!({})).map_err(|error| unknown(&error))?;
-        match migration["status"].as_str() {
-            Some("completed") => return Ok(Some(moved(&migration))),
-            _ if !is_under_way(&migration) => return Ok(None),
-            _ if since.elapsed() > CANCEL_TIME_MAX => return Err(unknown(&"it does not cancel")),
-            _ => monitor.wait_for_event(LOOK_EVERY).map_err(|error| unknown(&error))?,
-        };
-    }
-}
-
-fn is_under_way(migration: &Value) -> bool {
-    let idle = ["none", "completed", "failed", "cancelled"];
-    migration["status"].as_str().is_some_and(|status| !idle.contains(&status))
-}
-
-fn moved(migration: &Value) -> Moved {
-    let ms = |field: &str| migration[field].as_u64().unwrap_or_default();
-    Moved { downtime_ms: ms("downtime"), total_ms: ms("total-time"), ended_ms: 0 }
-}
-
-fn failed(migration: &Value) -> String {
-    match (migration["status"].as_str(), migration["error-desc"].as_str()) {
-        (Some("cancelled"), _) => "somebody cancelled the migration".to_owned(),
-        (_, Some(why)) => format!("QEMU's migration failed: {why}"),
-        _ => "QEMU's migration failed: is a QEMU with the same options and '-incoming' at that address?".to_owned(),
-    }
-}
-
-fn progress_of(migration: &Value) -> Progress {
-    let bytes = |field: &str| migration["ram"][field].as_u64().unwrap_or_default();
-    Progress { sent_bytes: bytes("transferred"), left_bytes: bytes("remaining") }
-}
-
-fn capability(all: &Value, name: &str) -> Option<bool> {
-    all.as_array()?.iter().find(|one| one["capability"] == name)?["state"].as_bool()
-}
-
-fn set_capability(monitor: &mut Monitor, name: &str, state: bool) -> Result<(), MonitorError> {
-    let one = json!({ "capability": name, "state": state });
-    monitor.execute("migrate-set-capabilities", json!({ "capabilities": [one] })).map(drop)
-}
-
-/// The usb-redir devices of the machine, each with where its character device is connected.
-fn usb_redirs(monitor: &mut Monitor) -> Result<Vec<(String, String)>, MonitorError> {
-    let channels = monitor.execute("query-chardev", json!({}))?;
-    let mut found = Vec::new();
-    for folder in ["/machine/peripheral", "/machine/peripheral-anon"] {
-        let children = monitor.execute("qom-list", json!({ "path": folder }))?;
-        for child in children.as_array().into_iter().flatten().filter(|child| child["type"] == "child<usb-redir>") {
-            let name = child["name"].as_str().unwrap_or_default();
-            let path = format!("{folder}/{name}");
-            let label = monitor.execute("qom-get", json!({ "path": path, "property": "chardev" }))?;
-            let mut channels = channels.as_array().into_iter().flatten();
-            let channel = channels.find(|channel| channel["label"] == label).map(|channel| &channel["filename"]);
-            let channel = channel.and_then(Value::as_str).unwrap_or("an unknown character device");
-            found.push((name.to_owned(), channel.to_owned()));
-        }
-    }
-    Ok(found)
-}
-
-/// Whether QEMU's name of a character device (`unix:PATH`, `disconnected:unix:PATH,…`) means this socket.
-fn names_socket(channel: &str, at: &str) -> bool {
-    let path = channel.trim_start_matches("disconnected:").strip_prefix("unix:");
-    let path = path.map(|path| path.split(",server").next().unwrap_or(path)).unwrap_or_default();
-    let real = |path: &str| std::fs::canonicalize(Path::new(path)).ok();
-    !path.is_empty() && (path == at || (real(path).is_some() && real(path) == real(at)))
+fn progress(status: &str, said: &Value) -> Progress {
+    let number = |name: &str| said["ram"][name].as_u64().unwrap_or_default();
+    Progress { status: plain(status), total_bytes: number("total"), left_bytes: number("remaining") }
 }

@@ -1,373 +1,437 @@
-//! A QEMU made of code that fails at each step, in each way.
+//! A scripted QEMU: it refuses, stalls, says garbage or hangs up at each step, and the machine stays where it was.
 
+use std::cell::{Cell, RefCell};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, Mutex};
 
 use super::*;
 
-/// How a QEMU fails at a command.
+/// How the monitor fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
-    /// It refuses it.
-    Error,
-    /// It answers nothing any more.
-    Silence,
-    /// It ends.
-    End,
-    /// It says what is no QMP.
-    Garbage,
+    Refuses,
+    Stalls,
+    SaysGarbage,
+    HangsUp,
+    /// It carries the command out, and says nothing.
+    DoesItInSilence,
 }
 
-/// What is asked of QEMU, in order: each may be the step at which it fails.
-const STEPS: [&str; 7] = [
-    "query-status",
-    "query-migrate-capabilities",
-    "migrate-set-capabilities",
-    "migrate-set-parameters",
-    "migrate",
-    "query-migrate",
-    "migrate-continue",
-];
+const FAULTS: [Fault; 4] = [Fault::Refuses, Fault::Stalls, Fault::SaysGarbage, Fault::HangsUp];
+const ANSWER_WITHIN: Duration = Duration::from_millis(300);
 
-#[derive(Debug, Default)]
-struct Machine {
-    status: String,
+/// The state of the scripted QEMU.
+struct Script {
+    /// The command at which it fails, which time that it is asked, and how.
+    fault: Option<(&'static str, usize, Fault)>,
+    /// Answers that are not the usual ones.
+    answers: Vec<(&'static str, Value)>,
+    asked: Vec<String>,
+    status: &'static str,
     is_running: bool,
     pauses: bool,
-    events: bool,
     downtime: u64,
-    has_ended: bool,
-    asked: Vec<String>,
-    /// The command that fails, and how; it fails once.
-    fault: Option<(&'static str, Fault)>,
-    /// The status that a migration gets instead of going on, at this status.
-    becomes: Option<(&'static str, &'static str)>,
-    channels: Value,
-    reasons: Vec<&'static str>,
+    has_quit: bool,
+    /// What it answers while it copies, until it is cancelled.
+    copies_for_ever: bool,
 }
 
-type Shared = Arc<Mutex<Machine>>;
-
-fn lock(machine: &Shared) -> std::sync::MutexGuard<'_, Machine> {
-    machine.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The answer of a QEMU to a command.
-fn answer(machine: &mut Machine, command: &str, arguments: &Value) -> Value {
-    match command {
-        "query-status" if machine.status == "inmigrate" => json!({ "status": "inmigrate", "running": false }),
-        "query-status" => {
-            json!({ "status": if machine.is_running { "running" } else { "paused" }, "running": machine.is_running })
+impl Script {
+    fn carry_out(&mut self, command: &str, arguments: &Value) -> Value {
+        if let Some((_, answer)) = self.answers.iter().find(|(name, _)| *name == command) {
+            return answer.clone();
         }
-        "query-migrate" => {
-            let now = machine.status.clone();
-            let next = match (machine.becomes, now.as_str()) {
-                (Some((at, then)), _) if at == now => then,
-                (_, "setup") => "active",
-                (_, "active") => {
-                    machine.is_running = false;
-                    "pre-switchover"
+        match command {
+            "query-status" => json!({ "status": if self.is_running { "running" } else { "paused" } }),
+            "query-migrate" => {
+                let said = json!({
+                    "status": self.status, "downtime": 71, "total-time": 900,
+                    "ram": { "total": 1000, "remaining": 10, "transferred": 5000 }
+                });
+                match self.status {
+                    "active" if !self.copies_for_ever => (self.status, self.is_running) = ("pre-switchover", false),
+                    "device" => self.status = "completed",
+                    "cancelling" => (self.status, self.is_running) = ("cancelled", true),
+                    _ => {}
                 }
-                (_, "device") => "completed",
-                (_, "cancelling") => {
-                    machine.is_running = true;
-                    "cancelled"
+                said
+            }
+            "qom-list" if arguments["path"] == "/machine/peripheral" => {
+                json!([{ "name": "type", "type": "string" }, { "name": "far", "type": "child<usb-redir>" }])
+            }
+            "qom-list" => json!([]),
+            "qom-get" => json!("char0"),
+            "query-chardev" => json!([{ "label": "char0", "filename": "unix:/none/key.sock", "frontend-open": true }]),
+            "query-named-block-nodes" => {
+                json!([{ "node-name": "#block1", "drv": "nbd", "file": "nbd+unix://?socket=/none/disk.sock" }])
+            }
+            "query-migrate-capabilities" => {
+                json!([{ "capability": "xbzrle", "state": true }, { "capability": "events", "state": false },
+                    { "capability": "pause-before-switchover", "state": self.pauses }])
+            }
+            "migrate-set-capabilities" => {
+                for it in arguments["capabilities"].as_array().unwrap() {
+                    if it["capability"] == "pause-before-switchover" {
+                        self.pauses = it["state"] == true;
+                    }
                 }
-                (_, same) => same,
+                json!({})
             }
-            .to_owned();
-            machine.status = next;
-            json!({ "status": now, "downtime": 75, "total-time": 900, "blocked-reasons": machine.reasons,
-                    "ram": { "transferred": 10, "remaining": 5 } })
-        }
-        "query-migrate-capabilities" => json!([
-            { "capability": "pause-before-switchover", "state": machine.pauses },
-            { "capability": "events", "state": machine.events },
-        ]),
-        "migrate-set-capabilities" => {
-            for one in arguments["capabilities"].as_array().unwrap() {
-                let state = one["state"].as_bool().unwrap();
-                if one["capability"] == "events" { machine.events = state } else { machine.pauses = state }
+            "query-migrate-parameters" => json!({ "downtime-limit": self.downtime }),
+            "migrate-set-parameters" => {
+                self.downtime = arguments["downtime-limit"].as_u64().unwrap();
+                json!({})
             }
-            json!({})
-        }
-        "query-migrate-parameters" => json!({ "downtime-limit": machine.downtime }),
-        "migrate-set-parameters" => {
-            machine.downtime = arguments["downtime-limit"].as_u64().unwrap();
-            json!({})
-        }
-        "migrate" => {
-            machine.status = "setup".into();
-            json!({})
-        }
-        "migrate-continue" => {
-            machine.status = "device".into();
-            json!({})
-        }
-        "migrate_cancel" => {
-            let is_too_late = ["none", "completed"].contains(&machine.status.as_str());
-            if !is_too_late {
-                machine.status = "cancelling".into();
+            "migrate" => {
+                assert_eq!(arguments["uri"], "tcp:rack:4444");
+                self.status = "active";
+                json!({})
             }
-            json!({})
-        }
-        "cont" => {
-            machine.is_running = true;
-            json!({})
-        }
-        "query-chardev" => machine.channels.clone(),
-        "qom-list" if arguments["path"] == "/machine/peripheral" => {
-            json!([{ "name": "type", "type": "string" }, { "name": "keys", "type": "child<usb-redir>" }])
-        }
-        "qom-list" => json!([]),
-        "qom-get" => json!("far"),
-        _ => json!({}),
-    }
-}
-
-fn serve(stream: &UnixStream, machine: &Shared) {
-    let mut writer = stream;
-    let mut say = |value: Value| writer.write_all(format!("{value}\n").as_bytes()).is_ok();
-    say(json!({ "QMP": { "version": {} } }));
-    for line in BufReader::new(stream).lines().map_while(Result::ok) {
-        let question: Value = serde_json::from_str(&line).unwrap();
-        let command = question["execute"].as_str().unwrap().to_owned();
-        let mut now = lock(machine);
-        now.asked.push(command.clone());
-        let fault = now.fault.take_if(|(at, _)| *at == command).map(|(_, fault)| fault);
-        let answer = match fault {
-            None => json!({ "return": answer(&mut now, &command, &question["arguments"]) }),
-            Some(Fault::Error) => json!({ "error": { "class": "GenericError", "desc": "not today\u{1b}[2J" } }),
-            Some(Fault::Silence) => continue,
-            Some(Fault::Garbage) => {
-                let _ = (&*stream).write_all(b"HTTP/1.1 400\r\n");
-                continue;
+            "migrate-continue" => {
+                self.status = "device";
+                json!({})
             }
-            Some(Fault::End) => {
-                now.has_ended = true;
-                return;
+            "migrate_cancel" => {
+                if ["active", "pre-switchover"].contains(&self.status) {
+                    self.status = "cancelling";
+                }
+                json!({})
             }
-        };
-        now.has_ended = command == "quit";
-        drop(now);
-        // An event comes before an answer.
-        let event = json!({ "event": "MIGRATION", "data": {} });
-        if !say(event) || !say(answer) || command == "quit" {
-            return;
+            "cont" => {
+                self.is_running = true;
+                json!({})
+            }
+            "quit" => {
+                self.has_quit = true;
+                json!({})
+            }
+            "qmp_capabilities" => json!({}),
+            other => panic!("no QEMU is asked {other}"),
         }
     }
 }
 
+/// A QEMU with a keyboard and a block disk of another host.
 struct Qemu {
-    path: PathBuf,
-    machine: Shared,
-    thread: Option<JoinHandle<()>>,
+    script: Arc<Mutex<Script>>,
+    folder: PathBuf,
 }
 
 impl Qemu {
-    fn start(machine: Machine) -> Self {
-        static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("farbus-machine-{}-{number}", std::process::id()));
-        let listener = UnixListener::bind(&path).unwrap();
-        let machine = Arc::new(Mutex::new(machine));
-        let for_thread = Arc::clone(&machine);
-        let thread = thread::spawn(move || {
-            let (stream, _) = listener.accept().unwrap();
-            serve(&stream, &for_thread);
+    fn start(fault: Option<(&'static str, usize, Fault)>) -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("farbus-qemu-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let folder = std::env::temp_dir().join(name);
+        let _ = std::fs::remove_dir_all(&folder);
+        std::fs::create_dir(&folder).unwrap();
+        let listener = UnixListener::bind(folder.join("qmp.sock")).unwrap();
+        let script = Arc::new(Mutex::new(Script {
+            fault,
+            answers: Vec::new(),
+            asked: Vec::new(),
+            status: "none",
+            is_running: true,
+            pauses: false,
+            downtime: 300,
+            has_quit: false,
+            copies_for_ever: false,
+        }));
+        thread::spawn({
+            let script = Arc::clone(&script);
+            // One at a time, as QEMU does. The other end may be gone at any time.
+            move || listener.incoming().flatten().for_each(|stream| drop(serve(&stream, &script)))
         });
-        Self { path, machine, thread: Some(thread) }
+        Self { script, folder }
     }
 
-    fn connect(&self) -> Monitor {
-        Monitor::connect(&self.path, Duration::from_millis(300)).unwrap()
+    fn path(&self) -> PathBuf {
+        self.folder.join("qmp.sock")
+    }
+
+    fn migrate(&self, owner: &Devices, is_cancelled: &AtomicBool) -> Result<Moved, Failure> {
+        let path = self.path();
+        let order = Order::new(&path, "tcp:rack:4444", "rack", &[]);
+        let order = Order { downtime_ms: Some(50), answer_within: ANSWER_WITHIN, ..order };
+        migrate(&order, owner, is_cancelled, &mut |_| {})
+    }
+
+    fn check(&self, owner: &Devices) -> Result<Machine, Failure> {
+        let path = self.path();
+        check(&Order { answer_within: ANSWER_WITHIN, ..Order::new(&path, "tcp:rack:4444", "rack", &[]) }, owner)
+    }
+
+    fn answering(self, command: &'static str, answer: Value) -> Self {
+        self.script.lock().unwrap().answers.push((command, answer));
+        self
+    }
+
+    /// The machine is here as if nothing had been asked of it.
+    fn assert_untouched(&self, case: &str) {
+        let script = self.script.lock().unwrap();
+        let state = (script.is_running, script.pauses, script.downtime, script.has_quit);
+        assert_eq!(state, (true, false, 300, false), "{case}: {:?}", script.asked);
+        assert!(["none", "cancelled", "failed"].contains(&script.status), "{case}: {}", script.status);
     }
 }
 
 impl Drop for Qemu {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path);
-        if let Some(thread) = self.thread.take().filter(|_| !thread::panicking()) {
-            thread.join().unwrap();
-        }
+        let _ = std::fs::remove_dir_all(&self.folder);
     }
 }
 
-fn idle() -> Machine {
-    Machine { status: "none".into(), is_running: true, downtime: 300, channels: json!([]), ..Machine::default() }
-}
-
-#[derive(Default)]
-struct Followers {
-    following: Vec<String>,
-    refuses: Option<&'static str>,
-    /// The device that stops to follow by itself at the switch.
-    leaves: Option<&'static str>,
-}
-
-impl Devices for Followers {
-    fn follow(&mut self, device: &str) -> Result<(), String> {
-        if self.refuses == Some(device) {
-            return Err("it has no session".into());
-        }
-        self.following.push(device.to_owned());
-        Ok(())
-    }
-
-    fn stay(&mut self, device: &str) -> Result<(), String> {
-        self.following.retain(|other| other != device);
-        Ok(())
-    }
-
-    fn is_following(&mut self, device: &str) -> bool {
-        if self.leaves == Some(device) {
-            self.following.retain(|other| other != device);
-        }
-        self.following.iter().any(|other| other == device)
-    }
-}
-
-fn wanted() -> Wanted {
-    let devices = ["lab3/keys", "lab3/disk"].map(str::to_owned).to_vec();
-    Wanted { uri: "tcp:rack:4444".into(), downtime: Some(Duration::from_millis(100)), devices }
-}
-
-#[test]
-fn machine_migrates_and_only_then_its_qemu_quits() {
-    let qemu = Qemu::start(idle());
-    let (mut monitor, mut devices, mut seen) = (qemu.connect(), Followers::default(), Vec::new());
-    let moved = migrate(&mut monitor, &mut devices, &wanted(), |progress| {
-        seen.push(progress);
-        true
-    });
-    let moved = moved.unwrap();
-    assert_eq!((moved.downtime_ms, moved.total_ms), (75, 900));
-    assert!(seen.contains(&Progress { sent_bytes: 10, left_bytes: 5 }), "{seen:?}");
-    assert_eq!(devices.following.len(), 2, "they go when QEMU's connections end");
-    let machine = lock(&qemu.machine);
-    assert!(machine.has_ended && machine.asked.last().is_some_and(|last| last == "quit"), "{:?}", machine.asked);
-    let at = |command: &str| machine.asked.iter().position(|asked| asked == command).unwrap();
-    assert!(at("migrate-set-capabilities") < at("migrate") && at("migrate") < at("migrate-continue"));
-}
-
-#[test]
-fn whatever_fails_at_whichever_step_the_machine_and_its_devices_stay() {
-    for step in STEPS {
-        for fault in [Fault::Error, Fault::Silence, Fault::End, Fault::Garbage] {
-            let qemu = Qemu::start(Machine { fault: Some((step, fault)), ..idle() });
-            let (mut monitor, mut devices) = (qemu.connect(), Followers::default());
-            let failed = migrate(&mut monitor, &mut devices, &wanted(), |_| true);
-            let Err(MoveError::Undone { why, left }) = failed else { panic!("{step} {fault:?}: {failed:?}") };
-            assert!(!why.is_empty() && !why.contains('\u{1b}'), "{step} {fault:?}: {why:?}");
-            assert_eq!(devices.following, [""; 0], "{step} {fault:?}: no device goes");
-            let machine = lock(&qemu.machine);
-            assert!(!machine.asked.iter().any(|asked| asked == "quit"), "{step} {fault:?}: {:?}", machine.asked);
-            if fault == Fault::Error {
-                assert_eq!(left, [""; 0], "{step}: {why}");
-                assert!(machine.is_running && !machine.pauses && !machine.events, "{step}: {machine:?}");
-                assert_eq!(machine.downtime, 300, "{step}");
-                assert!(["none", "cancelled"].contains(&machine.status.as_str()), "{step}: {machine:?}");
+fn serve(mut stream: &UnixStream, script: &Mutex<Script>) -> std::io::Result<()> {
+    stream.write_all(b"{\"QMP\": {\"version\": {\"qemu\": {}}, \"capabilities\": [\"oob\"]}}\r\n")?;
+    for line in BufReader::new(stream).lines() {
+        let question: Value = serde_json::from_str(&line?).unwrap();
+        let command = question["execute"].as_str().unwrap();
+        let mut script = script.lock().unwrap();
+        script.asked.push(command.to_owned());
+        let times = script.asked.iter().filter(|asked| *asked == command).count();
+        let fault = script.fault.filter(|(at, time, _)| (*at, *time) == (command, times)).map(|(.., fault)| fault);
+        match fault {
+            Some(Fault::Refuses) => {
+                let error = json!({ "class": "GenericError", "desc": "not today" });
+                writeln!(stream, "{}", json!({ "error": error, "id": question["id"] }))?;
+                continue;
             }
+            Some(Fault::Stalls) => continue,
+            Some(Fault::SaysGarbage) => {
+                stream.write_all(b"\x1b]0;owned\x07(qemu) \n")?;
+                continue;
+            }
+            Some(Fault::HangsUp) => return Ok(()),
+            Some(Fault::DoesItInSilence) | None => {}
+        }
+        let answer = script.carry_out(command, &question["arguments"]);
+        if fault.is_some() {
+            continue;
+        }
+        writeln!(stream, "{}", json!({ "event": "MIGRATION", "data": { "status": script.status } }))?;
+        writeln!(stream, "{}", json!({ "return": answer, "id": question["id"] }))?;
+        if script.has_quit {
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+/// The devices that are attached here.
+#[derive(Default)]
+struct Devices {
+    following: RefCell<Vec<String>>,
+    /// The device that refuses to follow.
+    unwilling: Option<&'static str>,
+    /// After how many looks at its state the disk is gone.
+    leaves_after: Option<usize>,
+    looks: Cell<usize>,
+    others: Vec<Attached>,
+}
+
+impl Owner for Devices {
+    fn attached(&self) -> Result<Vec<Attached>, Failure> {
+        self.looks.set(self.looks.get() + 1);
+        let is_gone = self.leaves_after.is_some_and(|looks| self.looks.get() > looks);
+        let device = |name: &str, at: &str| {
+            let title = format!("lab3:3241/{name}");
+            let state = if self.following.borrow().contains(&title) { "following" } else { "attached" };
+            let (at, processes) = (at.to_owned(), vec![std::process::id()]);
+            Attached { pid: 1, name: name.to_owned(), title, at, state: state.to_owned(), processes }
+        };
+        let (key, disk) = (device("key", "/none/key.sock"), device("disk", "nbd+unix:///?socket=/none/disk.sock"));
+        Ok([key].into_iter().chain((!is_gone).then_some(disk)).chain(self.others.clone()).collect())
+    }
+
+    fn follow(&self, device: &Attached) -> Result<(), Failure> {
+        if self.unwilling == Some(&*device.name) {
+            return Err(Failure::new(Attribute::Refused, "it is over TCP"));
+        }
+        self.following.borrow_mut().push(device.title.clone());
+        Ok(())
+    }
+
+    fn resume(&self, device: &Attached) -> Result<(), Failure> {
+        let mut following = self.following.borrow_mut();
+        let at = following.iter().position(|title| *title == device.title).expect("only what follows is resumed");
+        following.remove(at);
+        Ok(())
+    }
+}
+
+static NEVER: AtomicBool = AtomicBool::new(false);
+
+#[test]
+fn machine_moves_with_its_devices_and_qemu_ends_here() {
+    let (qemu, owner) = (Qemu::start(None), Devices::default());
+    let found = qemu.check(&owner).unwrap();
+    assert_eq!((found.process, found.is_running, found.devices.len()), (Some(std::process::id()), true, 2));
+    qemu.assert_untouched("a check");
+    let moved = qemu.migrate(&owner, &NEVER).unwrap();
+    assert_eq!((moved.downtime_ms, moved.total_ms, moved.sent_bytes), (71, 900, 5000));
+    assert_eq!(*owner.following.borrow(), ["lab3:3241/key", "lab3:3241/disk"]);
+    let script = qemu.script.lock().unwrap();
+    assert!(script.has_quit && script.pauses && script.downtime == 50);
+}
+
+#[test]
+fn machine_and_devices_stay_as_they_were_whatever_fails_at_whichever_step() {
+    let steps = [
+        ("qmp_capabilities", 1),
+        ("query-named-block-nodes", 1),
+        ("query-migrate-capabilities", 1),
+        ("migrate-set-capabilities", 1),
+        ("migrate-set-parameters", 1),
+        ("migrate", 1),
+        // The first is a look at whether it migrates already; then it copies; then it is stopped.
+        ("query-migrate", 2),
+        ("query-migrate", 3),
+        ("migrate-continue", 1),
+    ];
+    for (command, time) in steps {
+        for fault in FAULTS {
+            let case = format!("{command} {time} {fault:?}");
+            let (qemu, owner) = (Qemu::start(Some((command, time, fault))), Devices::default());
+            let failure = qemu.migrate(&owner, &NEVER).unwrap_err();
+            let told = failure.to_string();
+            assert!(owner.following.borrow().is_empty(), "{case}: {told}");
+            qemu.assert_untouched(&case);
+            assert!(!told.contains("but:") && !told.contains("not known"), "{case}: {told}");
+            assert!(!told.contains('\x1b') && told.contains(&format!("'{command}'")), "{case}: {told}");
         }
     }
 }
 
 #[test]
-fn device_that_cannot_follow_or_follows_no_more_keeps_all_here() {
-    for at in ["begin", "switch"] {
-        let qemu = Qemu::start(idle());
-        let mut monitor = qemu.connect();
-        let refuses = Some("lab3/disk").filter(|_| at == "begin");
-        let leaves = Some("lab3/keys").filter(|_| at == "switch");
-        let mut devices = Followers { refuses, leaves, ..Followers::default() };
-        let failed = migrate(&mut monitor, &mut devices, &wanted(), |_| true);
-        let Err(MoveError::Undone { why, left }) = failed else { panic!("{at}: {failed:?}") };
-        assert!(why.starts_with("lab3/") && left.is_empty() && devices.following.is_empty(), "{at}: {why} {left:?}");
-        let machine = lock(&qemu.machine);
-        assert!(machine.is_running && !machine.asked.iter().any(|asked| asked == "migrate-continue"), "{machine:?}");
+fn device_that_does_not_follow_or_is_gone_before_the_switch_keeps_the_machine_here() {
+    let owner = Devices { unwilling: Some("disk"), ..Devices::default() };
+    let qemu = Qemu::start(None);
+    let failure = qemu.migrate(&owner, &NEVER).unwrap_err();
+    assert!(failure.attribute() == Attribute::Refused && failure.to_string().contains("over TCP"), "{failure}");
+    assert!(owner.following.borrow().is_empty(), "the keyboard stays, too");
+    qemu.assert_untouched("unwilling");
+    assert!(!qemu.script.lock().unwrap().asked.contains(&"migrate".to_owned()));
+
+    let owner = Devices { leaves_after: Some(1), ..Devices::default() };
+    let qemu = Qemu::start(None);
+    let failure = qemu.migrate(&owner, &NEVER).unwrap_err();
+    assert!(failure.attribute() == Attribute::Gone && failure.to_string().contains("lab3:3241/disk"), "{failure}");
+    qemu.assert_untouched("gone");
+}
+
+#[test]
+fn cancelled_migration_leaves_everything_here_and_a_failed_one_says_what_qemu_says() {
+    let (qemu, owner) = (Qemu::start(None), Devices::default());
+    qemu.script.lock().unwrap().copies_for_ever = true;
+    let path = qemu.path();
+    let order = Order { answer_within: ANSWER_WITHIN, ..Order::new(&path, "tcp:rack:4444", "rack", &[]) };
+    let is_cancelled = AtomicBool::new(false);
+    let mut shown = None;
+    let failure = migrate(&order, &owner, &is_cancelled, &mut |progress| {
+        shown = Some(progress.clone());
+        is_cancelled.store(true, Ordering::Relaxed);
+    });
+    let failure = failure.unwrap_err();
+    assert!(failure.attribute() == Attribute::Refused && failure.to_string().contains("was cancelled"), "{failure}");
+    assert_eq!(shown, Some(Progress { status: "active".into(), total_bytes: 1000, left_bytes: 10 }));
+    assert!(owner.following.borrow().is_empty());
+    qemu.assert_untouched("cancelled");
+
+    let failed = json!({ "status": "failed", "error-desc": "Connection refused" });
+    let qemu = Qemu::start(None);
+    qemu.script.lock().unwrap().answers.push(("query-migrate", failed));
+    let owner = Devices::default();
+    let failure = qemu.migrate(&owner, &NEVER).unwrap_err();
+    assert!(failure.attribute() == Attribute::Network, "{failure}");
+    assert!(failure.to_string().contains("Connection refused\n  the machine stays here"), "{failure}");
+    assert!(owner.following.borrow().is_empty());
+}
+
+#[test]
+fn machine_that_has_left_is_not_held_to_be_here() {
+    // Its answer was lost: another connection tells that the machine has left.
+    let fault = Some(("migrate-continue", 1, Fault::DoesItInSilence));
+    let (qemu, owner) = (Qemu::start(fault), Devices::default());
+    assert_eq!(qemu.migrate(&owner, &NEVER).unwrap().downtime_ms, 71);
+    assert_eq!(owner.following.borrow().len(), 2);
+    assert!(qemu.script.lock().unwrap().has_quit);
+    for fault in [Fault::Refuses, Fault::Stalls, Fault::SaysGarbage] {
+        let (qemu, owner) = (Qemu::start(Some(("quit", 1, fault))), Devices::default());
+        let failure = qemu.migrate(&owner, &NEVER).unwrap_err();
+        let expected = format!("end process {}: its devices go to rack", std::process::id());
+        assert!(failure.to_string().contains(&expected), "{failure}");
+        assert_eq!(owner.following.borrow().len(), 2, "they go with the machine");
+    }
+    let (qemu, owner) = (Qemu::start(Some(("quit", 1, Fault::HangsUp))), Devices::default());
+    qemu.migrate(&owner, &NEVER).expect("it has ended");
+}
+
+#[test]
+fn machine_that_runs_here_is_never_ended_whatever_its_monitor_says() {
+    // It says so before it was told to switch over, and then while the machine runs.
+    for answers in [
+        vec![("query-migrate", json!({ "status": "completed" }))],
+        vec![("query-status", json!({ "status": "running" }))],
+    ] {
+        let (qemu, owner) = (Qemu::start(None), Devices::default());
+        qemu.script.lock().unwrap().answers.extend(answers);
+        let failure = qemu.migrate(&owner, &NEVER).unwrap_err().to_string();
+        assert!(failure.contains("not known whether the machine has left"), "{failure}");
+        assert!(!qemu.script.lock().unwrap().asked.contains(&"quit".to_owned()));
+        assert_eq!(owner.following.borrow().len(), 2);
     }
 }
 
 #[test]
-fn interrupt_takes_all_back_and_one_that_comes_too_late_does_not() {
-    let qemu = Qemu::start(idle());
-    let (mut monitor, mut devices) = (qemu.connect(), Followers::default());
-    let failed = migrate(&mut monitor, &mut devices, &wanted(), |_| false);
-    assert_eq!(failed, Err(MoveError::Undone { why: "interrupted".into(), left: Vec::new() }));
-    assert!(devices.following.is_empty() && lock(&qemu.machine).is_running);
-    // QEMU completes while it is told to cancel.
-    let qemu = Qemu::start(Machine { becomes: Some(("setup", "completed")), ..idle() });
-    let (mut monitor, mut devices) = (qemu.connect(), Followers::default());
-    let moved = migrate(&mut monitor, &mut devices, &wanted(), |_| false);
-    assert!(moved.is_ok() && devices.following.len() == 2 && lock(&qemu.machine).has_ended, "{moved:?}");
+fn devices_go_on_following_where_nobody_knows_whether_the_machine_has_left() {
+    let (qemu, owner) = (Qemu::start(Some(("migrate-continue", 1, Fault::Stalls))), Devices::default());
+    // The second connection finds a QEMU that says nothing either.
+    let qemu = qemu.answering("migrate_cancel", json!({}));
+    qemu.script.lock().unwrap().answers.push(("query-status", json!({ "status": "running" })));
+    let failure = qemu.migrate(&owner, &NEVER).unwrap_err().to_string();
+    assert!(failure.contains("not known whether the machine has left"), "{failure}");
+    assert!(failure.contains("farbus resume lab3:3241/key; farbus resume lab3:3241/disk"), "{failure}");
+    assert_eq!(owner.following.borrow().len(), 2);
 }
 
 #[test]
-fn migration_that_qemu_ends_is_told_with_its_reason() {
-    for (at, then, expected) in [("active", "failed", "QEMU's migration failed"), ("active", "cancelled", "somebody")] {
-        let qemu = Qemu::start(Machine { becomes: Some((at, then)), ..idle() });
-        let (mut monitor, mut devices) = (qemu.connect(), Followers::default());
-        let failed = migrate(&mut monitor, &mut devices, &wanted(), |_| true);
-        let Err(MoveError::Undone { why, .. }) = failed else { panic!("{failed:?}") };
-        assert!(why.starts_with(expected) && devices.following.is_empty(), "{why}");
-    }
-}
-
-#[test]
-fn what_could_not_be_moved_is_refused_before_anything_is_begun() {
-    let (name, at, processes) = ("lab3/keys".into(), "/run/keys.sock".into(), vec![std::process::id()]);
-    let own = Attached { name, at, processes, is_redir: true };
-    let channel = |filename: &str| json!([{ "label": "far", "filename": filename }]);
-    let refusal = |machine: Machine, attached: &[Attached]| {
-        let qemu = Qemu::start(machine);
-        let refused = check(&mut qemu.connect(), attached);
-        assert!(lock(&qemu.machine).asked.iter().all(|asked| asked.starts_with("q")), "it was only asked");
-        match refused {
-            Err(MoveError::Unfit(why)) => why,
-            other => panic!("{other:?}"),
+fn what_could_not_be_moved_is_refused_before_anything_begins() {
+    let usb = |kind: &str| json!([{ "name": "it", "type": format!("child<{kind}>") }]);
+    let chardev = |place: &str| json!([{ "label": "char0", "filename": place }]);
+    let node = |driver: &str, file: &str| json!([{ "node-name": "n", "drv": driver, "file": file }]);
+    let cases = [
+        ("query-status", json!({ "status": "inmigrate" }), "'inmigrate'"),
+        ("query-status", json!({ "status": "paused" }), "it is paused"),
+        ("query-migrate", json!({ "status": "active" }), "it migrates already"),
+        ("query-migrate", json!({ "status": "pre-switchover" }), "it migrates already"),
+        ("query-migrate", json!({ "blocked-reasons": ["vfio \u{1b}[2J"] }), "QEMU says: vfio ?[2J"),
+        ("qom-list", usb("usb-host"), "real device of this host"),
+        ("query-chardev", chardev("unix:/none/other.sock"), "where nothing is that you have attached"),
+        ("query-chardev", chardev("tcp:127.0.0.1:4000 <-> 127.0.0.1:5"), "not at a Unix socket"),
+        ("query-named-block-nodes", node("nbd", "nbd://10.0.0.7:10809/x"), "not at a Unix socket"),
+        ("query-named-block-nodes", node("nbd", "nbd+unix://?socket=/none/x"), "NBD disk 'n' is connected to /none/x"),
+        ("query-named-block-nodes", node("file", "/mnt/disk.img"), "--via nbd"),
+    ];
+    for (command, answer, why) in cases {
+        let qemu = Qemu::start(None).answering(command, answer);
+        let file = Attached { pid: 2, title: "lab3:3241/img".into(), at: "/mnt/disk.img".into(), ..fresh() };
+        let owner = Devices { others: vec![file], ..Devices::default() };
+        for failure in [qemu.check(&owner).unwrap_err(), qemu.migrate(&owner, &NEVER).unwrap_err()] {
+            assert!(failure.attribute() == Attribute::Refused && failure.to_string().contains(why), "{why}: {failure}");
         }
-    };
-    let connected = |filename| Machine { channels: channel(filename), ..idle() };
-    let foreign = refusal(connected("unix:/run/other.sock"), std::slice::from_ref(&own));
-    assert!(foreign.contains("'keys'") && foreign.contains("/run/other.sock"), "{foreign}");
-    let other = Attached { processes: vec![1], ..own.clone() };
-    assert!(refusal(connected("unix:/run/keys.sock"), &[other]).contains("no attachment of yours"));
-    let migrating = Machine { status: "active".into(), ..connected("unix:/run/keys.sock") };
-    assert!(refusal(migrating, std::slice::from_ref(&own)).contains("migrates already"));
-    let incoming = Machine { status: "inmigrate".into(), ..idle() };
-    assert!(refusal(incoming, std::slice::from_ref(&own)).contains("'inmigrate'"));
-    let blocked = Machine { reasons: vec!["The vfio device does not"], ..connected("unix:/run/keys.sock") };
-    assert!(refusal(blocked, std::slice::from_ref(&own)).contains("vfio"));
-    // One attachment is not two devices, and a disk by NBD is none.
-    let disk = Attached { is_redir: false, ..own.clone() };
-    assert!(refusal(connected("unix:"), &[disk]).contains("no attachment of yours"));
-    for name in ["unix:", "unix:/run/keys.sock", "unix:/run/keys.sock,server=on", "disconnected:unix:/run/keys.sock"] {
-        let qemu = Qemu::start(connected(name));
-        assert_eq!(check(&mut qemu.connect(), std::slice::from_ref(&own)), Ok(vec![own.clone()]), "{name}");
+        let script = qemu.script.lock().unwrap();
+        let acts = ["migrate", "migrate-set-capabilities", "cont", "quit"];
+        assert!(!script.asked.iter().any(|asked| acts.contains(&asked.as_str())), "{why}: {:?}", script.asked);
+        assert!(owner.following.borrow().is_empty());
     }
+    // Connected to nothing, it has nothing to lose.
+    let qemu = Qemu::start(None).answering("query-chardev", chardev("disconnected:unix:/none/other.sock"));
+    assert!(qemu.check(&Devices::default()).is_ok());
 }
 
-#[test]
-fn program_that_is_no_qemu_is_refused_whatever_it_says() {
-    let says = |bytes: Vec<u8>| {
-        let path = std::env::temp_dir().join(format!("farbus-no-qemu-{}-{}", std::process::id(), bytes.len()));
-        let listener = UnixListener::bind(&path).unwrap();
-        let thread = thread::spawn(move || {
-            let (mut stream, _) = listener.accept().unwrap();
-            let _ = stream.write_all(&bytes);
-            let _ = std::io::Read::read_to_end(&mut stream, &mut Vec::new());
-        });
-        let refused = Monitor::connect(&path, Duration::from_millis(200)).unwrap_err().to_string();
-        thread.join().unwrap();
-        std::fs::remove_file(&path).unwrap();
-        refused
-    };
-    assert!(says(b"SSH-2.0-OpenSSH\r\n".to_vec()).contains("does not speak QMP, but: SSH-2.0-OpenSSH"));
-    assert!(says(b"{\"QMP\": {}}\n".to_vec()).contains("did not answer 'qmp_capabilities'"));
-    assert!(says(Vec::new()).contains("did not answer 'its greeting'"));
-    assert!(says(vec![b'x'; 3 << 20]).contains("does not speak QMP"));
-    assert!(Monitor::connect(Path::new("/nonexistent"), ANSWER_TIME_MAX).unwrap_err().to_string().contains("connect"));
+fn fresh() -> Attached {
+    let (state, processes) = ("attached".to_owned(), Vec::new());
+    Attached { pid: 1, name: String::new(), title: String::new(), at: String::new(), state, processes }
 }
