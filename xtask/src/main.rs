@@ -33,6 +33,7 @@ mod rerun;
 mod rig;
 mod size;
 mod soak;
+mod space;
 mod steps;
 mod test;
 mod tidy;
