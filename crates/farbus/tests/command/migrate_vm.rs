@@ -32,7 +32,7 @@ enum Said {
 }
 
 /// Serves one connection after the other. It ends QEMU's connection once its owner says that the machine is gone.
-fn monitor(path: &Path, usb: PathBuf, disk: PathBuf, plan: Plan) -> (Receiver<Said>, Sender<()>) {
+fn monitor(path: &Path, disk: PathBuf, plan: Plan) -> (Receiver<Said>, Sender<()>) {
     let listener = UnixListener::bind(path).unwrap();
     let (say, said) = channel();
     let (ended, is_ended) = channel();
@@ -40,7 +40,7 @@ fn monitor(path: &Path, usb: PathBuf, disk: PathBuf, plan: Plan) -> (Receiver<Sa
         let mut status = "none";
         for stream in listener.incoming().flatten() {
             // The command may have ended meanwhile.
-            let _ = serve(&stream, (&usb, &disk), plan, &mut status, &say, &is_ended);
+            let _ = serve(&stream, &disk, plan, &mut status, &say, &is_ended);
         }
     });
     (said, ended)
@@ -48,7 +48,7 @@ fn monitor(path: &Path, usb: PathBuf, disk: PathBuf, plan: Plan) -> (Receiver<Sa
 
 fn serve(
     mut stream: &UnixStream,
-    (usb, disk): (&Path, &Path),
+    disk: &Path,
     plan: Plan,
     status: &mut &'static str,
     say: &Sender<Said>,
@@ -81,7 +81,7 @@ fn serve(
             }
             "qom-list" => json!([]),
             "qom-get" => json!("far"),
-            "query-chardev" => json!([{ "label": "far", "filename": format!("unix:{}", usb.display()) }]),
+            "query-chardev" => json!([{ "label": "far", "filename": "unix:" }]),
             "query-named-block-nodes" => {
                 let file = format!("nbd+unix://?socket={}", disk.display());
                 json!([{ "node-name": "root", "drv": "nbd", "file": file }])
@@ -117,7 +117,8 @@ fn serve(
 /// A machine at the first host: a USB device and a block disk, in the hands of this process.
 struct Machine {
     attached: [Running; 2],
-    sockets: [PathBuf; 2],
+    /// The disk's socket.
+    disk: PathBuf,
     guest: Guest<UnixStream>,
     client: Client,
 }
@@ -135,13 +136,12 @@ impl Machine {
         guest.configure();
         let mut client = Client::connect(&block);
         client.write(0, 7);
-        Self { attached: [zero, disk], sockets: [usb, block], guest, client }
+        Self { attached: [zero, disk], disk: block, guest, client }
     }
 
     fn monitor(&self, cluster: &Cluster, plan: Plan) -> (PathBuf, Receiver<Said>, Sender<()>) {
         let path = cluster.hosts[0].harness.path("qmp.sock");
-        let [usb, disk] = self.sockets.clone();
-        let (said, ended) = monitor(&path, usb, disk, plan);
+        let (said, ended) = monitor(&path, self.disk.clone(), plan);
         (path, said, ended)
     }
 

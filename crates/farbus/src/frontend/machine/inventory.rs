@@ -210,6 +210,7 @@ fn refuse_usb(monitor: &mut Monitor, attached: &[Attached], devices: &[Attached]
     }
     let chardevs = ask(monitor, "query-chardev", json!({}))?;
     let chardevs = chardevs.as_array().ok_or_else(|| Failure::local(strange("query-chardev", &chardevs)))?;
+    let mut connected = Vec::new();
     for (name, label) in &labels {
         let place = chardevs.iter().find(|chardev| chardev["label"] == **label);
         let place = place.and_then(|chardev| chardev["filename"].as_str()).unwrap_or_default();
@@ -222,9 +223,24 @@ fn refuse_usb(monitor: &mut Monitor, attached: &[Attached], devices: &[Attached]
             let hint = "farbus attach … --via redir --socket PATH";
             return Err(refused(format!("{what} is connected to '{}', {why}\n  {hint}", plain(place))));
         };
+        // QEMU names the near end of the socket, which has no path where QEMU has connected.
+        if socket.is_empty() {
+            connected.push(name.as_str());
+            continue;
+        }
         // "unix:PATH,server=on" has the machine wait for connections.
         let socket = socket.split_once(",server").map_or(socket, |(path, _)| path);
         moves(Path::new(socket), &what, attached, devices)?;
+    }
+    // Each attachment serves one machine's device at a time.
+    let ours = devices.iter().filter(|device| device.at.starts_with('/')).count();
+    if connected.len() > ours {
+        return Err(refused(format!(
+            "{} of its usb-redir devices are connected to a socket ({}), and {ours} to what you have attached here\n  \
+             unplug the others in the machine, or attach them as this user",
+            connected.len(),
+            connected.join(", ")
+        )));
     }
     Ok(true)
 }

@@ -64,7 +64,7 @@ impl Script {
             }
             "qom-list" => json!([]),
             "qom-get" => json!("char0"),
-            "query-chardev" => json!([{ "label": "char0", "filename": "unix:/none/key.sock", "frontend-open": true }]),
+            "query-chardev" => json!([{ "label": "char0", "filename": "unix:", "frontend-open": true }]),
             "query-named-block-nodes" => {
                 json!([{ "node-name": "#block1", "drv": "nbd", "file": "nbd+unix://?socket=/none/disk.sock" }])
             }
@@ -408,6 +408,8 @@ fn what_could_not_be_moved_is_refused_before_anything_begins() {
         ("query-migrate", json!({ "status": "pre-switchover" }), "it migrates already"),
         ("query-migrate", json!({ "blocked-reasons": ["vfio \u{1b}[2J"] }), "QEMU says: vfio ?[2J"),
         ("qom-list", usb("usb-host"), "real device of this host"),
+        // One in each folder, and one attachment.
+        ("qom-list", usb("usb-redir"), "2 of its usb-redir devices are connected to a socket (it, it), and 1 to"),
         ("query-chardev", chardev("unix:/none/other.sock"), "where nothing is that you have attached"),
         ("query-chardev", chardev("tcp:127.0.0.1:4000 <-> 127.0.0.1:5"), "not at a Unix socket"),
         ("query-named-block-nodes", node("nbd", "nbd://10.0.0.7:10809/x"), "not at a Unix socket"),
