@@ -66,6 +66,8 @@ mod frontend;
 mod hosts;
 mod importer;
 mod link;
+#[cfg(feature = "cli")]
+mod page;
 
 use farbus_io::saving;
 

@@ -24,6 +24,7 @@ mod nbd;
 mod observe;
 mod output;
 mod owner;
+mod page;
 mod pipe;
 mod plan;
 mod release;
@@ -98,6 +99,7 @@ enum Verb {
     MigrateVm(migrate_vm::Args),
     Module(module::Args),
     Observe(observe::Args),
+    Page(page::Args),
     Stream(stream::Args),
     Daemon(daemon::Args),
     Nbd(nbd::Args),
@@ -258,6 +260,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Verb::MigrateVm(args) => migrate_vm::run(&args),
         Verb::Module(args) => module::run(&args),
         Verb::Observe(args) => observe::run(&args),
+        Verb::Page(args) => page::run(&args),
         Verb::Stream(args) => stream::run(args),
         Verb::Daemon(args) => daemon::run(args),
         Verb::Nbd(args) => nbd::run(&args),

@@ -48,6 +48,7 @@ mod network;
 mod observe;
 mod own_network;
 mod owner;
+mod page;
 mod pipe;
 mod quic;
 mod redir;

@@ -1,0 +1,99 @@
+//! The body of an answer: all of it at once, or a stream of events.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use hyper::body::{Bytes, Frame, SizeHint};
+use tokio::sync::{OwnedSemaphorePermit, watch};
+use tokio::time::timeout;
+
+use super::html::table;
+use super::status::Status;
+
+/// A comment is sent after so long without an event: it finds out whether the client is still there.
+const SILENCE_MAX: Duration = Duration::from_secs(10);
+
+/// A body.
+pub enum Body {
+    /// Bytes, until they are taken.
+    Whole(Option<Bytes>),
+    /// Events.
+    Events(Events),
+}
+
+/// An event with what it is followed by; `None` after the last.
+type Next = Option<(Followed, Bytes)>;
+
+/// The stream of events of one client. Nothing is queued: an event only says that there is something new.
+pub struct Events {
+    next: Pin<Box<dyn Future<Output = Next> + Send>>,
+}
+
+/// What the stream follows.
+struct Followed {
+    status: watch::Receiver<Arc<Status>>,
+    shown: u64,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Events {
+    /// A stream that says when the status changes; `permit` is kept until it ends.
+    pub fn new(status: watch::Receiver<Arc<Status>>, permit: OwnedSemaphorePermit) -> Self {
+        Self { next: Box::pin(next(Followed { status, shown: 0, _permit: permit })) }
+    }
+}
+
+/// The next event, or a comment if there is none for a while; `None` after the last.
+async fn next(mut followed: Followed) -> Next {
+    let changed = async {
+        loop {
+            followed.status.changed().await.ok()?;
+            let mut hasher = DefaultHasher::new();
+            table(&followed.status.borrow_and_update()).hash(&mut hasher);
+            if hasher.finish() != followed.shown {
+                followed.shown = hasher.finish();
+                return Some(());
+            }
+        }
+    };
+    let bytes = match timeout(SILENCE_MAX, changed).await {
+        Ok(changed) => {
+            changed?;
+            Bytes::from(format!("event: status\ndata: {:016x}\n\n", followed.shown))
+        }
+        Err(_) => Bytes::from_static(b":\n\n"),
+    };
+    Some((followed, bytes))
+}
+
+impl hyper::body::Body for Body {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        match self.get_mut() {
+            Self::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
+            Self::Events(events) => events.next.as_mut().poll(cx).map(|next| {
+                let (followed, bytes) = next?;
+                events.next = Box::pin(self::next(followed));
+                Some(Ok(Frame::data(bytes)))
+            }),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        matches!(self, Self::Whole(None))
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Whole(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, Bytes::len) as u64),
+            Self::Events(_) => SizeHint::default(),
+        }
+    }
+}

@@ -1,0 +1,14 @@
+//! What this user's processes share and attach, for a browser, a program and Prometheus: over HTTP, to the user alone.
+//!
+//! It shows what the processes answer on their control sockets and changes nothing.
+
+mod body;
+mod connection;
+mod guard;
+mod html;
+mod metrics;
+mod server;
+mod shell;
+mod status;
+
+pub use server::{Place, serve};

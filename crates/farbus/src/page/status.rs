@@ -1,0 +1,117 @@
+//! What all processes of this user say of themselves, asked at most twice a second however many look.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tokio::sync::watch;
+
+use crate::common::control::{Answer, Question, ask_all};
+
+/// How often the processes are asked while somebody looks. An answer that is younger than this is given again.
+const ASK_EVERY: Duration = Duration::from_millis(500);
+
+/// What was answered.
+#[derive(Debug)]
+pub struct Status {
+    /// When the processes were asked; `None` if they have not been.
+    asked: Option<Instant>,
+    /// The answers, as `farbus status --json` prints them.
+    pub processes: Vec<Value>,
+    /// How many processes gave no status.
+    pub silent: usize,
+    /// Why the processes cannot be found, if they cannot.
+    pub failure: Option<String>,
+}
+
+impl Status {
+    fn ask() -> Self {
+        let asked = Some(Instant::now());
+        match ask_all(&Question::Status) {
+            Ok(answers) => {
+                let count = answers.len();
+                let said = |(_, answer)| if let Answer::Ok(value) = answer { Some(value) } else { None };
+                let processes: Vec<_> = answers.into_iter().filter_map(said).collect();
+                Self { asked, silent: count - processes.len(), processes, failure: None }
+            }
+            Err(error) => Self { asked, processes: Vec::new(), silent: 0, failure: Some(error.to_string()) },
+        }
+    }
+
+    /// All devices with the processes that have them.
+    pub fn devices(&self) -> impl Iterator<Item = (&Value, &Value)> {
+        let devices = |process: &'_ Value| process["devices"].as_array().map(Vec::as_slice).unwrap_or_default().len();
+        self.processes
+            .iter()
+            .flat_map(move |process| (0..devices(process)).map(move |index| (process, &process["devices"][index])))
+    }
+}
+
+/// Asks on a thread of its own, and only while somebody wants to know.
+#[derive(Clone, Debug)]
+pub struct Asker {
+    status: watch::Sender<Arc<Status>>,
+    demand: SyncSender<()>,
+}
+
+impl Asker {
+    /// Starts the thread. It ends with the last `Asker`.
+    ///
+    /// # Errors
+    /// There can be no further thread.
+    pub fn start() -> io::Result<Self> {
+        let none = Status { asked: None, processes: Vec::new(), silent: 0, failure: None };
+        let (status, _) = watch::channel(Arc::new(none));
+        let (demand, demanded) = sync_channel(1);
+        let to = status.clone();
+        thread::Builder::new().name("page-status".into()).spawn(move || keep_asking(&to, &demanded))?;
+        Ok(Self { status, demand })
+    }
+
+    /// Follows the status from now on: it is asked for until the receiver is dropped.
+    pub fn follow(&self) -> watch::Receiver<Arc<Status>> {
+        let followed = self.status.subscribe();
+        // If it is full, the thread is about to ask.
+        let _ = self.demand.try_send(());
+        followed
+    }
+
+    /// A status that is at most half a second old; `None` if the thread has ended.
+    pub async fn fresh(&self) -> Option<Arc<Status>> {
+        let since = Instant::now().checked_sub(ASK_EVERY);
+        let is_fresh = |status: &Arc<Status>| status.asked.is_some() && status.asked >= since;
+        if is_fresh(&self.status.borrow()) {
+            return Some(Arc::clone(&self.status.borrow()));
+        }
+        let mut followed = self.follow();
+        followed.wait_for(is_fresh).await.ok().map(|status| Arc::clone(&status))
+    }
+}
+
+fn keep_asking(status: &watch::Sender<Arc<Status>>, demanded: &Receiver<()>) {
+    loop {
+        let told = match status.receiver_count() {
+            0 => demanded.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            _ => demanded.recv_timeout(ASK_EVERY),
+        };
+        if told == Err(RecvTimeoutError::Disconnected) {
+            return;
+        }
+        let now = Arc::new(Status::ask());
+        status.send_replace(now);
+    }
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+
+    /// The status of these processes.
+    pub fn status(processes: Value) -> Status {
+        let Value::Array(processes) = processes else { panic!("a list") };
+        Status { asked: None, processes, silent: 0, failure: None }
+    }
+}

@@ -1,0 +1,295 @@
+//! The page: what it shows its owner, and what hostile pages, other users and clients that do not read get of it.
+
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use rustix::process::Signal;
+use serde_json::Value;
+
+use super::harness::{Harness, PATIENCE, Running, has, has_program, wait_until};
+
+/// A user without rights to anything here.
+const STRANGER: u32 = 65534;
+
+struct Page {
+    process: Running,
+    address: String,
+}
+
+fn open_page(harness: &Harness) -> Page {
+    let process = Running::start(harness.command(&["page", "--listen", "127.0.0.1:0"]));
+    let line = process.wait_for_line("page at http://");
+    let address = line.split_whitespace().nth(2).unwrap();
+    let address = address.trim_start_matches("http://").trim_end_matches('/').to_owned();
+    Page { process, address }
+}
+
+impl Page {
+    fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(&self.address).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_write_timeout(Some(PATIENCE)).unwrap();
+        stream
+    }
+
+    /// The answer to a request that is the last on its connection.
+    fn get(&self, path: &str, more: &str) -> Reply {
+        let host = &self.address;
+        let request = format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{more}\r\n");
+        send(self.connect(), request.as_bytes())
+    }
+}
+
+#[derive(Debug)]
+struct Reply {
+    status: u16,
+    head: String,
+    body: String,
+}
+
+fn send(mut stream: impl Read + Write, request: &[u8]) -> Reply {
+    stream.write_all(request).unwrap();
+    let mut bytes = Vec::new();
+    // The rest of a request that was refused may reset the connection, after the answer.
+    let _ = stream.read_to_end(&mut bytes);
+    let text = String::from_utf8(bytes).unwrap();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
+    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
+    Reply { status, head: head.to_lowercase(), body: body.to_owned() }
+}
+
+#[test]
+fn the_page_and_its_api_show_what_status_shows() {
+    let harness = Harness::new();
+    let page = open_page(&harness);
+    assert!(page.get("/", "").body.contains("farbus share zero"), "nothing is shared yet");
+    let _share = harness.share(&["zero", "keyboard"]);
+    let mut shown = Reply { status: 0, head: String::new(), body: String::new() };
+    wait_until(PATIENCE, "the page shows the share", || {
+        shown = page.get("/", "");
+        shown.body.contains("<bdi>keyboard</bdi>")
+    });
+    assert!(shown.body.contains("<bdi>zero</bdi>") && shown.body.contains("<bdi>available</bdi>"), "{shown:?}");
+    let said = page.get("/api/v1/status", "");
+    let said: Value = serde_json::from_str(&said.body).unwrap();
+    let status = harness.json(&["status", "--json"]);
+    assert_eq!(said[0]["pid"], status[0]["pid"]);
+    assert_eq!(said[0]["devices"], status[0]["devices"]);
+    for (path, body) in [("/healthz", "ok\n"), ("/readyz", "ready\n")] {
+        assert_eq!(page.get(path, "").body, body);
+    }
+    assert_eq!(page.get("/else", "").status, 404);
+    for path in ["/", "/else", "/page.js", "/metrics"] {
+        let head = page.get(path, "").head;
+        for line in [
+            "content-security-policy: default-src 'none'; script-src 'self';",
+            "frame-ancestors 'none'",
+            "referrer-policy: no-referrer",
+            "x-content-type-options: nosniff",
+            "cache-control: no-store",
+        ] {
+            assert!(head.contains(line), "{path}: no {line} in {head}");
+        }
+    }
+}
+
+#[test]
+fn what_a_hostile_page_makes_a_browser_send_is_refused() {
+    let harness = Harness::new();
+    let _share = harness.share(&["zero"]);
+    let page = open_page(&harness);
+    let rebound = b"GET /api/v1/status HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n";
+    let rebound = send(page.connect(), rebound);
+    assert!(rebound.status == 421 && !rebound.body.contains("zero"), "{rebound:?}");
+    let cross = page.get("/api/v1/status", "Sec-Fetch-Site: cross-site\r\n");
+    assert!(cross.status == 403 && !cross.body.contains("zero"), "{cross:?}");
+    assert!(!cross.head.contains("access-control-allow"), "{cross:?}");
+    assert_eq!(page.get("/", "Origin: http://evil.example\r\n").status, 403);
+    for method in ["POST", "PUT", "DELETE", "OPTIONS"] {
+        let host = &page.address;
+        let request = format!("{method} / HTTP/1.1\r\nHost: {host}\r\nContent-Length: 2\r\n\r\n{{}}");
+        let refused = send(page.connect(), request.as_bytes());
+        assert_eq!(refused.status, 405, "{method}: {refused:?}");
+    }
+}
+
+#[test]
+fn requests_that_are_too_long_or_no_http_end_their_connection_alone() {
+    let harness = Harness::new();
+    let page = open_page(&harness);
+    let host = &page.address;
+    let long = format!("GET /{} HTTP/1.1\r\nHost: {host}\r\n\r\n", "a".repeat(1 << 20));
+    let many: String = (0..1000).map(|n| format!("x-{n}: 1\r\n")).collect();
+    let many = format!("GET / HTTP/1.1\r\nHost: {host}\r\n{many}\r\n");
+    for wrong in
+        [long.as_bytes(), many.as_bytes(), b"\x16\x03\x01\0\xa5\x01\0\0\xa1\r\n\r\n", b"GET\r\n\r\n", b"\r\n\0\xff\n\n"]
+    {
+        let mut stream = page.connect();
+        // It may be closed before all is sent.
+        let _ = stream.write_all(wrong);
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer);
+        let answer = String::from_utf8_lossy(&answer);
+        assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 4"), "{answer}");
+        assert_eq!(page.get("/healthz", "").status, 200);
+    }
+    assert!(page.process.peak_kib() < 128 << 10, "{}", page.process.peak_kib());
+}
+
+#[test]
+fn a_change_reaches_the_page_as_an_event() {
+    let harness = Harness::new();
+    let page = open_page(&harness);
+    let mut stream = page.connect();
+    let request = format!("GET /events HTTP/1.1\r\nHost: {}\r\n\r\n", page.address);
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut lines = BufReader::new(stream).lines().map(Result::unwrap);
+    assert!(lines.any(|line| line.to_lowercase() == "content-type: text/event-stream"));
+    assert!(lines.any(|line| line == "event: status"), "what there is now");
+    let _share = harness.share(&["zero"]);
+    assert!(lines.any(|line| line == "event: status"), "what has changed");
+    assert!(page.get("/devices", "").body.contains("<bdi>zero</bdi>"));
+}
+
+#[test]
+fn a_thousand_clients_of_events_that_do_not_read_leave_room_for_the_owner() {
+    let harness = Harness::new();
+    let page = open_page(&harness);
+    let request = format!("GET /events HTTP/1.1\r\nHost: {}\r\n\r\n", page.address);
+    let mut clients = Vec::new();
+    for _ in 0..1000 {
+        let mut client = page.connect();
+        // One too many is closed at once.
+        let _ = client.write_all(request.as_bytes());
+        clients.push(client);
+    }
+    wait_until(PATIENCE, "the owner is answered", || {
+        let mut stream = page.connect();
+        let asked = format!("GET /healthz HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", page.address);
+        let mut answer = String::new();
+        stream.write_all(asked.as_bytes()).is_ok()
+            && stream.read_to_string(&mut answer).is_ok()
+            && answer.ends_with("ok\n")
+    });
+    let mut followed = 0;
+    for client in &mut clients {
+        let mut first = [0; 12];
+        match client.read_exact(&mut first) {
+            Ok(()) if &first == b"HTTP/1.1 200" => followed += 1,
+            Ok(()) => assert_eq!(&first, b"HTTP/1.1 503"),
+            Err(error) => assert_ne!(error.kind(), ErrorKind::WouldBlock, "neither answered nor closed"),
+        }
+    }
+    assert!((1..=64).contains(&followed), "{followed}");
+    assert!(page.process.peak_kib() < 128 << 10, "{}", page.process.peak_kib());
+}
+
+#[test]
+fn another_user_of_this_machine_learns_only_that_the_page_runs() {
+    if !has("a second user", rustix::process::geteuid().is_root()) || !has("curl", has_program("curl")) {
+        return;
+    }
+    let harness = Harness::new();
+    let _share = harness.share(&["zero"]);
+    let page = open_page(&harness);
+    let ask = |path: &str, user: u32| {
+        let mut curl = Command::new("curl");
+        curl.args(["-s", "-m", "60", "-w", "%{http_code}", &format!("http://{}{path}", page.address)]);
+        String::from_utf8(curl.uid(user).gid(user).output().unwrap().stdout).unwrap()
+    };
+    assert_eq!(ask("/healthz", STRANGER), "ok\n200");
+    for path in ["/", "/metrics", "/api/v1/status", "/events", "/readyz"] {
+        assert_eq!(ask(path, STRANGER), "this page is another user's\n403", "{path}");
+    }
+    assert!(ask("/api/v1/status", 0).contains("zero"));
+}
+
+#[test]
+fn the_pages_socket_is_its_owners_and_is_removed_at_the_end() {
+    let harness = Harness::new();
+    let mut process = Running::start(harness.command(&["page", "--socket"]));
+    let line = process.wait_for_line("page at unix:");
+    let path = line.split_whitespace().nth(2).unwrap().trim_start_matches("unix:").to_owned();
+    let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&path).unwrap().permissions());
+    assert_eq!(mode & 0o777, 0o600);
+    let stream = UnixStream::connect(&path).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let answer = send(stream, b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+    assert_eq!((answer.status, answer.body.as_str()), (200, "ready\n"));
+    process.signal(Signal::TERM);
+    assert_eq!(process.wait_for_end(PATIENCE), Some(0), "{}", process.log());
+    assert!(!std::path::Path::new(&path).exists());
+}
+
+#[test]
+fn the_page_listens_at_no_address_of_the_network() {
+    let harness = Harness::new();
+    for address in ["0.0.0.0:7240", "192.0.2.1:7240", "[::]:7240"] {
+        let refused = harness.run(&["page", "--listen", address]);
+        assert_eq!(refused.code, Some(2), "{refused:?}");
+        assert!(refused.stderr.contains("is no address of the loopback"), "{refused:?}");
+    }
+}
+
+#[test]
+fn promtool_finds_nothing_wrong_with_the_metrics() {
+    if !has("promtool", has_program("promtool")) {
+        return;
+    }
+    let harness = Harness::new();
+    let _share = harness.share(&["zero", "keyboard"]);
+    let page = open_page(&harness);
+    let metrics = page.get("/metrics", "");
+    assert!(metrics.body.contains("farbus_device_in_use{role=\"share\",device=\"keyboard\"} 0\n"), "{metrics:?}");
+    let mut promtool = Command::new("promtool");
+    promtool.args(["check", "metrics"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut promtool = promtool.spawn().unwrap();
+    promtool.stdin.take().unwrap().write_all(metrics.body.as_bytes()).unwrap();
+    let output = promtool.wait_with_output().unwrap();
+    let said = [output.stdout, output.stderr].concat();
+    assert!(output.status.success() && said.is_empty(), "{}", String::from_utf8_lossy(&said));
+}
+
+#[test]
+fn prometheus_scrapes_the_page() {
+    if !has("prometheus", has_program("prometheus")) || !has("curl", has_program("curl")) {
+        return;
+    }
+    let harness = Harness::new();
+    let _share = harness.share(&["zero"]);
+    let page = open_page(&harness);
+    let config = harness.path("prometheus.yml");
+    let text = format!(
+        "scrape_configs:\n- job_name: farbus\n  scrape_interval: 1s\n  static_configs:\n  - targets: ['{}']\n",
+        page.address
+    );
+    std::fs::write(&config, text).unwrap();
+    // A port that nobody has now: Prometheus does not say which it took.
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let arguments = [
+        format!("--config.file={}", config.display()),
+        format!("--storage.tsdb.path={}", harness.path("tsdb").display()),
+        format!("--web.listen-address={free}"),
+    ];
+    let mut command = Command::new("prometheus");
+    command.args(arguments).stdin(Stdio::null());
+    let prometheus = Running::start(command);
+    let ask = || {
+        let query = format!("http://{free}/api/v1/query?query=farbus_device_in_use");
+        let output = Command::new("curl").args(["-s", "-g", "-m", "10", &query]).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    wait_until(PATIENCE, "Prometheus has the device", || {
+        let answer: Value = serde_json::from_str(&ask()).unwrap_or_default();
+        let has_it = answer["data"]["result"][0]["metric"]["device"] == "zero";
+        if !has_it {
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        has_it
+    });
+    assert!(ask().contains("\"role\":\"share\""), "{}", prometheus.log());
+}
