@@ -11,21 +11,22 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep, sleep_until};
 
 /// How long a client may take until it reads something of what is sent to it.
-const UNREAD_TIME_MAX: Duration = Duration::from_secs(10);
+pub const UNREAD_TIME_MAX: Duration = Duration::from_secs(10);
 /// How much is received at once.
 const READ_BYTES: usize = 4096;
 
 /// A connection whose client has to read.
 pub struct Connection<S> {
     stream: S,
+    unread_time_max: Duration,
     /// When the client has not read for too long; `None` while it reads.
     limit: Option<Pin<Box<Sleep>>>,
 }
 
 impl<S> Connection<S> {
-    /// The connection over this stream.
-    pub fn new(stream: S) -> Self {
-        Self { stream, limit: None }
+    /// The connection over this stream, whose client may read nothing for so long.
+    pub fn new(stream: S, unread_time_max: Duration) -> Self {
+        Self { stream, unread_time_max, limit: None }
     }
 
     /// Ends a write that has been waiting for the client for too long.
@@ -34,7 +35,8 @@ impl<S> Connection<S> {
             self.limit = None;
             return polled;
         }
-        ready!(self.limit.get_or_insert_with(|| Box::pin(sleep(UNREAD_TIME_MAX))).as_mut().poll(cx));
+        let time_max = self.unread_time_max;
+        ready!(self.limit.get_or_insert_with(|| Box::pin(sleep(time_max))).as_mut().poll(cx));
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
 }
@@ -92,5 +94,33 @@ impl rt::Timer for Clock {
 
     fn sleep_until(&self, deadline: Instant) -> Pin<Box<dyn rt::Sleep>> {
         Box::pin(Pause(Box::pin(sleep_until(deadline.into()))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use hyper::rt::Write;
+    use tokio::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn a_client_that_reads_nothing_loses_its_connection() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let (ours, _theirs) = UnixStream::pair().unwrap();
+            let mut connection = Connection::new(ours, Duration::from_millis(20));
+            let mut written = 0;
+            let end = loop {
+                match poll_fn(|cx| Pin::new(&mut connection).poll_write(cx, &[0; 4096])).await {
+                    Ok(count) => written += count,
+                    Err(error) => break error.kind(),
+                }
+                assert!(written < 64 << 20, "nobody reads it");
+            };
+            assert_eq!(end, io::ErrorKind::TimedOut);
+        });
     }
 }

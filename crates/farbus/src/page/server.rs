@@ -23,7 +23,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 
 use super::body::{Body, Events};
-use super::connection::{Clock, Connection};
+use super::connection::{Clock, Connection, UNREAD_TIME_MAX};
 use super::guard::{Client, check};
 use super::status::{Asker, Status};
 use super::{html, metrics};
@@ -156,7 +156,7 @@ impl Server {
                 http.timer(Clock).header_read_timeout(HEAD_TIME_MAX).max_headers(HEAD_LINES_MAX);
                 http.max_buf_size(HEAD_BYTES_MAX).half_close(false);
                 // A client that breaks the protocol, or goes, loses its connection and nothing else.
-                let _ = http.serve_connection(Connection::new(stream), service_fn(answer)).await;
+                let _ = http.serve_connection(Connection::new(stream, UNREAD_TIME_MAX), service_fn(answer)).await;
                 drop(permit);
             });
         }
