@@ -33,7 +33,6 @@ mod rerun;
 mod rig;
 mod size;
 mod soak;
-mod space;
 mod steps;
 mod test;
 mod tidy;

@@ -7,7 +7,7 @@ use crate::cargo::{self, cargo};
 use crate::changes;
 use crate::parts::{self, Plan};
 use crate::steps::{self, Done, Step};
-use crate::{demo, deny, fuzz, library, package, prerequisites, rerun, rig, space, tidy, upgrade, workspace};
+use crate::{book, demo, deny, fuzz, library, package, prerequisites, rerun, rig, tidy, upgrade, workspace};
 use clap::Args;
 use std::process::Command;
 
@@ -72,7 +72,6 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
     };
     plan.said.iter().for_each(|said| println!("gate: {said}"));
     let running: Vec<&str> = chosen.iter().copied().filter(|step| !plan.steps.contains_key(*step)).collect();
-    space::check(&running, &workspace::root())?;
     prerequisites::check(&running, arguments.install)?;
     let not_asked = if arguments.only.is_empty() { STEPS.as_slice() } else { &[] };
     let not_asked = not_asked.iter().filter(|step| !chosen.contains(*step));

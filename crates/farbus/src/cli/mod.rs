@@ -221,6 +221,7 @@ impl Cli {
             Verb::Hold(args) | Verb::Resume(args) => args.json,
             Verb::Migrate(args) => args.json,
             Verb::MigrateVm(args) => args.json,
+            Verb::Lease(args) => args.is_for_programs(),
             Verb::Release(args) => args.json,
             Verb::Type(args) => args.json,
             Verb::Eject(args) | Verb::Insert(args) => args.json,

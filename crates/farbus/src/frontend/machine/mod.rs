@@ -86,6 +86,8 @@ pub struct Moved {
     pub total_ms: u64,
     /// What was sent of its memory, bytes.
     pub sent_bytes: u64,
+    /// How long QEMU took to end here after it had completed, milliseconds: its devices wait for that.
+    pub ended_ms: u64,
 }
 
 /// Looks whether the machine could be moved, and changes nothing.
@@ -374,6 +376,7 @@ impl Migration<'_> {
 
     /// The machine runs there: QEMU ends here, which hands the devices over.
     fn part(mut self, said: &Value) -> Result<Moved, Failure> {
+        let completed = Instant::now();
         let quit = match self.monitor.execute("quit", json!({})) {
             Ok(_) | Err(MonitorError::Closed(_)) if self.monitor.await_end(self.order.answer_within) => Ok(()),
             Ok(_) | Err(MonitorError::Closed(_)) => Err(MonitorError::Silent("quit", self.order.answer_within)),
@@ -393,6 +396,7 @@ impl Migration<'_> {
             downtime_ms: number(&said["downtime"]),
             total_ms: number(&said["total-time"]),
             sent_bytes: number(&said["ram"]["transferred"]),
+            ended_ms: completed.elapsed().as_millis().try_into().unwrap_or(u64::MAX),
         })
     }
 
