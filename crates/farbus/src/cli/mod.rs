@@ -133,6 +133,8 @@ enum Verb {
     Allow(grants::AllowArgs),
     Forbid(grants::ForbidArgs),
     Identity(identity::Args),
+    // A package installs what it prints; the book's chapter on installing names it.
+    #[command(hide = true)]
     Completions(docs::CompletionsArgs),
     #[command(hide = true)]
     Man(docs::ManArgs),
