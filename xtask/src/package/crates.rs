@@ -43,12 +43,19 @@ fn product(words: &[&str]) -> Command {
     command
 }
 
-/// Rehearses publishing, and installs the command from the archives.
+/// Rehearses publishing: all but the upload.
 ///
 /// # Errors
-/// The registry would refuse a crate, or one lacks something that it needs.
+/// The registry cannot be asked, or would refuse a crate.
+pub fn rehearse() -> Result<(), String> {
+    cargo::run(product(&["publish", "--dry-run"]))
+}
+
+/// Installs the command from the archives.
+///
+/// # Errors
+/// A crate lacks something that it needs.
 pub fn check(archives: &[PathBuf], work: &Path) -> Result<(), String> {
-    cargo::run(product(&["publish", "--dry-run"]))?;
     let sources = work.join("sources");
     tree::folder_of_mode(&sources, 0o755)?;
     for archive in archives {

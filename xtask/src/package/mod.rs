@@ -56,6 +56,9 @@ pub struct Arguments {
     /// Test the Debian package in a booted guest, too: upgrade it there, or, for another architecture, attach a disk
     #[arg(long)]
     boot: bool,
+    /// Rehearse publishing the crates, too, which asks the registry
+    #[arg(long)]
+    rehearse: bool,
     /// Make the Debian package for this architecture; without it, for this machine's
     #[arg(long)]
     arch: Option<Architecture>,
@@ -108,6 +111,9 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
         if arguments.check {
             crates::check(&archives, &work)?;
         }
+        if arguments.rehearse {
+            crates::rehearse()?;
+        }
     }
     Ok(())
 }
@@ -117,9 +123,10 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
 /// # Errors
 /// One cannot be made, or does not do what it should.
 pub fn gate() -> Result<Done, String> {
-    run(&Arguments { forms: vec![Form::Deb, Form::Crates], check: true, boot: false, arch: None })?;
+    run(&Arguments { forms: vec![Form::Deb, Form::Crates], check: true, boot: false, rehearse: false, arch: None })?;
     Ok(Done::Without(vec![
         "package: the booted guest; to run it: cargo xtask package deb --boot".to_owned(),
+        "package: a rehearsal of publishing; to run it: cargo xtask package crates --rehearse".to_owned(),
         "package: the static program and the image; to run it: cargo xtask package static image --check".to_owned(),
         "package: the other architecture; to run it: cargo xtask package deb --arch arm64 --boot".to_owned(),
     ]))
@@ -130,8 +137,14 @@ pub fn gate() -> Result<Done, String> {
 /// # Errors
 /// One cannot be made, or does not do what it should.
 pub fn run_all() -> Result<(), String> {
-    run(&Arguments { forms: Vec::new(), check: true, boot: true, arch: None })?;
-    run(&Arguments { forms: vec![Form::Deb], check: true, boot: true, arch: Some(Architecture::Arm64) })
+    run(&Arguments { forms: Vec::new(), check: true, boot: true, rehearse: true, arch: None })?;
+    run(&Arguments {
+        forms: vec![Form::Deb],
+        check: true,
+        boot: true,
+        rehearse: false,
+        arch: Some(Architecture::Arm64),
+    })
 }
 
 fn version() -> &'static str {
