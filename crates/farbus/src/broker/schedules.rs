@@ -14,7 +14,7 @@ const PERIOD_MAX: Duration = Duration::from_secs(1);
 /// The part of all processors that all threads may have together, in hundredths. A process that was taken over cannot
 /// take the machine away from everybody else.
 const PART_PERCENT_MAX: u64 = 70;
-/// One processor.
+/// One whole processor, in the unit of [`Schedules`].
 const WHOLE_PPB: u64 = 1_000_000_000;
 
 /// The threads that have processor time, and how much: billionths of one processor.

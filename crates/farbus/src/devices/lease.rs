@@ -77,7 +77,7 @@ pub struct LeaseAnswer {
     pub device: String,
     /// `held`, `waiting`, `released`, `given` or `withdrawn`.
     pub state: String,
-    /// The present lease, whoever has it.
+    /// The present lease, of any host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease: Option<LeaseStatus>,
     /// Who uses the device without such a lease, if that is why the request waits.

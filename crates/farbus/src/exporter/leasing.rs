@@ -24,7 +24,7 @@ use crate::exporter::state::shared::{STACK_BYTES, Shared};
 /// How late an end may be noticed after the machine has slept; a sleeping thread does not count that time.
 const LATE_MAX: Duration = Duration::from_secs(1);
 
-/// Who asks.
+/// The host that asks for something about a lease, and what it may ask for.
 pub struct Asking {
     /// The host.
     pub who: Party,

@@ -18,7 +18,7 @@ use super::status::Status;
 /// A comment is sent after so long without an event: it finds out whether the client is still there.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
 
-/// A body.
+/// What an answer of the page consists of, after its head.
 pub enum Body {
     /// Bytes, until they are taken.
     Whole(Option<Bytes>),
