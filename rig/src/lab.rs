@@ -38,7 +38,7 @@ pub struct Rig {
 /// A rig with one case in it.
 pub struct Lab<'a> {
     rig: &'a Rig,
-    name: &'static str,
+    name: String,
     boots: std::cell::Cell<u32>,
     met: RefCell<BTreeMap<String, String>>,
 }
@@ -130,9 +130,9 @@ impl Rig {
         Ok(Self { kernel, base, farbus, scratch, logs, cache, records, versions, times, steps })
     }
 
-    /// The environment of the case with this name.
-    pub fn lab(&self, name: &'static str) -> Lab<'_> {
-        Lab { rig: self, name, boots: std::cell::Cell::new(0), met: RefCell::new(self.versions.clone()) }
+    /// The environment of the case with this name: files and logs of its own.
+    pub fn lab(&self, name: impl Into<String>) -> Lab<'_> {
+        Lab { rig: self, name: name.into(), boots: std::cell::Cell::new(0), met: RefCell::new(self.versions.clone()) }
     }
 
     /// Where the logs go.
@@ -168,7 +168,7 @@ impl Lab<'_> {
     pub fn boot(&self, boot: &Boot) -> Result<Guest> {
         let number = self.boots.replace(self.boots.get() + 1);
         let name = match boot.role {
-            "" if number == 0 => self.name.to_owned(),
+            "" if number == 0 => self.name.clone(),
             "" => format!("{}.{number}", self.name),
             role => format!("{}.{role}", self.name),
         };
@@ -192,7 +192,7 @@ impl Lab<'_> {
 
     /// The farbus under test, or the reason to skip the case.
     pub fn farbus(&self) -> Result<Farbus> {
-        Farbus::new(self.program()?, &self.scratch("run"), &self.rig.logs, self.name)
+        Farbus::new(self.program()?, &self.scratch("run"), &self.rig.logs, &self.name)
     }
 
     fn program(&self) -> Result<PathBuf> {
@@ -203,7 +203,7 @@ impl Lab<'_> {
 
     /// A host of this name, with a key of its own.
     pub fn host(&self, name: &'static str) -> Result<Host> {
-        Host::new(self.program()?, name, &self.scratch("hosts"), &self.rig.logs.join(self.name))
+        Host::new(self.program()?, name, &self.scratch("hosts"), &self.rig.logs.join(&self.name))
     }
 
     /// `farbus share` on the host's loopback, ready for connections.

@@ -53,7 +53,7 @@ pub fn select(names: &[String], except: &[String]) -> Result<Vec<&'static Case>>
 
 /// Runs the cases and prints a line as each ends: up to `jobs` at a time, and then, one by one, those that have to run
 /// alone. Each result is final. When all have ended, the cases that failed are repeated alone, and what came of it is
-/// printed: a diagnosis, which changes neither the score nor the records.
+/// printed: a diagnosis, which changes neither the score nor the records. Why they failed stands at the end once more.
 pub fn run(rig: &Rig, cases: &[&'static Case], jobs: usize) -> Score {
     run_with(cases, jobs, |case, purpose| try_case(rig, case, purpose))
 }
@@ -68,9 +68,9 @@ fn run_with(cases: &[&'static Case], jobs: usize, run_one: impl Fn(&Case, Purpos
         match verdict {
             Verdict::Passed => score.passed += 1,
             Verdict::Skipped => score.skipped += 1,
-            Verdict::Failed => {
+            Verdict::Failed(why) => {
                 score.failed += 1;
-                failed.push(case);
+                failed.push((case, why));
             }
         }
     };
@@ -88,8 +88,11 @@ fn run_with(cases: &[&'static Case], jobs: usize, run_one: impl Fn(&Case, Purpos
     alone.into_iter().for_each(count);
     let (score, failed) = results.into_inner().unwrap_or_else(PoisonError::into_inner);
     if cases.len() > 1 {
-        for case in failed.into_iter().take(DIAGNOSED_MAX) {
+        for (case, _) in failed.iter().take(DIAGNOSED_MAX) {
             run_one(case, Purpose::Diagnosis);
+        }
+        for (case, why) in &failed {
+            println!("{} FAILED: {why}", case.name);
         }
     }
     score
@@ -108,16 +111,21 @@ enum Purpose {
 }
 
 /// The result of one case.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 enum Verdict {
     Passed,
     Skipped,
-    Failed,
+    /// For this reason.
+    Failed(String),
 }
 
 fn try_case(rig: &Rig, case: &Case, purpose: Purpose) -> Verdict {
     let start = Instant::now();
-    let lab = rig.lab(case.name);
+    // A file of the first try would be found as that left it, and its logs tell why it failed.
+    let lab = match purpose {
+        Purpose::Result => rig.lab(case.name),
+        Purpose::Diagnosis => rig.lab(format!("{}-again", case.name)),
+    };
     let outcome = (case.run)(&lab);
     let seconds = start.elapsed().as_secs_f64();
     if purpose == Purpose::Result {
@@ -133,7 +141,10 @@ fn try_case(rig: &Rig, case: &Case, purpose: Purpose) -> Verdict {
     let (verdict, word, note) = match outcome {
         Ok(note) => (Verdict::Passed, "ok", note),
         Err(Error::Skip(why)) => (Verdict::Skipped, "SKIPPED", why),
-        Err(error) => (Verdict::Failed, "FAILED", error.to_string().replace('\n', "\n    ")),
+        Err(error) => {
+            let why = error.to_string().replace('\n', "\n    ");
+            (Verdict::Failed(why.clone()), "FAILED", why)
+        }
     };
     match purpose {
         Purpose::Result => println!("{:<24} {word:<7} {seconds:6.1} s  {note}", case.name),
@@ -195,7 +206,11 @@ mod tests {
             let ran = Mutex::new(Vec::new());
             let score = run_with(&cases, jobs, |case, purpose| {
                 ran.lock().unwrap().push((case.name, purpose == Purpose::Diagnosis));
-                if case.name == "smoke" && purpose == Purpose::Result { Verdict::Failed } else { Verdict::Passed }
+                if case.name == "smoke" && purpose == Purpose::Result {
+                    Verdict::Failed("it".into())
+                } else {
+                    Verdict::Passed
+                }
             });
             assert_eq!(score, Score { passed: 2, failed: 1, skipped: 0 });
             assert!(!score.is_good(true));
@@ -210,7 +225,7 @@ mod tests {
         let ran = Mutex::new(0);
         let score = run_with(&select(&["smoke".into()], &[]).unwrap(), 2, |_, _| {
             *ran.lock().unwrap() += 1;
-            Verdict::Failed
+            Verdict::Failed("it".into())
         });
         assert_eq!((score.failed, ran.into_inner().unwrap()), (1, 1));
     }

@@ -212,7 +212,9 @@ impl<'l> Cluster<'l> {
         let moved: Value = serde_json::from_str(&said)
             .map_err(|error| Error::Expectation(format!("migrate-vm said {said}: {error}")))?;
         let of = |field: &str| Duration::from_millis(moved[field].as_u64().unwrap_or_default());
-        let (downtime, ended) = (of("downtime_ms"), of("ended_ms"));
+        let downtime = of("downtime_ms");
+        let has_departed = moved["departed"].as_u64() == Some(DEVICES.len() as u64);
+        expect(has_departed, || format!("its devices did not go before its QEMU had ended: {moved}"))?;
         let Placed { guest, lent: before } = std::mem::replace(here, there);
         guest.cut_power();
         // The keyboard answers when a key is pressed.
@@ -224,7 +226,7 @@ impl<'l> Cluster<'l> {
             let (_, line) = after.heard.await_line("answers its first request here")?;
             let is_awaited = line.contains("is_awaited=true") && before.name != "keyboard";
             let waited = if is_awaited { span_in(&line, "after_us=")? } else { Duration::ZERO };
-            later.push((before.name, ended + arrived.saturating_duration_since(left) + waited));
+            later.push((before.name, of("departed_ms") + arrived.saturating_duration_since(left) + waited));
             let status = before.attached.end()?;
             expect(status.success(), || format!("farbus attach ended with {status} when its device had gone"))?;
         }
@@ -237,8 +239,8 @@ impl<'l> Cluster<'l> {
 struct Move {
     /// How long the machine stood still, as its QEMU says.
     downtime: Duration,
-    /// For each device, how much later than the machine it went on: until the machine's QEMU at the source had ended,
-    /// the device had been handed over, and had answered what it was asked before.
+    /// For each device, how much later than the machine it went on: until all devices had been told that the machine
+    /// has left, this one had been handed over, and had answered what it was asked before.
     later: Vec<(&'static str, Duration)>,
 }
 

@@ -101,10 +101,12 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     bar.finish_and_clear();
     let moved = moved?;
     if *json {
-        let Moved { devices, downtime_ms, total_ms, sent_bytes, ended_ms } = &moved;
+        let Moved { devices, downtime_ms, total_ms, sent_bytes, ended_ms, departed, departed_ms } = &moved;
         return print_json(&serde_json::json!({
             "to": to, "devices": devices, "downtime_ms": downtime_ms, "total_ms": total_ms, "sent_bytes": sent_bytes,
             "ended_ms": ended_ms,
+            "departed": departed,
+            "departed_ms": departed_ms,
         }));
     }
     say(format!(

@@ -86,6 +86,14 @@ pub enum Question {
         #[serde(rename = "heir")]
         successor: String,
     },
+    /// Attach via redir or nbd: the device follows the virtual machine of a process, and that machine has stopped for
+    /// good. The device goes now, and not only when the process has ended.
+    Depart {
+        /// The device by name or target.
+        device: String,
+        /// The process's number.
+        process: u32,
+    },
     /// Attach via redir: resume the device, because its virtual machine stays.
     Resume {
         /// The device by name or target.

@@ -27,6 +27,7 @@ pub fn answer(share: &Share, address: &str, question: Question) -> Answer {
         | Question::Resume { .. }
         | Question::Migrate { .. }
         | Question::Follow { .. }
+        | Question::Depart { .. }
         | Question::Reload
         | Question::Restart { .. }
         | Question::Sleep { .. }

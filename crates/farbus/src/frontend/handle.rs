@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | [`Handle::end`] | nothing | |
 //! | [`Handle::cut`] | a cutter: something that its users may wait for | the same as `end`, which does not wait then |
-//! | [`Handle::hold`], [`Handle::follow`], [`Handle::resume`] | a hold handle: a virtual machine or an NBD client may move | refused |
+//! | [`Handle::hold`], [`Handle::follow`], [`Handle::depart`], [`Handle::resume`] | a hold handle: a virtual machine or an NBD client may move | refused |
 //! | [`Handle::migrate`] | a hold handle or a session | refused |
 //! | [`Handle::pause`] | a session through the module `pause` | refused |
 //! | [`Handle::swap`] | a disk of a session | `None` |
@@ -198,6 +198,16 @@ impl Handle {
         hold_handle.follow(*successor.as_bytes()).map(drop).map_err(Refused::Engine)
     }
 
+    /// Lets a device that follows the virtual machine of this process go now: the machine has stopped for good, though
+    /// its process is still connected.
+    ///
+    /// # Errors
+    /// [`Refused`]: it goes when its user's connection ends, if it follows one.
+    pub fn depart(&self, process: u32) -> Result<(), Refused> {
+        let hold_handle = self.hold_handle.as_ref().ok_or(Refused::NoGate)?;
+        hold_handle.depart(process).map(drop).map_err(Refused::Engine)
+    }
+
     /// Releases a device that is held or follows its user; its requests continue here.
     ///
     /// # Errors
@@ -312,6 +322,7 @@ mod tests {
         let handle = Handle::new(stop.clone());
         assert_eq!((handle.hold(), handle.resume()), (Err(Refused::NoGate), Err(Refused::NoGate)));
         assert_eq!(handle.follow(key()), Err(Refused::NoGate));
+        assert_eq!(handle.depart(1), Err(Refused::NoGate));
         assert!(handle.processes().is_empty());
         assert_eq!(handle.migrate(key()), Err(Refused::NoSession));
         assert_eq!(handle.pause(true), Err(Refused::NoModules));

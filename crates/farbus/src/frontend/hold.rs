@@ -21,6 +21,8 @@ pub const LEAVE_WITHIN: Duration = Duration::from_secs(20);
 
 /// Why a device that follows its user is not held, migrated or told to follow again.
 pub const FOLLOWS_ALREADY: &str = "it follows its virtual machine already (farbus resume ends that)";
+/// Why a device does not depart with a process.
+pub const FOLLOWS_NOT: &str = "it follows no virtual machine of that process";
 
 /// Holds a device, from any thread.
 #[derive(Clone, Debug)]
@@ -54,6 +56,9 @@ pub enum HoldCommand {
     Move([u8; 32]),
     /// Serve its user as before, and migrate it to the host with this key as soon as its user has left.
     Follow([u8; 32]),
+    /// The process with this number has stopped its virtual machine for good: a device that follows it has left by it,
+    /// though the process is still connected.
+    Depart(u32),
     /// Release it, or follow nobody: it continues where it is.
     GoOn,
 }
@@ -115,6 +120,16 @@ impl HoldHandle {
     /// Why it cannot follow its user.
     pub fn follow(&self, successor: [u8; 32]) -> Result<Granted, &'static str> {
         self.ask(HoldCommand::Follow(successor))
+    }
+
+    /// Lets a device that follows the virtual machine of this process go now: the machine has stopped for good, and its
+    /// process reads and asks nothing more, though its connection goes on. The connection is closed. A disk that other
+    /// processes have, too, goes when these have left.
+    ///
+    /// # Errors
+    /// Why it does not go yet: it follows nobody, or not that process.
+    pub fn depart(&self, process: u32) -> Result<Granted, &'static str> {
+        self.ask(HoldCommand::Depart(process))
     }
 
     /// Whether the device is held, migrating or following: no replacement process may continue with it meanwhile.

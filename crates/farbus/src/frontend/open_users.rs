@@ -43,12 +43,16 @@ impl Connected {
 
     /// Sets the connections.
     pub(crate) fn show<'a>(&self, links: impl IntoIterator<Item = &'a Link>) {
-        let process = |link| Credentials::of(link).ok().and_then(|who| who.process());
-        let mut processes: Vec<u32> = links.into_iter().filter_map(process).collect();
+        let mut processes: Vec<u32> = links.into_iter().filter_map(process_of).collect();
         processes.sort_unstable();
         processes.dedup();
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = processes;
     }
+}
+
+/// The number (pid) of the process at the other end of a Unix socket. One of another container has none here.
+pub fn process_of(link: &Link) -> Option<u32> {
+    Credentials::of(link).ok().and_then(|who| who.process())
 }
 
 /// What an owner is about to do with a disk.

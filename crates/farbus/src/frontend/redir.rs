@@ -20,7 +20,7 @@ use tracing::{debug, info, warn};
 use crate::broker::SystemAccess;
 use crate::common::socket_place::{Place, Protocol, SocketListener, plain_name};
 use crate::frontend::hold::{
-    Answer, Arrival, FOLLOWS_ALREADY, Granted, HoldCommand, HoldHandle, LEAVE_WITHIN, Order, QUIET_WITHIN,
+    Answer, Arrival, FOLLOWS_ALREADY, FOLLOWS_NOT, Granted, HoldCommand, HoldHandle, LEAVE_WITHIN, Order, QUIET_WITHIN,
 };
 use crate::frontend::open_users::{Connected, OpenClients, OpenUsers};
 use crate::frontend::remote_usb::FarDevice;
@@ -72,6 +72,8 @@ struct Following {
     lockstep: Lockstep,
     /// When the last chunk was sent.
     sent_at: Instant,
+    /// Whether the guest has stopped for good, which is as if its connection ended once all that it sent is received.
+    has_stopped: bool,
 }
 
 impl Following {
@@ -505,6 +507,7 @@ impl Relay {
                 Some(*since + LEAVE_WITHIN - now)
             }
             (_, Some(Following { asker: Some(_), .. }), _) => Some(LOOK_AGAIN),
+            (_, Some(Following { has_stopped: true, .. }), _) => Some(Duration::ZERO),
             (_, Some(following), _) if guest_full => Some(following.look_again(now)),
             _ => None,
         };
@@ -527,7 +530,7 @@ impl Relay {
         if on_gate {
             hold_handle.take().into_iter().for_each(|order| self.carry_out(order));
         }
-        if on_guest {
+        if on_guest || self.following.as_ref().is_some_and(|following| following.has_stopped) {
             match self.guest {
                 Some(_) => self.receive_from_guest(),
                 None => self.welcome(),
@@ -548,6 +551,13 @@ impl Relay {
                 self.follow_nobody("it is to go on");
                 Ok(Granted::ToUser)
             }
+            (HoldCommand::Depart(process), _) => match &mut self.following {
+                Some(following) if following.asker.is_none() && self.connected.processes() == [process] => {
+                    following.has_stopped = true;
+                    Ok(Granted::ToUser)
+                }
+                _ => Err(FOLLOWS_NOT),
+            },
             _ if self.following.is_some() => Err(FOLLOWS_ALREADY),
             (HoldCommand::Follow(successor), _) => return self.follow(successor, answer),
             (HoldCommand::Hold | HoldCommand::Move(_), _) if !matches!(self.stay, Stay::Here) => {
@@ -612,7 +622,9 @@ impl Relay {
         match lockstep {
             Ok(lockstep) => {
                 let now = self.clock.now();
-                self.following = Some(Following { successor, since: now, asker: Some(answer), lockstep, sent_at: now });
+                let (asker, since) = (Some(answer), now);
+                let following = Following { successor, since, asker, lockstep, sent_at: now, has_stopped: false };
+                self.following = Some(following);
             }
             Err(why) => answer.give(Err(why)),
         }
@@ -721,7 +733,7 @@ impl Relay {
         }
     }
 
-    /// The guest that is followed has left, and all that it sent was received.
+    /// The guest that is followed has left or stopped for good, and all that it sent was received.
     fn part_followed(&mut self) {
         let now = self.clock.now();
         let (Some(guest), Some(following)) = (self.guest.take(), self.following.take()) else { return };
@@ -866,6 +878,7 @@ impl Relay {
             Ok(Some(0)) if self.is_followed() => self.part_followed(),
             Ok(Some(0)) => self.dismiss(),
             Ok(Some(count)) => self.host.handle_received(count),
+            Ok(None) if self.following.as_ref().is_some_and(|following| following.has_stopped) => self.part_followed(),
             Ok(None) => {}
             Err(error) if self.is_followed() => {
                 self.note_end(&error);

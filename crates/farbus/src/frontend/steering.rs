@@ -19,6 +19,7 @@ pub fn steer(question: Question, handle_of: impl FnOnce(&str) -> Option<Option<H
     | Question::Resume { device }
     | Question::Migrate { device, .. }
     | Question::Follow { device, .. }
+    | Question::Depart { device, .. }
     | Question::Swap { device, .. }
     | Question::SwapStatus { device }
     | Question::SwapCancel { device }
@@ -45,6 +46,7 @@ pub fn steer(question: Question, handle_of: impl FnOnce(&str) -> Option<Option<H
             Ok(successor) => with(handle, Refused::NoGate, |handle| handle.follow(successor)),
             Err(_) => return Ok(Answer::Refused("that is no key".to_owned())),
         },
+        (Question::Depart { process, .. }, handle) => with(handle, Refused::NoGate, |handle| handle.depart(*process)),
         (Question::Migrate { successor, .. }, handle) => return Ok(migrate(handle.as_ref(), successor)),
         _ => return Err(question),
     };

@@ -1,6 +1,10 @@
 //! Three paired hosts: one has devices, two may use them.
 
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+
+use serde_json::{Value, json};
 
 use super::harness::{Harness, Running};
 use super::trust::{Host, pair};
@@ -36,5 +40,16 @@ impl<'h> Cluster<'h> {
         let attach = host.start(&[&words[..], &[socket.to_str().unwrap()], arguments].concat());
         attach.wait_for_line(socket.to_str().unwrap());
         (attach, socket)
+    }
+
+    /// Says to an attachment of a host that the machine of this process has stopped for good; returns the answer.
+    pub fn depart(&self, at: usize, attach: &Running, device: &str) -> Value {
+        let socket = format!("run-{}/farbus/{}.sock", self.hosts[at].name, attach.id());
+        let mut stream = UnixStream::connect(self.hosts[at].harness.path(&socket)).unwrap();
+        let question = json!({ "ask": "depart", "device": device, "process": std::process::id() });
+        stream.write_all(format!("{question}\n").as_bytes()).unwrap();
+        let mut answer = String::new();
+        BufReader::new(stream).read_line(&mut answer).unwrap();
+        serde_json::from_str(&answer).unwrap()
     }
 }

@@ -1,7 +1,7 @@
 //! `farbus migrate-vm`: a machine moves with its devices, and stays with them. QEMU's monitor is a script here; the
 //! library's own tests let it fail at every step, and the rig has a real QEMU.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -24,26 +24,28 @@ enum Plan {
     FailsToConnect,
 }
 
-/// Events of the script: the machine is asked to quit, or copies.
+/// Events of the script: the machine copies, has been told to switch over, or is asked to quit. It waits at the latter
+/// two for its owner.
 #[derive(Debug, PartialEq, Eq)]
 enum Said {
     Copying,
+    Stopped,
     Quit,
 }
 
-/// Serves one connection after the other. It ends QEMU's connection once its owner says that the machine is gone.
+/// Serves one connection after the other.
 fn monitor(path: &Path, disk: PathBuf, plan: Plan) -> (Receiver<Said>, Sender<()>) {
     let listener = UnixListener::bind(path).unwrap();
     let (say, said) = channel();
-    let (ended, is_ended) = channel();
+    let (go_on, goes_on) = channel();
     thread::spawn(move || {
         let mut status = "none";
         for stream in listener.incoming().flatten() {
             // The command may have ended meanwhile.
-            let _ = serve(&stream, &disk, plan, &mut status, &say, &is_ended);
+            let _ = serve(&stream, &disk, plan, &mut status, &say, &goes_on);
         }
     });
-    (said, ended)
+    (said, go_on)
 }
 
 fn serve(
@@ -52,7 +54,7 @@ fn serve(
     plan: Plan,
     status: &mut &'static str,
     say: &Sender<Said>,
-    is_ended: &Receiver<()>,
+    goes_on: &Receiver<()>,
 ) -> std::io::Result<()> {
     stream.write_all(b"{\"QMP\": {\"version\": {}, \"capabilities\": []}}\r\n")?;
     for line in BufReader::new(stream).lines() {
@@ -94,6 +96,8 @@ fn serve(
                 json!({})
             }
             "migrate-continue" => {
+                let _ = say.send(Said::Stopped);
+                let _ = goes_on.recv();
                 *status = "completed";
                 json!({})
             }
@@ -104,7 +108,7 @@ fn serve(
             "quit" => {
                 writeln!(stream, "{}", json!({ "return": {}, "id": question["id"] }))?;
                 let _ = say.send(Said::Quit);
-                let _ = is_ended.recv();
+                let _ = goes_on.recv();
                 return Ok(());
             }
             _ => json!({}),
@@ -141,8 +145,8 @@ impl Machine {
 
     fn monitor(&self, cluster: &Cluster, plan: Plan) -> (PathBuf, Receiver<Said>, Sender<()>) {
         let path = cluster.hosts[0].harness.path("qmp.sock");
-        let (said, ended) = monitor(&path, self.disk.clone(), plan);
-        (path, said, ended)
+        let (said, go_on) = monitor(&path, self.disk.clone(), plan);
+        (path, said, go_on)
     }
 
     fn assert_served(&mut self, cluster: &Cluster, id: u64) {
@@ -164,7 +168,7 @@ fn machine_and_its_devices_move_with_one_command() {
     let harness = Harness::new();
     let cluster = cluster(&harness);
     let mut machine = Machine::at_desk(&cluster);
-    let (path, said, ended) = machine.monitor(&cluster, Plan::Moves);
+    let (path, said, go_on) = machine.monitor(&cluster, Plan::Moves);
     let words = ["migrate-vm", path.to_str().unwrap(), "--to", "rack", "--uri", "tcp:rack:4444"];
     let checked = cluster.hosts[0].json(&[&words[..], &["--check", "--json"]].concat());
     assert_eq!(checked["process"], std::process::id());
@@ -182,13 +186,20 @@ fn machine_and_its_devices_move_with_one_command() {
     let stream = UnixStream::connect(&usb).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     let mut command = cluster.hosts[0].start(&[&words[..], &["--json"]].concat());
-    while said.recv_timeout(PATIENCE).unwrap() != Said::Quit {}
+    while said.recv_timeout(PATIENCE).unwrap() != Said::Stopped {}
     assert_eq!(states(&cluster), ["following", "following"], "they serve it until it leaves");
     assert_eq!(machine.guest.bulk(11, 0x81, 1000, Payload::Empty).length, 1000);
-    let Machine { attached, guest, client: here, .. } = machine;
-    let Guest { stream: left, conn } = guest;
-    drop((left, here));
-    ended.send(()).unwrap();
+    go_on.send(()).unwrap();
+    while said.recv_timeout(PATIENCE).unwrap() != Said::Quit {}
+    // They do not wait for the end of its QEMU, which goes on being connected.
+    let Machine { attached, guest, client: mut here, .. } = machine;
+    let Guest { stream: mut left, conn } = guest;
+    assert_eq!(left.read(&mut [0; 1]).unwrap(), 0);
+    assert!(here.hear(0).is_err());
+    for mut attached in attached {
+        assert_eq!(attached.wait_for_end(PATIENCE), Some(0), "{}", attached.log());
+    }
+    go_on.send(()).unwrap();
     assert_eq!(command.wait_for_end(PATIENCE), Some(0), "{}", command.log());
     let moved: Value = serde_json::from_str(&command.rest()).unwrap();
     assert_eq!(
@@ -196,9 +207,7 @@ fn machine_and_its_devices_move_with_one_command() {
         (&12.into(), &345.into(), &678.into())
     );
     assert_eq!((&moved["to"], moved["devices"].as_array().unwrap().len()), (&"rack".into(), 2));
-    for mut attached in attached {
-        assert_eq!(attached.wait_for_end(PATIENCE), Some(0), "{}", attached.log());
-    }
+    assert_eq!(moved["departed"], 2, "{moved}");
     let mut guest = Guest { stream, conn };
     assert_eq!(guest.bulk(12, 0x81, 5000, Payload::Empty).length, 5000);
     client.assert_reads(0, 7);
@@ -224,7 +233,7 @@ fn machine_stays_with_its_devices_when_qemu_fails_or_its_owner_cancels() {
     machine.assert_served(&cluster, 20);
 
     std::fs::remove_file(&path).unwrap();
-    let (path, said, _ended) = machine.monitor(&cluster, Plan::CopiesForEver);
+    let (path, said, _go_on) = machine.monitor(&cluster, Plan::CopiesForEver);
     let refused = run(&words(&path), &["--device", "zero"]);
     assert!(refused.code == Some(3) && refused.stderr.contains("/disk, too, which is not named"), "{refused:?}");
     let nobody = run(&words(&path), &["--device", "printer"]);

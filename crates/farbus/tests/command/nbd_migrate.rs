@@ -68,7 +68,7 @@ impl Client {
     }
 
     /// The next answer: its request, its error, and `length` bytes if there is no error.
-    fn hear(&mut self, length: usize) -> io::Result<(u64, u32, Vec<u8>)> {
+    pub fn hear(&mut self, length: usize) -> io::Result<(u64, u32, Vec<u8>)> {
         let mut head = [0; 16];
         self.stream.read_exact(&mut head)?;
         assert_eq!(head[..4], 0x6744_6698u32.to_be_bytes());
@@ -256,7 +256,9 @@ fn disk_that_follows_is_written_until_its_client_leaves_and_then_by_the_client_e
     there.assert_silence();
     here.write(0, 2);
     here.assert_reads(0, 2);
-    drop(here);
+    // Its machine has stopped, and its process is still connected.
+    assert_eq!(cluster.depart(0, &attach, "disk"), serde_json::json!({ "ok": null }));
+    assert!(here.hear(0).is_err(), "it is hung up on");
     assert_eq!(there.hear(0).unwrap(), (written, 0, Vec::new()));
     there.assert_reads(0, 2);
     there.assert_reads(BLOCK, 3);

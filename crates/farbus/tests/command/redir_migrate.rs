@@ -209,7 +209,8 @@ fn hear_chunk(guest: &mut Guest<UnixStream>) {
 }
 
 /// The guest stops in the midst of an answer, with a chunk unread and requests open; what it has read moves along with
-/// it, as in QEMU's migration stream, and the rest is sent where it continues.
+/// it, as in QEMU's migration stream, and the rest is sent where it continues. It leaves by the end of its connection,
+/// or by being said to have stopped, while it is still connected.
 #[test]
 fn device_that_follows_serves_its_guest_until_it_leaves_and_sends_elsewhere_what_was_unread() {
     let harness = Harness::new();
@@ -239,7 +240,10 @@ fn device_that_follows_serves_its_guest_until_it_leaves_and_sends_elsewhere_what
         guest.say(id + 3, Message::GetConfiguration);
         await_unread(&guest.stream);
         let Guest { stream, conn } = guest;
-        drop(stream);
+        let still_connected = (round > 0).then_some(stream);
+        if still_connected.is_some() {
+            assert_eq!(cluster.depart(1 - to, &attach, "zero"), serde_json::json!({ "ok": null }));
+        }
         guest = Guest { stream: there, conn };
         hear_read(&mut guest, id + 1, 50_000);
         let (mut has_read, mut is_told) = (false, false);
@@ -258,6 +262,7 @@ fn device_that_follows_serves_its_guest_until_it_leaves_and_sends_elsewhere_what
         }
         assert_eq!(attach.wait_for_end(PATIENCE), Some(0), "{}", attach.log());
         attach.wait_for_line("handed over");
+        drop(still_connected);
         attach = successor;
         assert_eq!(attached(&cluster.hosts[to], "zero")["state"], "attached");
     }

@@ -1,8 +1,8 @@
 //! Sends on a Unix socket so that its end tells which bytes the other end has not read.
 //!
-//! A virtual machine's emulator that has stopped reads nothing more, and ends its connection later. What it has read by
-//! then moves along with it; the rest has to be sent again where it goes. TCP does not tell one from the other. A Unix
-//! socket does, if one chunk at most is on its way:
+//! A virtual machine's emulator that has stopped reads nothing more (QEMU's `usbredir_chardev_can_read`), and ends its
+//! connection later. What it has read by then moves along with it; the rest has to be sent again where it goes. TCP
+//! does not tell one from the other. A Unix socket does, if one chunk at most is on its way:
 //!
 //! | the chunk | the connection | it was |
 //! |---|---|---|
@@ -102,11 +102,14 @@ impl Lockstep {
         self.is_reset |= error.kind() == io::ErrorKind::ConnectionReset;
     }
 
-    /// The connection has ended, and everything that the other end sent was received: the bytes that it did not read.
+    /// The connection has ended, or its other end has stopped for good, and everything that the other end sent was
+    /// received: the bytes that it did not read.
     pub fn into_unread(mut self, link: &Link) -> Vec<u8> {
+        // As in `is_read`: the queue first, then the error.
+        let is_queued = !is_all_read(link).unwrap_or(false);
         // An error that a call has taken before was noted then.
         let _ = self.hear(link);
-        if self.is_reset { self.chunk } else { Vec::new() }
+        if is_queued || self.is_reset { self.chunk } else { Vec::new() }
     }
 }
 
@@ -178,6 +181,19 @@ mod tests {
                 let expected: &[u8] = if was_read { b"" } else { b"last" };
                 assert_eq!(lockstep.into_unread(&link), expected, "{finds}, read: {was_read}");
             }
+        }
+    }
+
+    #[test]
+    fn end_that_has_stopped_and_stays_connected_has_not_read_what_is_in_its_queue() {
+        for was_read in [false, true] {
+            let (link, mut theirs, mut lockstep) = pair();
+            lockstep.try_send(&link, &[IoSlice::new(b"last")]).unwrap();
+            if was_read {
+                theirs.read_exact(&mut [0; 4]).unwrap();
+            }
+            let expected: &[u8] = if was_read { b"" } else { b"last" };
+            assert_eq!(lockstep.into_unread(&link), expected, "read: {was_read}");
         }
     }
 

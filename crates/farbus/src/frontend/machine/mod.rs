@@ -7,7 +7,8 @@
 //! | let each device follow the machine | each is told to stay |
 //! | `migrate`, until the machine has stopped (*pre-switchover*) | `migrate_cancel`; the machine runs on here |
 //! | see that each device still follows, `migrate-continue`, until it is *completed* | the same, if it has not left |
-//! | `quit`: the end of QEMU's connections hands the devices over | the machine runs there: QEMU is to be ended by hand |
+//! | let the devices go: QEMU has stopped for good, and reads nothing more of them | they go when QEMU has ended |
+//! | `quit` | the machine runs there: QEMU is to be ended by hand |
 //!
 //! Where the monitor no longer says whether the machine has left, the devices go on following it: they serve it here if
 //! it is here, and go with it if it is not.
@@ -86,8 +87,14 @@ pub struct Moved {
     pub total_ms: u64,
     /// What was sent of its memory, bytes.
     pub sent_bytes: u64,
-    /// How long QEMU took to end here after it had completed, milliseconds: its devices wait for that.
+    /// How long QEMU took to end here after it had completed, milliseconds. Devices that did not depart before waited
+    /// for that.
     pub ended_ms: u64,
+    /// How many of the devices went as soon as the machine had left, before QEMU ended here. The others were attached
+    /// by an earlier farbus, or QEMU's process is not visible here.
+    pub departed: usize,
+    /// How long that took after QEMU had completed, milliseconds.
+    pub departed_ms: u64,
 }
 
 /// Looks whether the machine could be moved, and changes nothing.
@@ -374,9 +381,15 @@ impl Migration<'_> {
         Ok(())
     }
 
-    /// The machine runs there: QEMU ends here, which hands the devices over.
+    /// The machine runs there: its devices go, and QEMU ends here. Devices that could not be let go go with that.
     fn part(mut self, said: &Value) -> Result<Moved, Failure> {
         let completed = Instant::now();
+        let departs = |device: &&Attached| {
+            let process = self.machine.process;
+            process.is_some_and(|process| self.owner.depart(device, process).is_ok())
+        };
+        let departed = self.machine.devices.iter().filter(departs).count();
+        let departed_ms = completed.elapsed().as_millis().try_into().unwrap_or(u64::MAX);
         let quit = match self.monitor.execute("quit", json!({})) {
             Ok(_) | Err(MonitorError::Closed(_)) if self.monitor.await_end(self.order.answer_within) => Ok(()),
             Ok(_) | Err(MonitorError::Closed(_)) => Err(MonitorError::Silent("quit", self.order.answer_within)),
@@ -384,10 +397,14 @@ impl Migration<'_> {
         };
         if let Err(error) = quit {
             let which = self.machine.process.map_or_else(|| "it".to_owned(), |process| format!("process {process}"));
+            let then = if departed == self.machine.devices.len() {
+                "its devices have gone there".to_owned()
+            } else {
+                format!("its devices go to {} then", self.order.to)
+            };
             return Err(Failure::local(format!(
-                "the machine runs at {to}, but its QEMU did not end here: {error}\n  \
-                 end {which}: its devices go to {to} then",
-                to = self.order.to
+                "the machine runs at {}, but its QEMU did not end here: {error}\n  end {which}: {then}",
+                self.order.to
             )));
         }
         let number = |value: &Value| value.as_u64().unwrap_or_default();
@@ -397,6 +414,8 @@ impl Migration<'_> {
             total_ms: number(&said["total-time"]),
             sent_bytes: number(&said["ram"]["transferred"]),
             ended_ms: completed.elapsed().as_millis().try_into().unwrap_or(u64::MAX),
+            departed,
+            departed_ms,
         })
     }
 

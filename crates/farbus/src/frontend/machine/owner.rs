@@ -35,6 +35,8 @@ pub trait Owner {
     fn attached(&self) -> Result<Vec<Attached>, Failure>;
     /// Lets a device follow its machine.
     fn follow(&self, device: &Attached) -> Result<(), Failure>;
+    /// Lets a device that follows the machine of this process go: the machine has stopped for good.
+    fn depart(&self, device: &Attached, process: u32) -> Result<(), Failure>;
     /// Lets a device stay.
     fn resume(&self, device: &Attached) -> Result<(), Failure>;
 }
@@ -69,6 +71,10 @@ impl Owner for Attachments {
 
     fn follow(&self, device: &Attached) -> Result<(), Failure> {
         ask(device, Question::Follow { device: device.title.clone(), successor: self.successor.to_string() })
+    }
+
+    fn depart(&self, device: &Attached, process: u32) -> Result<(), Failure> {
+        ask(device, Question::Depart { device: device.title.clone(), process })
     }
 
     fn resume(&self, device: &Attached) -> Result<(), Failure> {

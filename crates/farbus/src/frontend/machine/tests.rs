@@ -223,6 +223,9 @@ fn serve(mut stream: &UnixStream, script: &Mutex<Script>) -> std::io::Result<()>
 #[derive(Default)]
 struct Devices {
     following: RefCell<Vec<String>>,
+    departed: RefCell<Vec<String>>,
+    /// The device whose process knows of no departure.
+    old: Option<&'static str>,
     /// The device that refuses to follow.
     unwilling: Option<&'static str>,
     /// After how many looks at its state the disk is gone.
@@ -253,7 +256,18 @@ impl Owner for Devices {
         Ok(())
     }
 
+    fn depart(&self, device: &Attached, process: u32) -> Result<(), Failure> {
+        assert_eq!(process, std::process::id());
+        assert!(self.following.borrow().contains(&device.title), "only what follows departs");
+        if self.old == Some(&*device.name) {
+            return Err(Failure::new(Attribute::Gone, "it is not asked that"));
+        }
+        self.departed.borrow_mut().push(device.title.clone());
+        Ok(())
+    }
+
     fn resume(&self, device: &Attached) -> Result<(), Failure> {
+        assert!(self.departed.borrow().is_empty(), "what has departed cannot stay");
         let mut following = self.following.borrow_mut();
         let at = following.iter().position(|title| *title == device.title).expect("only what follows is resumed");
         following.remove(at);
@@ -272,6 +286,7 @@ fn machine_moves_with_its_devices_and_qemu_ends_here() {
     let moved = qemu.migrate(&owner, &NEVER).unwrap();
     assert_eq!((moved.downtime_ms, moved.total_ms, moved.sent_bytes), (71, 900, 5000));
     assert_eq!(*owner.following.borrow(), ["lab3:3241/key", "lab3:3241/disk"]);
+    assert_eq!((moved.departed, &*owner.departed.borrow()), (2, &*owner.following.borrow()));
     let script = qemu.script.lock().unwrap();
     assert!(script.has_quit && script.pauses && script.downtime == 50);
 }
@@ -360,12 +375,21 @@ fn machine_that_has_left_is_not_held_to_be_here() {
     for fault in [Fault::Refuses, Fault::Stalls, Fault::SaysGarbage] {
         let (qemu, owner) = (Qemu::start(Some(("quit", 1, fault))), Devices::default());
         let failure = qemu.migrate(&owner, &NEVER).unwrap_err();
-        let expected = format!("end process {}: its devices go to rack", std::process::id());
+        let expected = format!("end process {}: its devices have gone there", std::process::id());
         assert!(failure.to_string().contains(&expected), "{failure}");
         assert_eq!(owner.following.borrow().len(), 2, "they go with the machine");
     }
     let (qemu, owner) = (Qemu::start(Some(("quit", 1, Fault::HangsUp))), Devices::default());
     qemu.migrate(&owner, &NEVER).expect("it has ended");
+    // A device that an earlier farbus has attached goes when QEMU ends.
+    for (fault, expected) in [(None, ""), (Some(("quit", 1, Fault::Refuses)), "its devices go to rack then")] {
+        let (qemu, owner) = (Qemu::start(fault), Devices { old: Some("key"), ..Devices::default() });
+        match qemu.migrate(&owner, &NEVER) {
+            Ok(moved) => assert_eq!((moved.departed, fault), (1, None)),
+            Err(failure) => assert!(fault.is_some() && failure.to_string().contains(expected), "{failure}"),
+        }
+        assert_eq!(*owner.departed.borrow(), ["lab3:3241/disk"]);
+    }
 }
 
 #[test]

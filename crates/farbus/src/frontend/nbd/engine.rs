@@ -19,7 +19,7 @@ use tracing::{debug, info, warn};
 
 use crate::common::socket_place::{Place, SocketListener};
 use crate::frontend::hold::HoldHandle;
-use crate::frontend::open_users::{Connected, OpenClients};
+use crate::frontend::open_users::{Connected, OpenClients, process_of};
 use crate::frontend::{Ended, StopSignal};
 use crate::importer::session::status::SessionStatus;
 use crate::link::meters::{Calls, Meters};
@@ -379,15 +379,24 @@ impl NbdServer {
     /// Carries out its owner's orders to hold and migrate. Serves the waiting requests when the device is released.
     fn look_after_moves(&mut self) {
         let was_held = self.is_held();
+        self.look_after_moving();
+        if let Some(process) = self.moving.as_mut().and_then(Moving::take_departed) {
+            let is_its = |client: &&mut Client| process_of(&client.link) == Some(process);
+            self.clients.iter_mut().filter(is_its).for_each(Client::lose);
+            self.look_after_moving();
+        }
+        if was_held && !self.is_held() {
+            self.serve();
+        }
+    }
+
+    fn look_after_moving(&mut self) {
         let Some(moving) = &mut self.moving else { return };
         let are_gone = self.clients.iter().all(|client| client.is_gone);
         let is_answered = |client: &Client| client.conn.in_flight() == 0 && client.conn.backlog_bytes() == 0;
         let are_answered = self.clients.iter().all(is_answered);
         let clients = Clients { are_gone, are_answered, answered: self.counters.urbs };
         moving.look_after(self.clock.now(), clients);
-        if was_held && !self.is_held() {
-            self.serve();
-        }
     }
 
     /// Answers a request for a snapshot. Receives nothing until the replacement process has decided whether it

@@ -6,7 +6,7 @@ use farbus_model::Instant;
 use tracing::{info, warn};
 
 use crate::frontend::hold::{
-    Answer, Arrival, FOLLOWS_ALREADY, Granted, HoldCommand, HoldHandle, LEAVE_WITHIN, Order, QUIET_WITHIN,
+    Answer, Arrival, FOLLOWS_ALREADY, FOLLOWS_NOT, Granted, HoldCommand, HoldHandle, LEAVE_WITHIN, Order, QUIET_WITHIN,
 };
 use crate::importer::session::status::SessionStatus;
 
@@ -17,6 +17,8 @@ pub(super) struct Moving {
     stay: Stay,
     was_expected: bool,
     arrival: Arrival,
+    /// The process whose clients have stopped for good.
+    departed: Option<u32>,
 }
 
 /// Which host has the disk, and whether it is held.
@@ -53,7 +55,7 @@ pub(super) struct Clients {
 impl Moving {
     pub fn new(hold_handle: HoldHandle, status: SessionStatus) -> Self {
         let was_expected = status.is_expected();
-        Self { hold_handle, status, stay: Stay::Here, was_expected, arrival: Arrival::default() }
+        Self { hold_handle, status, stay: Stay::Here, was_expected, arrival: Arrival::default(), departed: None }
     }
 
     /// Whether another host has yet to hand it over: then no data was written to it.
@@ -83,6 +85,11 @@ impl Moving {
     /// The server ends: cancels a hold, a migration, or that the disk follows its clients.
     pub fn release(&mut self) {
         self.stay = Stay::Here;
+    }
+
+    /// The process whose clients the server has to hang up on, as they have stopped for good; once for an order.
+    pub fn take_departed(&mut self) -> Option<u32> {
+        self.departed.take()
     }
 
     /// Carries out orders, and continues a hold or a migration.
@@ -173,6 +180,11 @@ impl Moving {
                 self.stay = Stay::Held(Held { since: now, asker: Some(answer), successor: Some(successor) });
                 return;
             }
+            (HoldCommand::Depart(process), Stay::Following(_)) => {
+                self.departed = Some(process);
+                Ok(Granted::ToUser)
+            }
+            (HoldCommand::Depart(_), _) => Err(FOLLOWS_NOT),
             (HoldCommand::GoOn, Stay::Held(held)) => {
                 if let Some(asker) = held.asker.take() {
                     asker.give(Err("it is to go on"));
@@ -285,9 +297,13 @@ mod tests {
         moving.look_after(at_s(3601), GONE);
         assert!(status.is_ours(), "it follows nobody");
         assert_eq!(follow(&mut moving, BUSY), Ok(Granted::ToUser));
+        assert_eq!(ordered(&mut moving, BUSY, |handle| handle.depart(5)), Ok(Granted::ToUser));
+        assert_eq!((moving.take_departed(), moving.take_departed()), (Some(5), None));
         moving.look_after(at_s(3602), GONE);
         assert!(moving.is_away() && status.successor() == Some([7; 32]));
         assert!(!moving.hold_handle.is_following() && moving.hold_handle.is_shut());
+        assert_eq!(ordered(&mut moving, GONE, |handle| handle.depart(5)), Err(FOLLOWS_NOT));
+        assert_eq!(moving.take_departed(), None);
     }
 
     #[test]
