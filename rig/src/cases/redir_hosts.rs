@@ -144,6 +144,7 @@ impl<'l> Cluster<'l> {
                 "snd_usb_audio",
             ],
             client: Client::Redir,
+            programs: &["chrt"],
             patience: Duration::from_secs(240 + 40 * u64::from(self.moves)),
             role: &number.to_string(),
             hardware,
@@ -221,6 +222,7 @@ impl<'l> Cluster<'l> {
         self.type_part(number)?;
         let mut later = Vec::new();
         for (before, after) in before.into_iter().zip(&here.lent) {
+            before.heard.await_line("goes to its successor when")?;
             let (left, _) = before.heard.await_line("goes to its successor")?;
             let (arrived, _) = after.heard.await_line("was handed over to this host")?;
             let (_, line) = after.heard.await_line("answers its first request here")?;

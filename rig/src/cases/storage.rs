@@ -5,6 +5,7 @@ use crate::Result;
 use crate::disk;
 use crate::lab::{Boot, Client, Lab};
 use std::path::Path;
+use std::time::Duration;
 
 pub(super) const CASES: &[Case] = &[
     Case {
@@ -31,6 +32,11 @@ pub(super) const CASES: &[Case] = &[
         name: "storage-auto",
         purpose: "the same when nobody says by what way: a disk in a session is taken by uas",
         run: |lab| tree_by(lab, Client::Farbus, AUTO),
+    },
+    Case {
+        name: "storage-swap",
+        purpose: "a disk attached with `--via uas` moves to a disk of the user's machine while ext4 on it is written; its exporter ends, and nothing is lost",
+        run: swap,
     },
     Case {
         name: "storage-uas-ro",
@@ -103,6 +109,33 @@ fn tree_by(lab: &Lab, client: Client, told: &[(&'static str, &str)]) -> Result<S
     // The exporter still runs: what eject made durable must be in the image before it ends.
     share.still_runs()?;
     judge_guests_tree(lab, &image)?;
+    Ok(note(&report.output))
+}
+
+fn swap(lab: &Lab) -> Result<String> {
+    let (image, local) = (image_with_tree(lab)?, lab.scratch("local"));
+    disk::sparse(&local, IMAGE_BYTES)?;
+    let mut share = lab.share(&[format!("disk:{}", image.display())])?;
+    let mut guest = lab.boot(&Boot {
+        script: include_str!("../../guest/storage-swap.sh"),
+        modules: &[MODULES, &[UAS_MODULE, "virtio_blk"]].concat(),
+        client: Client::Farbus,
+        port: Some(share.port()),
+        variables: &owned(UAS),
+        hardware: vec![
+            "-drive".into(),
+            format!("file={},format=raw,if=none,id=local", local.display()),
+            "-device".into(),
+            "virtio-blk-device,drive=local".into(),
+        ],
+        ..Boot::default()
+    })?;
+    guest.await_word("swapped")?;
+    let ended = share.interrupt(Duration::from_secs(10))?;
+    expect(ended.is_some_and(|status| status.success()), || format!("the exporter ended with {ended:?}"))?;
+    guest.tell_wherever("gone")?;
+    let report = guest.finish()?;
+    judge_guests_tree(lab, &local)?;
     Ok(note(&report.output))
 }
 

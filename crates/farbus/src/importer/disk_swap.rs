@@ -190,13 +190,14 @@ impl DiskSwap {
                 Work::Note(milestone) => {
                     let noted = notes.note(milestone);
                     if milestone == Milestone::Switched && noted.is_ok() {
+                        // Before the old disk is given back: that ends its session, and not the attachment.
+                        self.0.session.note_left();
                         lock(&self.0.last).at = Some(to.clone());
                     }
                     self.order(Order::Noted(noted));
                 }
                 Work::Release(disk) => drop(disk),
                 Work::Ended(Ok(Report { copied_bytes, rounds, took })) => {
-                    self.0.session.note_left();
                     let quiet_ms = run.status().quiet_ms;
                     info!(device, from, to, copied_bytes, rounds, ?took, quiet_ms, "moved");
                     return run.end(DONE, |status| (status.left_bytes, status.unverified_bytes) = (0, 0));

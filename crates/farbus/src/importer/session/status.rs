@@ -76,7 +76,7 @@ impl SessionStatus {
         }
     }
 
-    /// Records that its disk was exchanged for one of this machine, and is given back.
+    /// Records that its disk was exchanged for one of this machine, and will be given back.
     pub(crate) fn note_left(&self) {
         self.with(|state| state.is_left = true);
     }
@@ -163,9 +163,9 @@ impl SessionStatus {
         self.with(|state| state.unlinked.filter(|_| state.end.is_none() && !state.is_left).map(|since| since.elapsed()))
     }
 
-    /// Why it ended, if it has.
+    /// Why it ended, if it has. A session whose disk was exchanged is given back, which ends nothing else.
     pub fn end(&self) -> Option<End> {
-        self.with(|state| state.end.clone())
+        self.with(|state| state.end.clone().filter(|_| !state.is_left))
     }
 
     /// Records whether there is a link.
@@ -261,5 +261,7 @@ mod tests {
         let end = End { cause: Cause::Network, message: "no link".into() };
         status.note_end(&end);
         assert_eq!((status.unlinked(), status.end()), (None, Some(end)), "nothing is waited for any more");
+        status.note_left();
+        assert_eq!(status.end(), None, "the attachment goes on with another disk");
     }
 }

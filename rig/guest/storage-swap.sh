@@ -1,0 +1,34 @@
+# A disk that is written while it moves to a disk of this machine, whose exporter is gone afterwards.
+attach_disk "${DEVICE:-1-1}"
+mount -t ext4 "/dev/$dev" /mnt || fail "mount"
+number=$(cat "$(dirname "$(usb_interface_of "$dev")")/devnum")
+load() {
+  pass=0
+  is_last=
+  until [ -n "$is_last" ]; do
+    # At least one pass begins after the exporter has gone.
+    if has_heard gone; then is_last=yes; fi
+    pass=$((pass + 1))
+    head -c 300000 /dev/urandom >/run/written
+    cp /run/written /mnt/written && sync || fail "write in pass $pass"
+    echo 3 >/proc/sys/vm/drop_caches
+    cmp /run/written /mnt/written || fail "what was written in pass $pass is not what is read"
+    (cd /mnt && sha256sum -c MANIFEST >/run/check 2>&1) || fail "the host's tree in pass $pass: $(grep -v OK /run/check | head -n 5)"
+  done
+  echo "$pass" >/run/passes
+}
+listen_for gone
+load &
+loaded=$!
+start=$(uptime_now)
+farbus swap "$EXPORTER:$PORT/${DEVICE:-1-1}" --to block:/dev/vda >/run/swap.log 2>&1 || fail "swap: $(cat /run/swap.log)"
+swapped=$(uptime_now)
+[ ! -e /run/passes ] || fail "the load has ended: $(cat /run/check)"
+say swapped
+wait "$loaded" || fail "the load"
+write_tree /mnt/guest
+umount /mnt || fail "umount"
+[ "$(cat "$(dirname "$(usb_interface_of "$dev")")/devnum")" = "$number" ] || fail "it is another device"
+dmesg | grep -E 'reset (high|super)|I/O error|EXT4-fs error' && fail "the kernel complains"
+echo "note: moved in $(elapsed "$start" "$swapped") s while it was written; $(cat /run/passes) passes of the load"
+detach
