@@ -139,8 +139,8 @@ pub struct Entry<'a> {
     pub claims: &'a Claims,
     /// Its block class, if it has one.
     pub block: Option<&'a BlockExport>,
-    /// Whether it has a stream class.
-    pub is_stream: bool,
+    /// Where its frames are shown, if it has a stream class.
+    pub stream: Option<&'a Stage>,
     /// Its identity; `None` until [`Registry::identify`] was called.
     pub identity: Option<Identity>,
     /// Its counters.
@@ -275,7 +275,7 @@ impl Registry {
             holder: export.claims.holder(),
             claims: &export.claims,
             block: export.block.as_ref().map(|block| &*block.export),
-            is_stream: export.stream.is_some(),
+            stream: export.stream.as_ref().map(|StreamClass(stage)| stage),
             identity: export.identity,
             tally: export.tally.as_ref(),
         })

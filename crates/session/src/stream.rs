@@ -37,6 +37,8 @@ struct Inner {
     description: Description,
     subscribers: Mutex<Vec<Arc<Place>>>,
     is_closed: AtomicBool,
+    /// Whether the source has read a part of a frame, or is about to.
+    is_within_frame: AtomicBool,
     /// Called when there may be new room or a new reader.
     wake_source: Box<dyn Fn() + Send + Sync>,
     tally: Tally,
@@ -72,6 +74,7 @@ impl Stage {
             description,
             subscribers: Mutex::default(),
             is_closed: AtomicBool::new(false),
+            is_within_frame: AtomicBool::new(false),
             wake_source: Box::new(wake_source),
             tally: Tally::new(COUNTS),
         }))
@@ -90,6 +93,16 @@ impl Stage {
     /// Whether there are readers.
     pub fn is_watched(&self) -> bool {
         !locked(&self.0.subscribers).is_empty()
+    }
+
+    /// Notes whether the source may have read a part of a frame.
+    pub fn set_within_frame(&self, is_within_frame: bool) {
+        self.0.is_within_frame.store(is_within_frame, Ordering::Release);
+    }
+
+    /// Whether another process could not go on with the source without a loss: it has readers, or is within a frame.
+    pub fn is_busy(&self) -> bool {
+        self.is_watched() || self.0.is_within_frame.load(Ordering::Acquire)
     }
 
     /// Shows the next frame to all readers.
@@ -242,7 +255,11 @@ mod tests {
                 .iter()
                 .all(|subscriber| !subscriber.is_over() && subscriber.take().is_some() && subscriber.is_over())
         );
+        assert!(stage.is_busy());
         drop(subscribers);
         assert!(stage.join(Policy::All, || ()).is_none() && !stage.is_watched());
+        assert!(!stage.is_busy());
+        stage.set_within_frame(true);
+        assert!(stage.is_busy(), "the rest of the frame would be taken for the next one");
     }
 }

@@ -28,7 +28,8 @@ use crate::common::control::HAS_ENDED;
 use crate::devices::class_words::name_of;
 use crate::devices::identities::naming::{Naming, check_name};
 use crate::exporter::share::Share;
-use crate::exporter::sources::making::offer;
+use crate::exporter::sources::making::{offer, offer_stream};
+use crate::exporter::sources::stream::StreamSpec;
 use crate::exporter::sources::what::What;
 
 /// The most devices at once. Each keeps up to three descriptors open, and one thread watches all leases.
@@ -73,7 +74,7 @@ pub struct PassedShare {
     pub name: String,
     /// Whether its owner gave it that name.
     pub is_named: bool,
-    /// Its files, in the order of [`What::images`].
+    /// Its files: the images in the order of [`What::images`], or the source of its frames.
     pub files: Vec<Arc<OwnedFd>>,
     /// The lease; `None` if the daemon keeps the device.
     pub lease: Option<Arc<OwnedFd>>,
@@ -125,7 +126,7 @@ impl RequestedShares {
             let next = "end one: farbus unshare DEVICE, or name it in the configuration";
             return Err(format!("this daemon shares {SHARES_MAX} devices for its owner already\n  {next}"));
         }
-        let expected = what.images().count() + usize::from(!is_kept);
+        let expected = what.files_count() + usize::from(!is_kept);
         if files.len() != expected {
             let came = files.len();
             return Err(format!("{expected} descriptors have to come along, not {came}: ask with the farbus command"));
@@ -147,25 +148,38 @@ impl RequestedShares {
         Ok(records)
     }
 
-    /// Offers the device, by way of the broker, which checks and identifies its files.
+    /// Offers the device, and notes how it is listed.
     fn offer(&self, requested: &mut Requested) -> Result<Vec<DeviceRecord>, String> {
-        let Requested { passed, what, .. } = requested;
-        let naming = Naming::of(&passed.name, passed.is_named);
-        let pass = |((path, read_only), file): ((&std::path::Path, bool), &Arc<OwnedFd>)| {
-            self.broker.pass_image(path, read_only, file.as_fd())
-        };
-        let images = what.images().zip(&passed.files).try_for_each(pass);
-        let offered = images.map_err(|error| error.to_string()).and_then(|()| {
-            offer(&self.share, &mut None, &self.system, naming, what).map_err(|failure| failure.to_string())
-        });
-        self.broker.forget_images();
-        let records = offered?;
+        let records = match &requested.what {
+            What::Stream(spec) => self.offer_stream(&requested.passed, spec),
+            what => self.offer_images(&requested.passed, what),
+        }?;
         requested.listed = records.iter().map(|record| name_of(record).to_owned()).collect();
         if let Some(first) = requested.listed.first() {
             requested.passed.name = base_of(&requested.what, first).to_owned();
         }
         requested.medium = self.medium_of(requested);
         Ok(records)
+    }
+
+    /// Offers a stream, whose source is the file that was passed.
+    fn offer_stream(&self, passed: &PassedShare, spec: &StreamSpec) -> Result<Vec<DeviceRecord>, String> {
+        let source =
+            passed.files.first().map(|file| file.try_clone()).transpose().map_err(|error| error.to_string())?;
+        offer_stream(&self.share, &self.system, passed.naming(), spec, source).map_err(|failure| failure.to_string())
+    }
+
+    /// Offers any other device, by way of the broker, which checks and identifies its images.
+    fn offer_images(&self, passed: &PassedShare, what: &What) -> Result<Vec<DeviceRecord>, String> {
+        let pass = |((path, read_only), file): ((&std::path::Path, bool), &Arc<OwnedFd>)| {
+            self.broker.pass_image(path, read_only, file.as_fd())
+        };
+        let images = what.images().zip(&passed.files).try_for_each(pass);
+        let offered = images.map_err(|error| error.to_string()).and_then(|()| {
+            offer(&self.share, &mut None, &self.system, passed.naming(), what).map_err(|failure| failure.to_string())
+        });
+        self.broker.forget_images();
+        offered
     }
 
     fn medium_of(&self, requested: &Requested) -> Option<String> {
@@ -230,11 +244,25 @@ impl RequestedShares {
         Some(adopted.listed)
     }
 
-    /// Names those whose disks have moved to another medium (`farbus swap`): their files are not what was passed.
-    pub fn moved(&self) -> Vec<String> {
+    /// Why a replacement cannot go on with a device: its disk has moved to another medium (`farbus swap`), so its files
+    /// are not what was passed; or its frames are being read, so the next ones would begin within one.
+    fn obstacle(&self, requested: &Requested) -> Option<&'static str> {
+        if self.medium_of(requested) != requested.medium {
+            return Some("has moved to another medium");
+        }
+        let is_read =
+            requested.what.frames().is_some() && requested.listed.iter().any(|it| self.share.is_being_read(it));
+        is_read.then_some("would not be shared any more")
+    }
+
+    /// What a replacement could not continue: one sentence for each device.
+    pub fn unmovable(&self) -> Vec<String> {
         let all = self.all();
-        let has_moved = |requested: &&Requested| self.medium_of(requested) != requested.medium;
-        all.shares.values().filter(has_moved).map(|requested| requested.passed.name.clone()).collect()
+        let why = |requested: &Requested| {
+            let obstacle = self.obstacle(requested)?;
+            Some(format!("{} was shared by a command, and {obstacle}", requested.passed.name))
+        };
+        all.shares.values().filter_map(why).collect()
     }
 
     /// Closes the files of disks that have moved to another medium: the old one is free.
@@ -247,11 +275,11 @@ impl RequestedShares {
         }
     }
 
-    /// What a replacement gets: all that have not moved to another medium.
+    /// What a replacement gets: all that it can continue.
     pub fn leaving(&self) -> Vec<PassedShare> {
         let all = self.all();
-        let stays = |requested: &&Requested| self.medium_of(requested) == requested.medium;
-        all.shares.values().filter(stays).map(|requested| requested.passed.clone()).collect()
+        let leaves = |requested: &&Requested| self.obstacle(requested).is_none();
+        all.shares.values().filter(leaves).map(|requested| requested.passed.clone()).collect()
     }
 
     /// Notes that a replacement has the devices: what happens to the leases is its concern.
@@ -307,6 +335,12 @@ impl RequestedShares {
             info!(name = requested.passed.name, "the command that shared it has ended");
             self.stop(&requested);
         }
+    }
+}
+
+impl PassedShare {
+    fn naming(&self) -> Naming<'_> {
+        Naming::of(&self.name, self.is_named)
     }
 }
 

@@ -47,6 +47,9 @@ use crate::importer::client::{Attribute, FailureReport, Target, name_of};
 /// This machine's own addresses, which may always connect to a plain listener.
 const OURSELVES: [&str; 2] = ["127.0.0.0/8", "::1"];
 
+/// What commands may pass to this release of the daemon, besides images (docs/control.md).
+const TAKES: [&str; 1] = ["frames"];
+
 /// The daemon, as its threads share it.
 pub struct Supervisor {
     path: PathBuf,
@@ -593,9 +596,7 @@ impl Supervisor {
             Going::Moving => Some(format!("{name} is on its way to another host")),
             Going::Along(_) | Going::Anew => None,
         });
-        let swapped = self.requested.moved().into_iter();
-        let swapped = swapped.map(|name| format!("{name} was shared by a command, and has moved to another medium"));
-        let torn: Vec<String> = torn.chain(swapped).chain(self.share.unmovable()).collect();
+        let torn: Vec<String> = torn.chain(self.requested.unmovable()).chain(self.share.unmovable()).collect();
         if !torn.is_empty() && !interrupt {
             let what = "the new process cannot continue with that: its users would get errors";
             let next = "detach it first, or 'farbus daemon restart --interrupt'";
@@ -763,6 +764,7 @@ impl Supervisor {
         match (ProcessStatus { pid: std::process::id(), role: "daemon", address, devices }.answer()) {
             Answer::Ok(mut value) => {
                 value["config"] = json!(self.config_path);
+                value["takes"] = json!(TAKES);
                 Answer::Ok(value)
             }
             refused => refused,

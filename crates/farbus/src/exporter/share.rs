@@ -16,6 +16,7 @@ use farbus_session::block::BlockExport;
 use farbus_session::native::Allowed;
 use farbus_session::registry::{BlockClass, Entry};
 use farbus_session::reserve::Reservation;
+use farbus_session::stream::Stage;
 
 use crate::broker::SystemAccess;
 pub use crate::common::host_address::DEFAULT_PORT;
@@ -346,7 +347,15 @@ impl Share {
             entry.block.is_some_and(|block| block.is_lost_with_process(is_used))
         };
         let lost = registry.entries().filter(is_lost);
-        lost.map(|entry| format!("what is in memory of {} ends with this process", entry.name)).collect()
+        let lost = lost.map(|entry| format!("what is in memory of {} ends with this process", entry.name));
+        let read = registry.entries().filter(|entry| entry.stream.is_some_and(Stage::is_busy));
+        lost.chain(read.map(|entry| format!("frames of {} are being read", entry.name))).collect()
+    }
+
+    /// Whether the frames of the stream of this name are being read.
+    pub(crate) fn is_being_read(&self, name: &str) -> bool {
+        let registry = self.shared.registry.lock();
+        registry.entries().any(|entry| entry.name == name && entry.stream.is_some_and(Stage::is_busy))
     }
 
     /// Ends all sessions and makes their devices durable. Returns whether all sessions ended in time.

@@ -1,15 +1,17 @@
 //! `farbus share` beside a daemon of the same user: the daemon shares, for as long as it was asked to.
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-use farbus::client;
+use farbus::client::{self, Client};
+use farbus::frames::{Frames, Wanted, open_stream};
 use farbus_io::store::FileStore;
 use farbus_io::sys::passing::send_on_stream;
+use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -242,6 +244,98 @@ fn swapped_disk_of_a_command_frees_its_old_file_and_does_not_survive_a_restart()
     wait_until(PATIENCE, "the new file is free", || !is_locked(&harness.path("new")));
 }
 
+/// A FIFO, and the words for frames of 4 bytes out of it.
+fn fifo(harness: &Harness) -> (PathBuf, String) {
+    let path = harness.path("fifo");
+    mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+    let words = format!("stream:{},frame=4", path.display());
+    (path, words)
+}
+
+fn write(path: &Path, bytes: &[u8]) {
+    File::options().write(true).open(path).unwrap().write_all(bytes).unwrap();
+}
+
+fn frames_of(daemon: &Share, name: &str) -> Frames {
+    open_stream(&Client::default(), &daemon.library_target(name), Wanted::All).unwrap()
+}
+
+fn next(frames: &mut Frames) -> Vec<u8> {
+    frames.next_frame().unwrap().unwrap().data.contiguous().to_vec()
+}
+
+#[test]
+fn daemon_reads_the_frames_that_a_command_opened_until_its_ctrl_c() {
+    let harness = Harness::new();
+    let (path, _) = fifo(&harness);
+    let (daemon, _) = daemon(&harness, KEYBOARD);
+    // A relative path is meant from where the command was typed, and nobody opens it a second time.
+    let mut command = harness.command(&["share", "stream:fifo,frame=4,name=cam"]);
+    command.current_dir(harness.path(""));
+    let mut command = Running::start(command);
+    assert_eq!(command.wait_for_line("listening on").split_whitespace().nth(2), Some(&daemon.address[..]));
+    fs::rename(&path, harness.path("elsewhere")).unwrap();
+    let path = harness.path("elsewhere");
+    assert_eq!(names(&daemon.address), ["k", "cam"]);
+    let mut frames = frames_of(&daemon, "cam");
+    write(&path, b"abcdefgh");
+    assert_eq!([next(&mut frames), next(&mut frames)], [b"abcd", b"efgh"]);
+    command.signal(Signal::INT);
+    assert_eq!(command.wait_for_end(PATIENCE), Some(0), "{}", command.log());
+    assert_eq!(names(&daemon.address), ["k"]);
+    assert!(frames.next_frame().is_err(), "its reader hears of the end");
+    wait_until(PATIENCE, "nobody reads the FIFO", || {
+        File::options().write(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(&path).is_err()
+    });
+}
+
+#[test]
+fn restarted_daemon_goes_on_with_frames_that_nobody_reads_and_says_which_are_read() {
+    let harness = Harness::new();
+    let (path, words) = fifo(&harness);
+    let (mut daemon, _) = daemon(&harness, KEYBOARD);
+    said(&harness.run(&["share", &words, "--keep"]), 0, "farbus unshare stream");
+    let mut frames = frames_of(&daemon, "stream");
+    // A frame and a half: its reader goes, and the rest of the second is still to come.
+    write(&path, b"abcdef");
+    assert_eq!(next(&mut frames), b"abcd");
+    let refused = harness.run(&["daemon", "restart"]);
+    said(&refused, 3, "frames of stream are being read");
+    said(&refused, 3, "stream was shared by a command, and would not be shared any more");
+    drop(frames);
+    wait_until(PATIENCE, "its reader is gone", || device(&harness, "stream")["state"] == "available");
+    said(&harness.run(&["daemon", "restart"]), 3, "frames of stream are being read");
+    write(&path, b"gh");
+    wait_until(PATIENCE, "no frame is begun", || harness.run(&["daemon", "restart"]).code == Some(0));
+    assert_eq!(daemon.process.wait_for_end(PATIENCE), Some(0));
+    wait_until(PATIENCE, "it shares", || names(&daemon.address) == ["stream", "k"]);
+    let next_daemon = Later::of(&status(&harness));
+    let mut frames = frames_of(&daemon, "stream");
+    write(&path, b"ijkl");
+    assert_eq!(next(&mut frames), b"ijkl", "the first frame begins where one begins");
+    said(&harness.run(&["unshare", "stream", "--force"]), 0, "not shared any more: stream");
+    next_daemon.end();
+}
+
+#[test]
+fn saved_frames_are_read_by_the_next_daemon_and_a_descriptor_of_the_command_is_not_saved() {
+    let harness = Harness::new();
+    let (path, words) = fifo(&harness);
+    let (daemon, config) = daemon(&harness, KEYBOARD);
+    said(&harness.run(&["share", &words, "--save"]), 0, "saved in ");
+    let entry = format!("\n[[share]]\nwhat = \"{words}\"\nname = \"stream\"\n");
+    let text = fs::read_to_string(&config).unwrap();
+    assert!(text.ends_with(&entry), "{text}");
+    let mut frames = frames_of(&daemon, "stream");
+    said(&harness.run(&["daemon", "reload"]), 0, "added [stream]");
+    write(&path, b"abcd");
+    assert_eq!(next(&mut frames), b"abcd", "its reader noticed nothing");
+    let refused = harness.run(&["share", "stream:/dev/stdin,frame=4", "--save"]);
+    said(&refused, 3, "/dev/stdin is open in this command alone");
+    assert_eq!(fs::read_to_string(&config).unwrap(), text);
+    assert_eq!(names(&daemon.address), ["k", "stream"]);
+}
+
 #[test]
 fn command_with_options_of_a_share_has_a_process_of_its_own() {
     let harness = Harness::new();
@@ -305,6 +399,9 @@ fn passed_descriptors_that_are_no_disk_or_cannot_be_written_are_refused() {
     refused(&share("zero", &[pipe.as_fd()]), "0 descriptors have to come along, not 1");
     refused(&share("disk:image", &[read_only.as_fd()]), "absolute");
     refused(&share("usb:1-1", &[]), "no real device");
+    refused(&share(&format!("stream:{path},frame=4"), &[read_only.as_fd()]), "without O_NONBLOCK");
+    refused(&share(&format!("stream:{path},frame=4"), &[]), "1 descriptors have to come along, not 0");
+    refused(&share("stream:image,frame=4", &[read_only.as_fd()]), "absolute");
     refused(&share("tape", &[]), "not a device");
     let locked = FileStore::open(&image, true).unwrap();
     let writes = File::options().read(true).write(true).open(&image).unwrap();

@@ -7,10 +7,12 @@ use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::OFlags;
+use rustix::fs::{FileType, OFlags};
 
 /// How soon a thread that waits for a frame notices that it is to stop.
 const GLANCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+
+const NO_SOURCE: &str = "frames come out of a FIFO, a device or a file";
 
 /// A source of frames.
 #[derive(Debug)]
@@ -26,12 +28,32 @@ pub struct FrameFile {
 pub fn open(path: &Path) -> io::Result<OwnedFd> {
     let kind = fs::metadata(path)?.file_type();
     if !(kind.is_fifo() || kind.is_char_device() || kind.is_file()) {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "frames come out of a FIFO, a device or a file"));
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, NO_SOURCE));
     }
     // As long as this process has the FIFO open for writing, it does not end when another writer does.
     let mut options = OpenOptions::new();
     options.read(true).write(kind.is_fifo()).custom_flags(OFlags::NONBLOCK.bits().cast_signed());
     Ok(options.open(path)?.into())
+}
+
+/// Checks a source of frames that another process opened as [`open`] does, and passed.
+///
+/// # Errors
+/// It is no source of frames, cannot be read, or would wait where [`FrameFile::read_frame`] must not.
+pub fn received(file: OwnedFd) -> io::Result<OwnedFd> {
+    let wrong = |what| Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+    let kind = FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode);
+    let flags = rustix::fs::fcntl_getfl(&file)?;
+    if !matches!(kind, FileType::Fifo | FileType::CharacterDevice | FileType::RegularFile) {
+        return wrong(NO_SOURCE);
+    }
+    if flags & OFlags::RWMODE == OFlags::WRONLY || flags.contains(OFlags::PATH) {
+        return wrong("it was not opened for reading");
+    }
+    if !flags.contains(OFlags::NONBLOCK) {
+        return wrong("it was opened without O_NONBLOCK");
+    }
+    Ok(file)
 }
 
 impl FrameFile {
@@ -73,7 +95,7 @@ impl FrameFile {
 mod tests {
     use std::io::Write;
 
-    use rustix::fs::{CWD, FileType, Mode, mknodat};
+    use rustix::fs::{CWD, Mode, mknodat};
 
     use super::*;
 
@@ -97,6 +119,12 @@ mod tests {
         assert!(frames.read_frame(&never).unwrap().is_some() && frames.read_frame(&never).unwrap().is_some());
         assert_eq!(frames.read_frame(&never).unwrap(), None);
         assert!(open(&folder).is_err());
+        // One that another process opened has to be opened in the same way.
+        let refused = |fd: OwnedFd| received(fd).unwrap_err().to_string();
+        assert!(received(open(&fifo).unwrap()).is_ok() && received(open(&file).unwrap()).is_ok());
+        assert!(refused(File::open(&file).unwrap().into()).contains("O_NONBLOCK"));
+        assert!(refused(File::create(folder.join("new")).unwrap().into()).contains("not opened for reading"));
+        assert!(refused(File::open(&folder).unwrap().into()).contains("FIFO"));
         fs::remove_dir_all(&folder).unwrap();
     }
 }

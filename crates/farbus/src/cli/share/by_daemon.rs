@@ -25,6 +25,7 @@ use crate::common::failure::Attribute;
 use crate::common::passed_files::Files;
 use crate::common::stop_signal::StopSignal;
 use crate::daemon::check_config;
+use crate::exporter::sources::what::What;
 use crate::hosts::questions::NOT_A_QUESTION;
 use crate::hosts::trust::Trust;
 use crate::importer::discovery::local_shares::place_of_daemon;
@@ -133,12 +134,25 @@ impl Daemon {
         }))
     }
 
+    /// Whether the daemon knows how to share such a device with what is passed to it. An earlier release knows images
+    /// only.
+    pub fn takes(&self, what: &What) -> bool {
+        let kind = match what {
+            What::Stream(_) if what.frames().is_some() => "frames",
+            _ => return true,
+        };
+        self.status["takes"].as_array().into_iter().flatten().any(|taken| taken == kind)
+    }
+
     /// Lets the daemon share these devices. Returns whether it did: a daemon of an earlier release cannot.
     ///
     /// # Errors
     /// [`Failure`]: nothing is shared then.
     pub fn share(&self, what: &[Called], until: Until, as_json: bool) -> Result<bool, Failure> {
         // Before anything is shared: this is what may fail.
+        if until == Until::Saved {
+            what.iter().try_for_each(check_lasting)?;
+        }
         let file = if until == Until::Saved { Some(open_config(&self.config)?) } else { None };
         // Caught before any program can know that the devices are shared.
         let signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::local)?;
@@ -197,6 +211,10 @@ impl Daemon {
         for (path, read_only) in what.images() {
             let opened = SystemAccess::Own.open_image(path, read_only).map(FileStore::into_descriptor);
             files.push(opened.map_err(|error| failed(self.not_opened(path, &error.to_string())))?);
+        }
+        if let Some(path) = what.frames() {
+            let opened = SystemAccess::Own.open_frames(path);
+            files.push(opened.map_err(|error| failed(Failure::local(format!("{}: {error}", path.display()))))?);
         }
         let keep = until != Until::Interrupted;
         let lease = if keep { None } else { Some(UnixStream::pair().map_err(|error| failed(Failure::local(error)))?) };
@@ -350,6 +368,23 @@ fn end_all(leases: &[Leased]) -> Result<(), Failure> {
 /// The name of a device in the configuration: a bridge's two ends have one name together.
 fn base_of(listed: &str, count: usize) -> &str {
     if count > 1 { listed.strip_suffix("-a").unwrap_or(listed) } else { listed }
+}
+
+/// Fails if the words mean something to this process alone, so that they must not be in a configuration.
+fn check_lasting(called: &Called) -> Result<(), Failure> {
+    const OWN: [&str; 3] = ["/dev/fd", "/dev/stdin", "/proc"];
+    let mut paths = called.what.images().map(|(path, _)| path).chain(called.what.frames());
+    match paths.find(|path| OWN.iter().any(|own| path.starts_with(own))) {
+        None => Ok(()),
+        Some(path) => Err(Failure::new(
+            Attribute::Refused,
+            format!(
+                "{} is open in this command alone: it means nothing in the daemon's configuration
+  share it with --keep",
+                path.display()
+            ),
+        )),
+    }
 }
 
 fn indented(entries: &str) -> String {

@@ -66,7 +66,7 @@ pub const PEER_MEMORY_MIB: u32 = (Budget::DEFAULT.peer_bytes >> 20) as u32;
         farbus share disk:a.img,name=music disk:b.img,name=photos\n  \
         farbus share --list                        USB devices; share one: usb:1-1.4\n  \
         farbus share disk:backup.img --keep        the daemon keeps it\n\n\
-        Where a daemon of yours runs, it shares the devices, until this command ends. With an option that says where to listen, whom to serve or how, and for usb:… and stream:PATH, this command shares them itself.\n\n\
+        Where a daemon of yours runs, it shares the devices, until this command ends. With an option that says where to listen, whom to serve or how, and for usb:…, this command shares them itself.\n\n\
         'farbus share --help' lists what WHAT may be.",
     after_long_help = "WHAT is one of:\n  \
         disk:PATH[,ro][,sector=BYTES]\n      \
@@ -123,7 +123,7 @@ pub const PEER_MEMORY_MIB: u32 = (Budget::DEFAULT.peer_bytes >> 20) as u32;
         farbus share zero --listen 0.0.0.0:3240 everybody: see the warning it prints\n  \
         farbus share zero --listen unix:/run/zero.sock --socket-mode 660\n  \
         farbus share disk:backup.img --save     the daemon shares it from now on\n\n\
-        Where a daemon of yours runs, it shares the devices, until this command ends. With an option that says where to listen, whom to serve or how, and for usb:… and stream:PATH, this command shares them itself.\n\n\
+        Where a daemon of yours runs, it shares the devices, until this command ends. With an option that says where to listen, whom to serve or how, and for usb:…, this command shares them itself.\n\n\
         On this machine, type 'farbus attach disk'. On another one, type 'farbus attach HOST/disk', or 'usbip attach -r HOST -b 1-1'."
 )]
 pub struct Args {
@@ -388,12 +388,13 @@ fn shared_by_daemon(args: &Args) -> Result<bool, Failure> {
         };
     };
     warn_of_partial_sectors(&args.what);
-    let is_shared = daemon.share(&args.what, until, args.json)?;
+    let is_shared =
+        args.what.iter().all(|called| daemon.takes(&called.what)) && daemon.share(&args.what, until, args.json)?;
     match is_shared || !has_to {
         true => Ok(is_shared),
         false => Err(Failure::new(
             Attribute::Refused,
-            "the daemon is of an earlier release, which shares nothing for others\n  farbus daemon restart",
+            "the daemon is of an earlier release, which does not share this for others\n  farbus daemon restart",
         )),
     }
 }

@@ -1,5 +1,6 @@
 //! Makes a device from its parsed description, and offers it.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use farbus_gadgets::audio::Audio;
@@ -18,6 +19,7 @@ use farbus_session::block::BlockExport;
 use farbus_session::native::control::Mode;
 use farbus_session::registry::{BlockClass, DEVICES_MAX, Renew};
 
+use super::stream::StreamSpec;
 use super::usb;
 use super::what::What;
 use crate::broker::SystemAccess;
@@ -52,10 +54,7 @@ pub fn offer(
         What::Serial { speed } => add(Box::new(Serial::device(speed))),
         What::Audio { speed } => add(Box::new(Audio::device(speed))),
         What::Can(ref settings) => add(Box::new(Can::device(settings))),
-        What::Stream(ref spec) => {
-            let (stage, device) = spec.open(system).map_err(Failure::local)?;
-            share.offer(naming, device, DeviceClass::Stream(stage), made(format!("{what:?}")))
-        }
+        What::Stream(ref spec) => return offer_stream(share, system, naming, spec, None),
         What::Disk { ref spec, sector_bytes, .. } => {
             let (export, known) =
                 spec.export_identified(system, &spec.view_with(sector_bytes)).map_err(Failure::local)?;
@@ -69,6 +68,21 @@ pub fn offer(
         }
     };
     one.map(|record| vec![record]).map_err(Failure::local)
+}
+
+/// Offers a stream. `passed` is its source, if another process opened it.
+pub fn offer_stream(
+    share: &Share,
+    system: &SystemAccess,
+    naming: Naming<'_>,
+    spec: &StreamSpec,
+    passed: Option<OwnedFd>,
+) -> Result<Vec<DeviceRecord>, Failure> {
+    let (stage, device) = spec.open(system, passed).map_err(Failure::local)?;
+    // As `What` is printed, of which it is a part.
+    let which = Which::Made(system.identify_made(&format!("Stream({spec:?})")));
+    let record = share.offer(naming, device, DeviceClass::Stream(stage), which).map_err(Failure::local)?;
+    Ok(vec![record])
 }
 
 /// Offers both ends of a bridge under unused names. Bridges of one host differ in their names, and so in their network

@@ -1,6 +1,7 @@
 //! Sources of frames for stream exports, each with a thread that shows its frames.
 
 use std::fmt;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -8,7 +9,7 @@ use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use farbus_gadgets::picture::{Picture, Placard};
-use farbus_io::store::FrameFile;
+use farbus_io::store::{FrameFile, frames};
 use farbus_model::Device;
 use farbus_model::limits::FRAME_BYTES_MAX;
 use farbus_session::native::stream::{Description, Format, Frame, PixelFormat};
@@ -49,13 +50,13 @@ impl StreamSpec {
         }
     }
 
-    /// Opens the source. Its frames go to all readers until the stage is closed. The returned USB device only describes
-    /// the stream.
+    /// Opens the source, or uses what another process opened and passed. Its frames go to all readers until the stage
+    /// is closed. The returned USB device only describes the stream.
     ///
     /// # Errors
     /// A sentence for a person.
-    pub fn open(&self, system: &SystemAccess) -> Result<(Stage, Box<dyn Device>), String> {
-        let frames = self.frames(system)?;
+    pub fn open(&self, system: &SystemAccess, passed: Option<OwnedFd>) -> Result<(Stage, Box<dyn Device>), String> {
+        let frames = self.frames(system, passed)?;
         let starter = Arc::new(Starter::default());
         let for_stage = Arc::clone(&starter);
         let stage = Stage::new(self.description, move || for_stage.wake());
@@ -65,11 +66,11 @@ impl StreamSpec {
         Ok((stage.clone(), Box::new(Placard::device(&title, stage.tally()))))
     }
 
-    fn frames(&self, system: &SystemAccess) -> Result<Frames, String> {
+    fn frames(&self, system: &SystemAccess, passed: Option<OwnedFd>) -> Result<Frames, String> {
         let frame_bytes = self.description.frame_bytes_max as usize;
         match (&self.source, self.description.format) {
-            (Source::Path(path), _) => system
-                .open_frames(path)
+            (Source::Path(path), _) => passed
+                .map_or_else(|| system.open_frames(path), frames::received)
                 .map(|file| FrameFile::new(file, frame_bytes))
                 .map(Frames::File)
                 .map_err(|error| format!("{}: {error}", path.display())),
@@ -211,7 +212,10 @@ impl Runner {
                 due = Instant::now();
                 continue;
             }
-            let Some(data) = self.make(sequence) else { break };
+            self.stage.set_within_frame(true);
+            let made = self.make(sequence);
+            self.stage.set_within_frame(false);
+            let Some(data) = made else { break };
             self.wait_until(due);
             let made = Instant::now();
             due = self.period.map_or(made, |period| (due + period).max(made));

@@ -153,10 +153,16 @@ impl What {
         spec.into_iter().flat_map(BlockSpec::images)
     }
 
-    /// Whether another process can share it with nothing but open files: it is no real device, reads no frames, and its
-    /// paths mean the same everywhere.
+    /// How many open files another process needs to share it: its images, or the source of its frames.
+    pub fn files_count(&self) -> usize {
+        self.images().count() + self.frames().iter().len()
+    }
+
+    /// Whether another process can share it with nothing but open files: it is no real device, and its paths mean the
+    /// same everywhere.
     pub fn is_passable(&self) -> bool {
-        self.usb().is_none() && self.frames().is_none() && self.images().all(|(path, _)| path.is_absolute())
+        let mut paths = self.images().map(|(path, _)| path).chain(self.frames());
+        self.usb().is_none() && paths.all(Path::is_absolute)
     }
 
     /// `words`, which describe this device and have no name, with an absolute path.
@@ -166,7 +172,7 @@ impl What {
     pub fn absolute(&self, words: &str) -> std::io::Result<String> {
         let medium = match self {
             What::Disk { spec, .. } => spec.medium_path(),
-            _ => None,
+            _ => self.frames(),
         };
         let (Some(path), Some((kind, rest))) = (medium, words.split_once(':')) else { return Ok(words.to_owned()) };
         let options = rest.find(',').map_or("", |at| &rest[at..]);
@@ -211,9 +217,12 @@ mod tests {
         assert_eq!(absolute("disk:a.img,ro,sector=4096"), format!("disk:{}/a.img,ro,sector=4096", here.display()));
         assert_eq!(absolute("block:/a.img,scratch=/b"), "block:/a.img,scratch=/b");
         assert_eq!(absolute("memory:1M,ro"), "memory:1M,ro");
+        assert_eq!(absolute("stream:cam,frame=4"), format!("stream:{}/cam,frame=4", here.display()));
+        assert_eq!(absolute("stream:pattern,rate=5"), "stream:pattern,rate=5");
         let is_passable = |words: &str| words.parse::<What>().unwrap().is_passable();
-        assert!(["disk:/a", "zero", "memory:1M", "stream:pattern", "bridge"].into_iter().all(is_passable));
-        assert!(!["disk:a", "usb:1-1", "stream:/dev/video0,frame=4096"].into_iter().any(is_passable));
+        let passable = ["disk:/a", "zero", "memory:1M", "stream:pattern", "bridge", "stream:/dev/v,frame=4096"];
+        assert!(passable.into_iter().all(is_passable));
+        assert!(!["disk:a", "usb:1-1", "stream:cam,frame=4096"].into_iter().any(is_passable));
     }
 
     #[test]

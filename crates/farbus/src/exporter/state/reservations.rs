@@ -107,7 +107,7 @@ impl DeviceReservations {
         let bus = self.bus_of(bus_id);
         let mut registry = self.registry.lock();
         let entry = registry.entries().find(|entry| entry.record.bus_id == bus_id)?;
-        let (is_block, is_stream) = (entry.block.is_some(), entry.is_stream);
+        let (is_block, is_stream) = (entry.block.is_some(), entry.stream.is_some());
         let is_without = match class {
             None => is_block || is_stream,
             Some(class) => (class == native::Class::BLOCK && is_block) || (class == native::Class::STREAM && is_stream),
