@@ -167,6 +167,14 @@ impl Broker {
         self.ask::<Value>(&Question::InheritUsb { bus, device }, Some(node)).map(|_| ())
     }
 
+    /// Passes the node of a device that the owner opened. [`Broker::open_usb`] returns it, whatever the policy says.
+    ///
+    /// # Errors
+    /// It is not the node of that device, or was not opened for reading and writing.
+    pub fn pass_usb(&self, bus: u32, device: u32, node: BorrowedFd<'_>) -> io::Result<()> {
+        self.ask::<Value>(&Question::PassUsb { bus, device }, Some(node)).map(|_| ())
+    }
+
     /// Tells the broker that a device was returned to its drivers, or is gone.
     pub fn given_back(&self, bus: u32, device: u32) {
         if let Err(error) = self.ask::<Value>(&Question::GivenBack { bus, device }, None) {

@@ -17,6 +17,7 @@
 //! | `explain` | tells a share on this machine what one of its devices is needed for |
 //! | `record` | writes the use of a device by a user without a key to the audit log |
 //! | `pass_image`, `forget_images` | checks, locks and identifies a disk that the owner opened and passed to the confined process; the next `open_image` of that path returns it |
+//! | `pass_usb` | checks that the node that the owner opened and passed is that of the device; the next `open_usb` of the device returns it |
 //! | `schedule` | gives a thread of the confined process processor time in each period, within a part of all processors |
 //! | `may_plug`, `plug`, `unplug` | gives this machine's kernel a socket that speaks USB/IP, or takes it away |
 //! | `drivers` | says which drivers of this machine took a device that it plugged in |

@@ -86,6 +86,11 @@ pub(super) enum Question {
         bus: u32,
         device: u32,
     },
+    /// Passes the node of a USB device that the owner opened. It may be opened with [`Question::OpenUsb`] then.
+    PassUsb {
+        bus: u32,
+        device: u32,
+    },
     GivenBack {
         bus: u32,
         device: u32,

@@ -265,6 +265,13 @@ impl Rights {
                 self.hold(has_room, || "nobody has so many devices".to_owned())?;
                 done(Value::Null)
             }
+            Question::PassUsb { bus, device } => {
+                let node = fd.ok_or_else(|| refused("no open file came along".into()))?;
+                check_node(&node, &usb_node(bus, device))?;
+                let has_room = opened(&self.taken).pass(bus, device, node);
+                self.hold(has_room, || "nobody has so many devices".to_owned())?;
+                done(Value::Null)
+            }
             Question::GivenBack { bus, device } => {
                 opened(&self.taken).give_back(bus, device);
                 done(Value::Null)
@@ -491,17 +498,25 @@ impl Rights {
 
     fn open_usb(&self, bus: u32, device: u32) -> Reply {
         let found = self.meant_usb(bus, device)?;
-        passed(opened(&self.taken).take(&found, || open_node(&usb_node(bus, device)))?)
+        let is_meant = opened(&self.broker_policy).devices().name_of(&found).is_some();
+        let open = || {
+            // Of a device that was passed, only the node that the owner opened may be used.
+            self.hold(is_meant, || format!("usb:{} is not to be opened again", found.bus_id))?;
+            open_node(&usb_node(bus, device))
+        };
+        passed(opened(&self.taken).take(&found, open)?)
     }
 
-    /// The USB device with this bus and number, if the policy allows it.
+    /// The USB device with this bus and number, if the policy allows it or the owner has passed it.
     fn meant_usb(&self, bus: u32, device: u32) -> io::Result<Found> {
         let devices = opened(&self.broker_policy).devices();
-        self.hold(!devices.is_empty(), || "no USB device is shared here".to_owned())?;
+        let is_passed = opened(&self.taken).is_passed(bus, device);
+        self.hold(is_passed || !devices.is_empty(), || "no USB device is shared here".to_owned())?;
         let all = Inventory::default().devices()?;
         let found = all.into_iter().find(|found| (found.bus, found.number) == (bus, device));
         let found = found.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "there is no such device"))?;
-        self.hold(devices.name_of(&found).is_some(), || format!("usb:{} is not to be shared", found.bus_id))?;
+        let is_meant = is_passed || devices.name_of(&found).is_some();
+        self.hold(is_meant, || format!("usb:{} is not to be shared", found.bus_id))?;
         Ok(found)
     }
 
@@ -577,6 +592,19 @@ fn open_node(path: &Path) -> io::Result<OwnedFd> {
         .map_err(|errno| io::Error::new(errno.kind(), format!("cannot open {}: {errno}", path.display())))
 }
 
+/// Checks that an open file is the node at `path`, and may be used as [`open_node`] opens it.
+fn check_node(node: &OwnedFd, path: &Path) -> io::Result<()> {
+    let (passed, there) = (rustix::fs::fstat(node)?, rustix::fs::lstat(path)?);
+    if (passed.st_dev, passed.st_ino, passed.st_rdev) != (there.st_dev, there.st_ino, there.st_rdev) {
+        return Err(io::Error::other(format!("what was passed is not {}", path.display())));
+    }
+    let flags = rustix::fs::fcntl_getfl(node)?;
+    if flags & OFlags::RWMODE != OFlags::RDWR || flags.contains(OFlags::PATH) {
+        return Err(io::Error::other(format!("{} was not opened for reading and writing", path.display())));
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use farbus_io::trust::Outcome;
@@ -624,6 +652,7 @@ mod tests {
             Question::IdentifyUsb { bus: 1, device: 2 },
             Question::NoteName { device: DeviceId::random(), name: "disk".into(), is_named: true },
             Question::OpenUsb { bus: 1, device: 2 },
+            Question::PassUsb { bus: 1, device: 2 },
             Question::Connect { host: "127.0.0.1:22".into(), time_max_ms: 1, hints: Hints::default() },
             Question::PeerOwner,
             Question::UserNumber { name: "root".into() },
@@ -686,6 +715,23 @@ mod tests {
         first.end();
         assert!(!path.exists());
         assert!(listen_at(&rights(vec![]), &places[0]).is_err() && !path.exists());
+    }
+
+    #[test]
+    fn passed_node_has_to_be_the_device_that_is_named_and_open_for_writing() {
+        let path = std::env::temp_dir().join(format!("farbus-node-{}", std::process::id()));
+        fs::write(&path, []).unwrap();
+        let open = |options: &mut fs::OpenOptions| OwnedFd::from(options.open(&path).unwrap());
+        let both = open(fs::File::options().read(true).write(true));
+        assert!(check_node(&both, &path).is_ok());
+        let why = |node: &OwnedFd| check_node(node, &path).unwrap_err().to_string();
+        assert!(why(&open(fs::File::options().read(true))).contains("not opened for reading and writing"));
+        assert!(why(&fs::File::open("/dev/null").unwrap().into()).contains("what was passed is not"));
+        // A link to it is not it: what it points to may change.
+        let link = path.with_extension("link");
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        assert!(check_node(&both, &link).is_err());
+        [path, link].iter().for_each(|path| fs::remove_file(path).unwrap());
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! USB devices that were taken from this machine's drivers. When a process dies, the kernel releases its devices but
 //! does not bind drivers to them again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -27,6 +27,8 @@ pub(super) struct Taken {
     devices: BTreeMap<Number, Held>,
     /// Open nodes of the process before this one, which may hold interfaces.
     inherited: BTreeMap<Number, OwnedFd>,
+    /// Devices whose nodes the owner opened and passed, until they are given back.
+    passed: BTreeSet<Number>,
 }
 
 /// The bus, and the device on it.
@@ -60,6 +62,20 @@ impl Taken {
         has_room
     }
 
+    /// Keeps the node of a device that the owner opened. Returns whether there was room for it.
+    pub(super) fn pass(&mut self, bus: u32, device: u32, node: OwnedFd) -> bool {
+        let has_room = self.inherit(bus, device, node);
+        if has_room {
+            self.passed.insert((bus, device));
+        }
+        has_room
+    }
+
+    /// Whether the owner has passed the node of this device.
+    pub(super) fn is_passed(&self, bus: u32, device: u32) -> bool {
+        self.passed.contains(&(bus, device))
+    }
+
     /// The open nodes, for another process.
     pub(super) fn open(&self) -> impl Iterator<Item = (Number, BorrowedFd<'_>)> {
         self.devices.iter().map(|(&number, held)| (number, held.node.as_fd()))
@@ -68,6 +84,9 @@ impl Taken {
     /// Forgets a device that was given back, is gone, or is now open in another process.
     pub(super) fn give_back(&mut self, bus: u32, device: u32) {
         self.devices.remove(&(bus, device));
+        if self.passed.remove(&(bus, device)) {
+            self.inherited.remove(&(bus, device));
+        }
     }
 
     /// Returns the remaining devices to the kernel's drivers.
@@ -135,6 +154,18 @@ mod tests {
         assert_eq!(taken.open().map(|(number, _)| number).collect::<Vec<_>>(), [(1, 2)]);
         taken.give_back(1, 2);
         assert_eq!(taken.open().count(), 0);
+    }
+
+    #[test]
+    fn passed_node_is_used_in_place_of_opening_until_it_is_given_back() {
+        let mut taken = Taken::default();
+        assert!(taken.pass(1, 2, null().unwrap()) && taken.is_passed(1, 2));
+        let never = || Err(io::Error::other("it may not be opened"));
+        taken.take(&found("1-1", 2), never).unwrap();
+        assert!(taken.is_passed(1, 2) && taken.take(&found("1-1", 2), never).is_err());
+        assert!(taken.pass(1, 2, null().unwrap()));
+        taken.give_back(1, 2);
+        assert!(!taken.is_passed(1, 2) && taken.take(&found("1-1", 2), never).is_err());
     }
 
     #[test]

@@ -30,6 +30,8 @@ use crate::common::runtime_folder::{self, RuntimeFolder};
 pub const PROTOCOL: u32 = 1;
 /// What a daemon says at its end of a lease when it ends the share of a command that still runs (docs/control.md).
 pub const HAS_ENDED: &[u8] = b"unshared\n";
+/// What a daemon says there when it ends the share because the device was unplugged.
+pub const IS_UNPLUGGED: &[u8] = b"unplugged\n";
 /// The longest question, bytes. The text to type on a keyboard needs the most.
 pub const QUESTION_BYTES_MAX: usize = 64 << 10;
 /// How long a client may take to send a question, and to receive the answer. Both are on this machine.

@@ -15,6 +15,8 @@ impl Supervisor {
         if self.is_handed_over() {
             return Answer::Unknown;
         }
+        // What has just been unplugged has its name no longer.
+        self.requested.forget_unplugged();
         if let Some(name) = name.as_ref().filter(|name| has.shares.contains_key(*name) || has.unshared.contains(*name))
         {
             let next = "choose another: name=NAME";
@@ -42,6 +44,7 @@ impl Supervisor {
         if self.is_handed_over() {
             return Answer::Unknown;
         }
+        self.requested.forget_unplugged();
         let status = self.share.status();
         let found = status.iter().find(|status| status.name == device || status.bus_id == device);
         let listed = found.map_or(device, |status| &status.name);

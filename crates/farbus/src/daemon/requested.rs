@@ -7,6 +7,10 @@
 //! | without one (`--keep`) | `farbus unshare`, or the end of the daemon |
 //! | and named in the configuration (`--save`) | the configuration does not name it any more |
 //!
+//! A real device is shared until it is unplugged at the latest: then its command is told, which passes it once more
+//! when it is plugged in again. The daemon does not open it itself: nothing but the open node shows that somebody may
+//! use it.
+//!
 //! A reload does not touch them. A replacement gets their files and leases.
 
 use std::collections::BTreeMap;
@@ -19,17 +23,20 @@ use std::thread;
 use std::time::Duration;
 
 use farbus_io::link::{Wake, wait_for_ends};
+use farbus_io::usb::Selector;
 use farbus_session::DeviceRecord;
 use tracing::{info, warn};
 
 use super::spec::Shared;
 use crate::broker::{Broker, SystemAccess};
-use crate::common::control::HAS_ENDED;
+use crate::common::control::{HAS_ENDED, IS_UNPLUGGED};
 use crate::devices::class_words::name_of;
 use crate::devices::identities::naming::{Naming, check_name};
+use crate::devices::selection::Wanted;
 use crate::exporter::share::Share;
 use crate::exporter::sources::making::{offer, offer_stream};
 use crate::exporter::sources::stream::StreamSpec;
+use crate::exporter::sources::usb::{self, PassedState};
 use crate::exporter::sources::what::What;
 
 /// The most devices at once. Each keeps up to three descriptors open, and one thread watches all leases.
@@ -40,6 +47,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// The devices that the owner asked for, in that order. Its lock is taken before those of the share.
 pub struct RequestedShares {
     share: Arc<Share>,
+    /// The real devices of this process.
+    real: Arc<Mutex<usb::Shared>>,
     broker: Arc<Broker>,
     system: SystemAccess,
     all: Mutex<All>,
@@ -64,17 +73,20 @@ struct Requested {
     listed: Vec<String>,
     /// Where its first medium is, as it was when it was offered.
     medium: Option<String>,
+    /// The number of a real device among those that were passed.
+    usb: Option<u64>,
 }
 
 /// A device that is passed to a replacement.
 pub struct PassedShare {
     /// The device, as it was asked for.
     pub words: String,
-    /// The name that it has; that of a bridge is without the `-a` of its first end.
+    /// The name that it has; that of a bridge is without the `-a` of its first end. Empty: a real device is named after
+    /// what it is.
     pub name: String,
     /// Whether its owner gave it that name.
     pub is_named: bool,
-    /// Its files: the images in the order of [`What::images`], or the source of its frames.
+    /// Its files: the images in the order of [`What::images`], the source of its frames, or the node of a real device.
     pub files: Vec<Arc<OwnedFd>>,
     /// The lease; `None` if the daemon keeps the device.
     pub lease: Option<Arc<OwnedFd>>,
@@ -85,9 +97,14 @@ impl RequestedShares {
     ///
     /// # Errors
     /// The system has no more descriptors or threads.
-    pub fn new(share: Arc<Share>, broker: Arc<Broker>, system: SystemAccess) -> io::Result<Arc<Self>> {
+    pub fn new(
+        share: Arc<Share>,
+        real: Arc<Mutex<usb::Shared>>,
+        broker: Arc<Broker>,
+        system: SystemAccess,
+    ) -> io::Result<Arc<Self>> {
         let (all, wake, is_handed_over) = (Mutex::default(), Arc::new(Wake::new()?), AtomicBool::new(false));
-        let requested = Arc::new(Self { share, broker, system, all, wake, is_handed_over });
+        let requested = Arc::new(Self { share, real, broker, system, all, wake, is_handed_over });
         let (weak, wake) = (Arc::downgrade(&requested), Arc::clone(&requested.wake));
         thread::Builder::new().name("leases".into()).spawn(move || watch(&weak, &wake))?;
         Ok(requested)
@@ -110,7 +127,8 @@ impl RequestedShares {
     ) -> Result<Vec<DeviceRecord>, String> {
         let what: What = words.parse()?;
         if !what.is_passable() {
-            return Err(format!("'{words}' is not to be passed: its paths have to be absolute, and it no real device"));
+            let rule = "its paths have to be absolute, and a real device is named by its bus id";
+            return Err(format!("'{words}' is not to be passed: {rule}"));
         }
         if let Some(name) = &name {
             check_name(name)?;
@@ -134,9 +152,10 @@ impl RequestedShares {
         let lease = if is_kept { None } else { files.pop().map(Arc::new) };
         let files = files.into_iter().map(Arc::new).collect();
         let is_named = name.is_some();
-        let name = name.unwrap_or_else(|| what.kind().to_owned());
+        let kind = if what.usb().is_some() { "" } else { what.kind() };
+        let name = name.unwrap_or_else(|| kind.to_owned());
         let passed = PassedShare { words: words.to_owned(), name, is_named, files, lease };
-        let mut requested = Requested { passed, what, listed: Vec::new(), medium: None };
+        let mut requested = Requested { passed, what, listed: Vec::new(), medium: None, usb: None };
         let records = self.offer(&mut requested)?;
         info!(names = ?requested.listed, is_kept, "shared for its owner");
         let mut all = self.all();
@@ -152,6 +171,11 @@ impl RequestedShares {
     fn offer(&self, requested: &mut Requested) -> Result<Vec<DeviceRecord>, String> {
         let records = match &requested.what {
             What::Stream(spec) => self.offer_stream(&requested.passed, spec),
+            What::Usb(Selector::BusId(bus_id)) => {
+                let (number, record) = self.offer_usb(&requested.passed, bus_id)?;
+                requested.usb = Some(number);
+                Ok(vec![record])
+            }
             what => self.offer_images(&requested.passed, what),
         }?;
         requested.listed = records.iter().map(|record| name_of(record).to_owned()).collect();
@@ -167,6 +191,18 @@ impl RequestedShares {
         let source =
             passed.files.first().map(|file| file.try_clone()).transpose().map_err(|error| error.to_string())?;
         offer_stream(&self.share, &self.system, passed.naming(), spec, source).map_err(|failure| failure.to_string())
+    }
+
+    /// Offers a real device, whose open node was passed.
+    fn offer_usb(&self, passed: &PassedShare, bus_id: &str) -> Result<(u64, DeviceRecord), String> {
+        let node = passed.files.first().ok_or("its node has to come along")?;
+        let naming = (!passed.name.is_empty()).then(|| passed.naming());
+        let offered = self.real().share_passed(&self.share, bus_id, naming, node.as_fd());
+        offered.map_err(|error| error.to_string())
+    }
+
+    fn real(&self) -> MutexGuard<'_, usb::Shared> {
+        self.real.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Offers any other device, by way of the broker, which checks and identifies its images.
@@ -206,7 +242,7 @@ impl RequestedShares {
         for requested in removed {
             self.stop(&requested);
             if let Some(lease) = &requested.passed.lease {
-                tell(lease);
+                tell(lease, HAS_ENDED);
             }
         }
     }
@@ -221,7 +257,35 @@ impl RequestedShares {
         taken
     }
 
+    /// Forgets the real devices that are not plugged in any more, and tells their commands.
+    pub fn forget_unplugged(&self) {
+        let is_gone = |usb| self.real().passed(&self.share, usb) == PassedState::Unplugged;
+        for requested in self.take(|_, requested| requested.usb.is_some_and(is_gone)) {
+            info!(name = requested.passed.name, "unplugged, so not shared any more");
+            if let Some(lease) = &requested.passed.lease {
+                tell(lease, IS_UNPLUGGED);
+            }
+        }
+    }
+
+    /// Leaves to the configuration the real devices that it now selects under their names.
+    pub fn adopt_usb(&self, wanted: &Wanted) {
+        let is_selected = |requested: &Requested| {
+            let name = requested.listed.first().map(String::as_str).unwrap_or_default();
+            requested.usb.is_some_and(|usb| self.real().adopt_passed(&self.share, usb, wanted, name))
+        };
+        for adopted in self.take(|_, requested| is_selected(requested)) {
+            if let Some(lease) = &adopted.passed.lease {
+                tell(lease, HAS_ENDED);
+            }
+        }
+    }
+
     fn stop(&self, requested: &Requested) {
+        if let Some(usb) = requested.usb {
+            self.real().remove_passed(&self.share, usb);
+            return;
+        }
         for name in &requested.listed {
             match self.share.remove(name) {
                 Ok(()) => info!(name, "not shared any more"),
@@ -239,7 +303,7 @@ impl RequestedShares {
         };
         let adopted = self.take(|_, requested| is_it(requested)).pop()?;
         if let Some(lease) = &adopted.passed.lease {
-            tell(lease);
+            tell(lease, HAS_ENDED);
         }
         Some(adopted.listed)
     }
@@ -249,6 +313,9 @@ impl RequestedShares {
     fn obstacle(&self, requested: &Requested) -> Option<&'static str> {
         if self.medium_of(requested) != requested.medium {
             return Some("has moved to another medium");
+        }
+        if requested.usb.is_some_and(|usb| self.real().passed(&self.share, usb) == PassedState::Swapped) {
+            return Some("another device has taken its place");
         }
         let is_read =
             requested.what.frames().is_some() && requested.listed.iter().any(|it| self.share.is_being_read(it));
@@ -295,7 +362,7 @@ impl RequestedShares {
                 Ok(what) => {
                     all.last += 1;
                     let number = all.last;
-                    let requested = Requested { passed, what, listed: Vec::new(), medium: None };
+                    let requested = Requested { passed, what, listed: Vec::new(), medium: None, usb: None };
                     all.shares.insert(number, requested);
                 }
                 Err(error) => warn!(name = passed.name, error, "not shared any more"),
@@ -313,7 +380,13 @@ impl RequestedShares {
                     let number = all.last;
                     all.shares.insert(number, requested);
                 }
-                Err(error) => warn!(name = requested.passed.name, error, "not shared any more"),
+                Err(error) => {
+                    warn!(name = requested.passed.name, error, "not shared any more");
+                    // Most likely it was unplugged meanwhile.
+                    if let Some(lease) = requested.passed.lease.as_ref().filter(|_| requested.what.usb().is_some()) {
+                        tell(lease, IS_UNPLUGGED);
+                    }
+                }
             }
         }
         self.wake.wake();
@@ -384,11 +457,11 @@ fn watch(requested: &Weak<RequestedShares>, wake: &Wake) {
     }
 }
 
-/// Tells the command at the other end of a lease that somebody else ended its share.
-fn tell(lease: &OwnedFd) {
+/// Tells the command at the other end of a lease why its share ends.
+fn tell(lease: &OwnedFd, why: &[u8]) {
     let told = lease.try_clone().map(UnixStream::from).and_then(|mut stream| {
         stream.set_nonblocking(true)?;
-        stream.write_all(HAS_ENDED)
+        stream.write_all(why)
     });
     if let Err(error) = told {
         info!(%error, "the command that shared it is not told");

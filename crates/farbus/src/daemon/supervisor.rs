@@ -48,7 +48,7 @@ use crate::importer::client::{Attribute, FailureReport, Target, name_of};
 const OURSELVES: [&str; 2] = ["127.0.0.0/8", "::1"];
 
 /// What commands may pass to this release of the daemon, besides images (docs/control.md).
-const TAKES: [&str; 1] = ["frames"];
+const TAKES: [&str; 2] = ["frames", "usb"];
 
 /// The daemon, as its threads share it.
 pub struct Supervisor {
@@ -173,7 +173,8 @@ impl Supervisor {
         let real = Follower::start(Arc::clone(&share), real, hotplug)?;
         // An own line to the broker, so that a connecting program does not wait for slow questions.
         share.ask_through(SystemAccess::Through(Arc::new(broker.line()?)));
-        let requested = RequestedShares::new(Arc::clone(&share), Arc::new(broker.line()?), system.clone())?;
+        let requested =
+            RequestedShares::new(Arc::clone(&share), real.handle(), Arc::new(broker.line()?), system.clone())?;
         let joining = Arc::new(Joining::new(trust.clone(), system.clone()));
         let neighbourhood: Arc<dyn Neighbourhood> = Arc::<Joining>::clone(&joining);
         share.answer_neighbours(neighbourhood);
@@ -276,6 +277,7 @@ impl Supervisor {
         has.config = config;
         self.offer_all(&mut has, &mut changes);
         if let Some(real) = &has.real {
+            self.requested.adopt_usb(&has.config.wanted());
             real.want(has.config.wanted());
         }
         self.attach_all(&mut has, &mut changes);
@@ -470,6 +472,7 @@ impl Supervisor {
     /// Retries shares that failed, and the announcement.
     pub fn try_again(&self) {
         self.requested.release_moved();
+        self.requested.forget_unplugged();
         let mut has = self.has();
         for (name, offered) in has.shares.iter_mut().filter(|(_, offered)| offered.result.is_err()) {
             offered.result = self.offer(&offered.shared);

@@ -67,6 +67,7 @@ mod runtime_folder;
 mod seen;
 mod sessions;
 mod share_by_daemon;
+mod share_usb_by_daemon;
 mod siege;
 mod sleep;
 mod socket_access;

@@ -348,7 +348,7 @@ fn command_with_options_of_a_share_has_a_process_of_its_own() {
     {
         assert_eq!(harness.run(&[&["share"], arguments].concat()).code, Some(2), "{arguments:?}");
     }
-    said(&harness.run(&["share", "usb:1-1", "--keep"]), 3, "daemon's configuration");
+    said(&harness.run(&["share", "usb:9-9", "--keep"]), 4, "no USB device is usb:9-9");
 }
 
 #[test]
@@ -398,7 +398,8 @@ fn passed_descriptors_that_are_no_disk_or_cannot_be_written_are_refused() {
     refused(&share(&format!("disk:{path}"), &[]), "1 descriptors have to come along, not 0");
     refused(&share("zero", &[pipe.as_fd()]), "0 descriptors have to come along, not 1");
     refused(&share("disk:image", &[read_only.as_fd()]), "absolute");
-    refused(&share("usb:1-1", &[]), "no real device");
+    refused(&share("usb:046d:c52b", &[]), "a real device is named by its bus id");
+    refused(&share("usb:9-9", &[read_only.as_fd()]), "no USB device is usb:9-9");
     refused(&share(&format!("stream:{path},frame=4"), &[read_only.as_fd()]), "without O_NONBLOCK");
     refused(&share(&format!("stream:{path},frame=4"), &[]), "1 descriptors have to come along, not 0");
     refused(&share("stream:image,frame=4", &[read_only.as_fd()]), "absolute");

@@ -1,5 +1,6 @@
 //! `farbus share` beside a daemon of the same user, which shares the devices then; `farbus unshare`.
 
+use std::collections::BTreeSet;
 use std::fs::OpenOptions;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -7,9 +8,10 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::thread;
 
-use farbus_io::link::wait_for_ends;
+use farbus_io::link::{self, Interest};
 use farbus_io::store::FileStore;
 use farbus_io::trust::{DeviceId, host_name};
+use farbus_io::usb::Found;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -17,14 +19,16 @@ use signal_hook::iterator::Signals;
 
 use super::super::Failure;
 use super::super::output::{print_json, say};
+use super::replugged::Replugged;
 use super::words::{Called, Reach, quoted_all, say_device, say_what_to_type};
 use crate::broker::SystemAccess;
 use crate::common::asking::{hear_owner, heard};
-use crate::common::control::{Answer, HAS_ENDED, Question, ask_one, own_daemon};
+use crate::common::control::{Answer, HAS_ENDED, IS_UNPLUGGED, Question, ask_one, own_daemon};
 use crate::common::failure::Attribute;
 use crate::common::passed_files::Files;
 use crate::common::stop_signal::StopSignal;
 use crate::daemon::check_config;
+use crate::exporter::sources::usb::{self, UsbError};
 use crate::exporter::sources::what::What;
 use crate::hosts::questions::NOT_A_QUESTION;
 use crate::hosts::trust::Trust;
@@ -111,7 +115,15 @@ struct Listening {
 /// A device that the daemon shares for this command.
 struct Leased {
     name: String,
+    /// What was typed.
+    text: String,
     lease: UnixStream,
+}
+
+/// What is passed to a daemon: the words of the device, and its open files.
+struct Opened {
+    words: String,
+    files: Vec<OwnedFd>,
 }
 
 /// Why the daemon does not share.
@@ -139,6 +151,7 @@ impl Daemon {
     pub fn takes(&self, what: &What) -> bool {
         let kind = match what {
             What::Stream(_) if what.frames().is_some() => "frames",
+            What::Usb(_) => "usb",
             _ => return true,
         };
         self.status["takes"].as_array().into_iter().flatten().any(|taken| taken == kind)
@@ -157,24 +170,26 @@ impl Daemon {
         // Caught before any program can know that the devices are shared.
         let signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::local)?;
         let (mut devices, mut listening, mut leases) = (Vec::new(), Vec::new(), Vec::new());
+        let mut places = BTreeSet::new();
         for called in what {
-            match self.share_one(called, until) {
-                Ok((shared, lease)) => {
-                    leases.extend(
-                        lease
-                            .zip(shared.devices.first())
-                            .map(|(lease, device)| Leased { name: device.name.clone(), lease }),
-                    );
-                    devices.push(shared.devices);
+            devices.push(Vec::new());
+            let shared = self.open(called, until, &mut places).map_err(Refusal::Failure).and_then(|all| {
+                all.into_iter().try_for_each(|opened| {
+                    let (shared, lease) = self.share_one(called, opened, until)?;
+                    leases.extend(lease);
+                    if let Some(of_it) = devices.last_mut() {
+                        Vec::extend(of_it, shared.devices);
+                    }
                     listening = shared.listening;
-                }
-                Err(refusal) => {
-                    self.withdraw(&devices);
-                    return match refusal {
-                        Refusal::TooOld => Ok(false),
-                        Refusal::Failure(failure) => Err(failure),
-                    };
-                }
+                    Ok(())
+                })
+            });
+            if let Err(refusal) = shared {
+                self.withdraw(&devices);
+                return match refusal {
+                    Refusal::TooOld => Ok(false),
+                    Refusal::Failure(failure) => Err(failure),
+                };
             }
         }
         if let Some(file) = file
@@ -197,25 +212,48 @@ impl Daemon {
             self.tell(what, &all, &listening, until)?;
         }
         if until == Until::Interrupted {
-            self.wait(leases, signals)?;
+            wait(leases, Replugged::new(what, places), signals)?;
         }
         Ok(true)
     }
 
-    fn share_one(&self, called: &Called, until: Until) -> Result<(Shared, Option<UnixStream>), Refusal> {
-        let failed = |failure| Refusal::Failure(failure);
-        let what = &called.what;
-        let words = what.absolute(&called.words).map_err(|error| failed(Failure::local(error)))?;
-        let what = words.parse().unwrap_or_else(|_| what.clone());
+    /// Opens what was typed with the rights of this process; several devices may match a selector of real ones. Adds
+    /// the places of those.
+    fn open(
+        &self,
+        called: &Called,
+        until: Until,
+        places: &mut BTreeSet<(String, u32)>,
+    ) -> Result<Vec<Opened>, Failure> {
+        if let What::Usb(selector) = &called.what {
+            let failed = |error: UsbError| Failure::new(error.attribute(), error);
+            let found = usb::find(selector, called.name.as_deref()).map_err(failed)?;
+            if until == Until::Saved && found.len() > 1 {
+                let next = "save each by its bus id: see 'farbus share --list'";
+                let message = format!("{} USB devices are {selector}, and an entry names one\n  {next}", found.len());
+                return Err(Failure::new(Attribute::Refused, message));
+            }
+            places.extend(found.iter().map(Replugged::place_of));
+            return found.iter().map(|found| open_usb(found).map_err(failed)).collect();
+        }
+        let words = called.what.absolute(&called.words).map_err(Failure::local)?;
+        let what = words.parse().unwrap_or_else(|_| called.what.clone());
         let mut files: Vec<OwnedFd> = Vec::new();
         for (path, read_only) in what.images() {
             let opened = SystemAccess::Own.open_image(path, read_only).map(FileStore::into_descriptor);
-            files.push(opened.map_err(|error| failed(self.not_opened(path, &error.to_string())))?);
+            files.push(opened.map_err(|error| self.not_opened(path, &error.to_string()))?);
         }
         if let Some(path) = what.frames() {
             let opened = SystemAccess::Own.open_frames(path);
-            files.push(opened.map_err(|error| failed(Failure::local(format!("{}: {error}", path.display()))))?);
+            files.push(opened.map_err(|error| Failure::local(format!("{}: {error}", path.display())))?);
         }
+        Ok(vec![Opened { words, files }])
+    }
+
+    /// Lets the daemon share what was opened. Returns the lease, too, unless the daemon is to keep it.
+    fn share_one(&self, called: &Called, opened: Opened, until: Until) -> Result<(Shared, Option<Leased>), Refusal> {
+        let failed = |failure| Refusal::Failure(failure);
+        let Opened { words, files } = opened;
         let keep = until != Until::Interrupted;
         let lease = if keep { None } else { Some(UnixStream::pair().map_err(|error| failed(Failure::local(error)))?) };
         let (ours, theirs) = lease.unzip();
@@ -224,8 +262,10 @@ impl Daemon {
         let answer = ask_one(self.pid, &question, &fds);
         match answer.map_err(|error| failed(Failure::local(format!("the daemon does not answer: {error}"))))? {
             Answer::Ok(value) => {
-                let shared = serde_json::from_value(value).map_err(|error| failed(Failure::local(error)))?;
-                Ok((shared, ours))
+                let shared: Shared = serde_json::from_value(value).map_err(|error| failed(Failure::local(error)))?;
+                let name = shared.devices.first().map(|device| device.name.clone()).unwrap_or_default();
+                let leased = ours.map(|lease| Leased { name, text: called.text.clone(), lease });
+                Ok((shared, leased))
             }
             Answer::Refused(why) if why.starts_with(NOT_A_QUESTION) => Err(Refusal::TooOld),
             Answer::Refused(why) => Err(failed(Failure::new(Attribute::Refused, why))),
@@ -255,8 +295,8 @@ impl Daemon {
 
     /// Ends shares that are not to stay.
     fn withdraw(&self, devices: &[Vec<SharedDevice>]) {
-        for device in devices.iter().filter_map(|devices| devices.first()) {
-            // If it does not answer, it has ended, and with it its shares.
+        for device in devices.iter().flatten() {
+            // If it does not answer, it has ended, and with it its shares; of a bridge, both ends end with the first.
             let _ = ask_one(self.pid, &Question::Unshare { device: device.name.clone(), force: true }, &[]);
         }
     }
@@ -285,10 +325,19 @@ impl Daemon {
             _ => first.name.clone(),
         };
         say_what_to_type(&here, &first.name, &quoted_all(what), &host_name(), &reach);
+        let has_usb = what.iter().any(|called| called.what.usb().is_some());
         match until {
             Until::Interrupted => {}
             Until::Unshared => say(format!("the daemon keeps it until: farbus unshare {}", first.name)),
             Until::Saved => say(format!("saved in {}", self.config.display())),
+        }
+        // With --save the configuration shares it again, but the daemon has to read it first.
+        match until {
+            Until::Unshared if has_usb => {
+                say("  or until it is unplugged; --save shares it each time it is plugged in")
+            }
+            Until::Saved if has_usb => say("  shared each time it is plugged in, after: farbus daemon reload"),
+            _ => {}
         }
         Ok(())
     }
@@ -319,35 +368,66 @@ impl Daemon {
         let written = file.write_all(entries.as_bytes()).and_then(|()| file.sync_all());
         written.map_err(|error| not_written(&self.config, &error))
     }
+}
 
-    /// Waits until a signal comes, or nothing is shared any more.
-    fn wait(&self, mut leases: Vec<Leased>, mut signals: Signals) -> Result<(), Failure> {
-        let stop = StopSignal::new().map_err(Failure::local)?;
-        let for_thread = stop.clone();
-        let hear = move || {
-            signals.forever().next();
-            for_thread.end();
-        };
-        thread::Builder::new().name("signals".into()).spawn(hear).map_err(Failure::local)?;
-        while !leases.is_empty() {
-            let fds: Vec<_> = leases.iter().map(|leased| leased.lease.as_fd()).collect();
-            let ended = wait_for_ends(stop.wake(), &fds).map_err(Failure::local)?;
-            if stop.hears() {
-                return end_all(&leases);
-            }
-            let mut ended = ended.into_iter();
-            for Leased { name, mut lease } in leases.extract_if(.., |_| ended.next() == Some(true)) {
-                let mut last = Vec::new();
-                let heard = lease.set_nonblocking(true).and_then(|()| lease.read_to_end(&mut last));
-                if heard.is_err() || last != HAS_ENDED {
+fn open_usb(found: &Found) -> Result<Opened, UsbError> {
+    Ok(Opened { words: format!("usb:{}", found.bus_id), files: vec![usb::open_node(found)?] })
+}
+
+/// Waits until a signal comes, or nothing is shared any more. Devices that are plugged in meanwhile are shared, too.
+fn wait(mut leases: Vec<Leased>, mut replugged: Replugged, mut signals: Signals) -> Result<(), Failure> {
+    let stop = StopSignal::new().map_err(Failure::local)?;
+    let for_thread = stop.clone();
+    let hear = move || {
+        signals.forever().next();
+        for_thread.end();
+    };
+    thread::Builder::new().name("signals".into()).spawn(hear).map_err(Failure::local)?;
+    loop {
+        replugged.look(|called, found| share_replugged(called, found, &mut leases)).map_err(Failure::local)?;
+        if leases.is_empty() && replugged.is_empty() {
+            return Ok(());
+        }
+        let mut interests = vec![Interest::new(stop.wake().as_fd(), false)];
+        interests.extend(leases.iter().map(|leased| Interest::end(leased.lease.as_fd())));
+        interests.extend(replugged.events().map(|events| Interest::new(events, false)));
+        link::wait(&mut interests, replugged.pause()).map_err(Failure::local)?;
+        if stop.hears() {
+            return end_all(&leases);
+        }
+        let ended: Vec<bool> = interests[1..].iter().map(|interest| interest.readable).collect();
+        drop(interests);
+        let mut ended = ended.into_iter();
+        for Leased { name, text, mut lease } in leases.extract_if(.., |_| ended.next() == Some(true)) {
+            let mut last = Vec::new();
+            let heard = lease.set_nonblocking(true).and_then(|()| lease.read_to_end(&mut last));
+            match heard.map(|_| last.as_slice()) {
+                Ok(IS_UNPLUGGED) => say(format!("{name}: unplugged; it is shared again when it is plugged in again")),
+                Ok(HAS_ENDED) => {
+                    replugged.leave(&text);
+                    say(format!("{name}: somebody else ended this share"));
+                }
+                _ => {
                     let message = format!("the daemon has ended, and '{name}' is not shared any more");
                     return Err(Failure::new(Attribute::Gone, message));
                 }
-                say(format!("{name}: somebody else ended this share"));
             }
         }
-        Ok(())
     }
+}
+
+/// Lets the daemon share a device that was plugged in later. It may be another process by now.
+fn share_replugged(called: &Called, found: &Found, leases: &mut Vec<Leased>) -> Result<(), Failure> {
+    let opened = open_usb(found).map_err(Failure::local)?;
+    let daemon = Daemon::find()?.ok_or_else(|| Failure::new(Attribute::Gone, "the daemon does not run"))?;
+    let (shared, leased) = match daemon.share_one(called, opened, Until::Interrupted) {
+        Ok(shared) => shared,
+        Err(Refusal::Failure(failure)) => return Err(failure),
+        Err(Refusal::TooOld) => return Err(Failure::new(Attribute::Refused, "the daemon is of an earlier release")),
+    };
+    leases.extend(leased);
+    shared.devices.iter().for_each(|device| say_device(&device.name, &device.bus_id, &device.ids, &device.speed));
+    Ok(())
 }
 
 /// Ends the shares, and waits until their devices are durable. Another process may have taken the daemon's place.

@@ -1,6 +1,7 @@
 //! `farbus share`.
 
 pub mod by_daemon;
+mod replugged;
 pub mod words;
 
 use std::io::ErrorKind;
@@ -66,7 +67,7 @@ pub const PEER_MEMORY_MIB: u32 = (Budget::DEFAULT.peer_bytes >> 20) as u32;
         farbus share disk:a.img,name=music disk:b.img,name=photos\n  \
         farbus share --list                        USB devices; share one: usb:1-1.4\n  \
         farbus share disk:backup.img --keep        the daemon keeps it\n\n\
-        Where a daemon of yours runs, it shares the devices, until this command ends. With an option that says where to listen, whom to serve or how, and for usb:…, this command shares them itself.\n\n\
+        Where a daemon of yours runs, it shares the devices, until this command ends. With an option that says where to listen, whom to serve or how, this command shares them itself.\n\n\
         'farbus share --help' lists what WHAT may be.",
     after_long_help = "WHAT is one of:\n  \
         disk:PATH[,ro][,sector=BYTES]\n      \
@@ -123,7 +124,7 @@ pub const PEER_MEMORY_MIB: u32 = (Budget::DEFAULT.peer_bytes >> 20) as u32;
         farbus share zero --listen 0.0.0.0:3240 everybody: see the warning it prints\n  \
         farbus share zero --listen unix:/run/zero.sock --socket-mode 660\n  \
         farbus share disk:backup.img --save     the daemon shares it from now on\n\n\
-        Where a daemon of yours runs, it shares the devices, until this command ends. With an option that says where to listen, whom to serve or how, and for usb:…, this command shares them itself.\n\n\
+        Where a daemon of yours runs, it shares the devices, until this command ends. With an option that says where to listen, whom to serve or how, this command shares them itself.\n\n\
         On this machine, type 'farbus attach disk'. On another one, type 'farbus attach HOST/disk', or 'usbip attach -r HOST -b 1-1'."
 )]
 pub struct Args {
@@ -140,7 +141,9 @@ pub struct Args {
     json: bool,
     /// Let the running daemon keep it, and end.
     ///
-    /// It is shared until 'farbus unshare', or until the daemon ends; 'farbus daemon restart' keeps it.
+    /// It is shared until 'farbus unshare', or until the daemon ends; 'farbus daemon restart' keeps it. A USB
+    /// device of this machine is shared until it is unplugged: with --save, or without either, also when it is plugged
+    /// in again.
     #[arg(long, group = "answered", conflicts_with = "own")]
     keep: bool,
     /// Like --keep, and add it to the daemon's configuration.
@@ -361,20 +364,6 @@ fn shared_by_daemon(args: &Args) -> Result<bool, Failure> {
         (false, false) => Until::Interrupted,
     };
     let has_to = until != Until::Interrupted;
-    let own = args.what.iter().find(|called| {
-        let words = called.what.absolute(&called.words).unwrap_or_default();
-        !words.parse::<What>().is_ok_and(|what| what.is_passable())
-    });
-    match own {
-        Some(called) if has_to => {
-            let message =
-                format!("{} cannot be passed to a daemon\n  name it in the daemon's configuration", called.text);
-            return Err(Failure::new(Attribute::Refused, message));
-        }
-        // A process of its own for all of them: half of it is what nobody expects.
-        Some(_) => return Ok(false),
-        None => {}
-    }
     if args.is_own_process() {
         return Ok(false);
     }

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::fs::OpenOptions;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
@@ -52,6 +53,13 @@ pub enum UsbError {
         /// Why it could not be opened.
         error: OpenError,
     },
+    /// This process shares the device already.
+    Shared {
+        /// The device's bus id.
+        bus_id: String,
+        /// The name under which it is shared.
+        name: String,
+    },
     /// The device could not be offered.
     Share(ShareError),
     /// sysfs could not be read.
@@ -73,6 +81,9 @@ impl fmt::Display for UsbError {
             }
             UsbError::Obstacle { bus_id, obstacle } => write!(f, "usb:{bus_id}: {obstacle}"),
             UsbError::Open { bus_id, error } => write!(f, "usb:{bus_id}: {error}"),
+            UsbError::Shared { bus_id, name } => {
+                write!(f, "usb:{bus_id} is shared by the daemon already, as '{name}'")
+            }
             UsbError::Share(error) => error.fmt(f),
             UsbError::System(error) => write!(f, "cannot read what USB devices there are: {error}"),
         }
@@ -90,6 +101,7 @@ impl UsbError {
             UsbError::Obstacle { obstacle: Obstacle::NoPermission { .. }, .. }
             | UsbError::Open { error: OpenError::NotAllowed { .. }, .. } => Attribute::Local,
             UsbError::Several { .. }
+            | UsbError::Shared { .. }
             | UsbError::Obstacle { .. }
             | UsbError::Open { error: OpenError::Busy { .. }, .. } => Attribute::Refused,
             UsbError::Open { .. } | UsbError::Share(_) | UsbError::System(_) => Attribute::Local,
@@ -111,6 +123,46 @@ pub fn check_present<'a>(selectors: impl IntoIterator<Item = &'a Selector>) -> R
     missing.map_or(Ok(()), |selector| Err(UsbError::NoneFound(selector.clone())))
 }
 
+/// The devices that are plugged in and that `selector` matches.
+///
+/// # Errors
+/// There is none, or there are several but one name was given.
+pub fn find(selector: &Selector, name: Option<&str>) -> Result<Vec<Found>, UsbError> {
+    let all = Inventory::default().devices().map_err(UsbError::System)?;
+    one_or_all(all.into_iter().filter(|found| selector.matches(found)).collect(), selector, name)
+}
+
+fn one_or_all(meant: Vec<Found>, selector: &Selector, name: Option<&str>) -> Result<Vec<Found>, UsbError> {
+    if meant.is_empty() {
+        return Err(UsbError::NoneFound(selector.clone()));
+    }
+    if let Some(name) = name.filter(|_| meant.len() > 1) {
+        let name = name.to_owned();
+        return Err(UsbError::Several { selector: selector.clone(), count: meant.len(), name });
+    }
+    Ok(meant)
+}
+
+/// Opens the node of a device with the rights of this process, to pass it to a daemon.
+///
+/// # Errors
+/// [`UsbError`].
+pub fn open_node(found: &Found) -> Result<OwnedFd, UsbError> {
+    let opened = OpenOptions::new().read(true).write(true).open(&found.node);
+    opened.map(OwnedFd::from).map_err(|error| not_opened(found, error))
+}
+
+fn not_opened(found: &Found, error: io::Error) -> UsbError {
+    let bus_id = found.bus_id.clone();
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => {
+            UsbError::Obstacle { bus_id, obstacle: Obstacle::NoPermission { node: found.node.clone() } }
+        }
+        io::ErrorKind::NotFound => UsbError::Open { bus_id, error: OpenError::Gone },
+        _ => UsbError::Open { bus_id, error: OpenError::Os { doing: "opening it", error } },
+    }
+}
+
 /// The selectors of devices to share, and the devices that are shared.
 #[derive(Debug)]
 pub struct Shared {
@@ -122,6 +174,8 @@ pub struct Shared {
     inherited: Vec<(u32, u32)>,
     /// Devices that a twin replaced. They stay with this machine until they are plugged in again.
     left: Vec<Place>,
+    /// The number of the device that was passed last.
+    last_passed: u64,
     /// Opens the devices, and gives them back if this process is killed.
     broker: Arc<Broker>,
 }
@@ -138,6 +192,19 @@ struct Tracked {
     export: String,
     /// Whether it is a twin that replaced another device: it is shared although no selector matches it.
     is_twin: bool,
+    /// Its number, if a command passed its node: it is shared although no selector matches it.
+    passed: Option<u64>,
+}
+
+/// What became of a device that a command passed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PassedState {
+    /// It is shared.
+    Shared,
+    /// It was replaced by its twin (`farbus swap`), which is shared.
+    Swapped,
+    /// It is not plugged in any more, and not shared.
+    Unplugged,
 }
 
 /// Why a wanted device is not shared.
@@ -155,7 +222,7 @@ impl Shared {
     /// Shares nothing yet; `broker` opens the devices.
     pub fn new(broker: Arc<Broker>) -> Self {
         let (wanted, devices, inherited, left) = (Wanted::default(), Vec::new(), Vec::new(), Vec::new());
-        Self { wanted, devices, troubles: BTreeMap::new(), inherited, left, broker }
+        Self { wanted, devices, troubles: BTreeMap::new(), inherited, left, last_passed: 0, broker }
     }
 
     /// Adds the devices, by bus and number, that another process had open.
@@ -177,14 +244,8 @@ impl Shared {
     ) -> Result<Vec<DeviceRecord>, UsbError> {
         let all = Inventory::default().devices().map_err(UsbError::System)?;
         let is_new = |found: &Found| self.devices.iter().all(|tracked| tracked.place.0 != found.bus_id);
-        let meant: Vec<Found> = all.into_iter().filter(|found| selector.matches(found) && is_new(found)).collect();
-        if meant.is_empty() {
-            return Err(UsbError::NoneFound(selector.clone()));
-        }
-        if let Some(name) = name.filter(|_| meant.len() > 1) {
-            let name = name.to_owned();
-            return Err(UsbError::Several { selector: selector.clone(), count: meant.len(), name });
-        }
+        let meant = all.into_iter().filter(|found| selector.matches(found) && is_new(found)).collect();
+        let meant = one_or_all(meant, selector, name)?;
         let opened = meant.iter().map(|found| self.open(found)).collect::<Result<Vec<_>, UsbError>>()?;
         self.wanted.add(selector.clone(), name.map(str::to_owned));
         let offer = |(found, device): (&Found, UsbDevice)| match name {
@@ -199,9 +260,9 @@ impl Shared {
         self.wanted.is_empty()
     }
 
-    /// How many devices are shared.
+    /// How many devices are shared, without those that commands passed.
     pub fn count(&self) -> usize {
-        self.devices.len()
+        self.devices.iter().filter(|device| device.passed.is_none()).count()
     }
 
     /// The wanted devices that are not shared: those that cannot be opened, and those that are not plugged in.
@@ -218,16 +279,74 @@ impl Shared {
             Some(Obstacle::InUse { .. }) if self.inherited.contains(&(found.bus, found.number)) => {}
             Some(obstacle) => return Err(UsbError::Obstacle { bus_id, obstacle: obstacle.clone() }),
         }
-        let opened = match self.broker.open_usb(found.bus, found.number) {
-            Ok(node) => UsbDevice::open_through(node, found),
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                let obstacle = Obstacle::NoPermission { node: found.node.clone() };
-                return Err(UsbError::Obstacle { bus_id, obstacle });
-            }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(OpenError::Gone),
-            Err(error) => Err(OpenError::Os { doing: "opening it", error }),
-        };
-        opened.map_err(|error| UsbError::Open { bus_id, error })
+        let node = self.broker.open_usb(found.bus, found.number).map_err(|error| not_opened(found, error))?;
+        UsbDevice::open_through(node, found).map_err(|error| UsbError::Open { bus_id, error })
+    }
+
+    /// Shares the device at `bus_id`, whose node a command opened and passed. It is shared until
+    /// [`Shared::remove_passed`], or until it is unplugged. Returns its number among those that were passed. Without a
+    /// name, farbus chooses one.
+    ///
+    /// # Errors
+    /// [`UsbError`].
+    pub fn share_passed(
+        &mut self,
+        share: &Share,
+        bus_id: &str,
+        name: Option<Naming<'_>>,
+        node: BorrowedFd<'_>,
+    ) -> Result<(u64, DeviceRecord), UsbError> {
+        let found = Inventory::default().device_at(bus_id).map_err(UsbError::System)?;
+        let found = found.ok_or_else(|| UsbError::NoneFound(Selector::BusId(bus_id.to_owned())))?;
+        if let Some(tracked) = self.devices.iter().find(|tracked| tracked.place.0 == bus_id) {
+            let name = share.status().into_iter().find(|status| status.bus_id == tracked.export);
+            let name = name.map_or_else(|| tracked.export.clone(), |status| status.name);
+            return Err(UsbError::Shared { bus_id: bus_id.to_owned(), name });
+        }
+        let passed = self.broker.pass_usb(found.bus, found.number, node).map_err(|error| not_opened(&found, error));
+        let own = own_name(&found);
+        let naming = name.unwrap_or(Naming::Automatic(&own));
+        let offered =
+            passed.and_then(|()| self.open(&found)).and_then(|device| self.offer(share, &found, naming, device));
+        let record = offered.inspect_err(|_| self.broker.given_back(found.bus, found.number))?;
+        self.last_passed += 1;
+        if let Some(tracked) = self.devices.last_mut() {
+            tracked.passed = Some(self.last_passed);
+        }
+        Ok((self.last_passed, record))
+    }
+
+    /// Stops sharing a device that a command passed, if it is still shared.
+    pub fn remove_passed(&mut self, share: &Share, number: u64) {
+        self.follow_twins(share);
+        for device in self.devices.extract_if(.., |device| device.passed == Some(number)) {
+            let _ = share.remove(&device.export);
+            self.broker.given_back(device.bus, device.place.1);
+            info!(device = %device.export, usb = %device.place.0, "shared no more");
+        }
+    }
+
+    /// What became of a device that a command passed.
+    pub fn passed(&mut self, share: &Share, number: u64) -> PassedState {
+        self.follow_twins(share);
+        match self.devices.iter().find(|device| device.passed == Some(number)) {
+            None => PassedState::Unplugged,
+            Some(device) if device.is_twin => PassedState::Swapped,
+            Some(_) => PassedState::Shared,
+        }
+    }
+
+    /// Leaves the device that a command passed to the selectors, if one of them gives it the name that it has. Returns
+    /// whether that is so.
+    pub fn adopt_passed(&mut self, share: &Share, number: u64, wanted: &Wanted, name: &str) -> bool {
+        self.follow_twins(share);
+        let Ok(all) = Inventory::default().devices() else { return false };
+        let Some(device) = self.devices.iter_mut().find(|device| device.passed == Some(number)) else { return false };
+        let naming = all.iter().find(|found| is_at(found, &device.place)).and_then(|found| wanted.naming_of(found));
+        let Some((_, is_named)) = naming.filter(|(wanted, _)| wanted == name) else { return false };
+        device.passed = None;
+        share.set_named(name, is_named);
+        true
     }
 
     fn offer(
@@ -246,7 +365,8 @@ impl Shared {
         share.place_on(&record.bus_id, Inventory::default().bus_of(found));
         let place = place_of(found);
         share.swaps().plugs().put(&record.bus_id, Plug::of(found));
-        self.devices.push(Tracked { place, bus: found.bus, export: record.bus_id.clone(), is_twin: false });
+        let export = record.bus_id.clone();
+        self.devices.push(Tracked { place, bus: found.bus, export, is_twin: false, passed: None });
         Ok(record)
     }
 
@@ -277,7 +397,10 @@ impl Shared {
         let all = Inventory::default().devices()?;
         let is_meant = |place: &Place| all.iter().any(|f| is_at(f, place) && self.wanted.name_of(f).is_some());
         let is_there = |place: &Place| all.iter().any(|found| is_at(found, place));
-        let is_unmeant = |device: &mut Tracked| is_there(&device.place) && !device.is_twin && !is_meant(&device.place);
+        let is_unmeant = |device: &mut Tracked| {
+            let stays = device.is_twin || device.passed.is_some();
+            is_there(&device.place) && !stays && !is_meant(&device.place)
+        };
         for device in self.devices.extract_if(.., is_unmeant) {
             // A session that used the device may have removed it already.
             let _ = share.remove(&device.export);
@@ -399,6 +522,11 @@ impl Follower {
     /// The shared devices and the troubles.
     pub fn shared(&self) -> MutexGuard<'_, Shared> {
         self.shared.lock().expect("nothing panics with devices in hand")
+    }
+
+    /// The same for others that share devices.
+    pub fn handle(&self) -> Arc<Mutex<Shared>> {
+        Arc::clone(&self.shared)
     }
 
     /// Stops following. Shared devices stay shared.

@@ -153,16 +153,17 @@ impl What {
         spec.into_iter().flat_map(BlockSpec::images)
     }
 
-    /// How many open files another process needs to share it: its images, or the source of its frames.
+    /// How many open files another process needs to share it: its images, the source of its frames, or the node of a
+    /// real device.
     pub fn files_count(&self) -> usize {
-        self.images().count() + self.frames().iter().len()
+        self.images().count() + self.frames().iter().len() + self.usb().iter().len()
     }
 
-    /// Whether another process can share it with nothing but open files: it is no real device, and its paths mean the
-    /// same everywhere.
+    /// Whether another process can share it with nothing but open files: its paths mean the same everywhere, and a real
+    /// device is the one at a bus id.
     pub fn is_passable(&self) -> bool {
         let mut paths = self.images().map(|(path, _)| path).chain(self.frames());
-        self.usb().is_none() && paths.all(Path::is_absolute)
+        paths.all(Path::is_absolute) && self.usb().is_none_or(|selector| matches!(selector, Selector::BusId(_)))
     }
 
     /// `words`, which describe this device and have no name, with an absolute path.
@@ -220,9 +221,10 @@ mod tests {
         assert_eq!(absolute("stream:cam,frame=4"), format!("stream:{}/cam,frame=4", here.display()));
         assert_eq!(absolute("stream:pattern,rate=5"), "stream:pattern,rate=5");
         let is_passable = |words: &str| words.parse::<What>().unwrap().is_passable();
-        let passable = ["disk:/a", "zero", "memory:1M", "stream:pattern", "bridge", "stream:/dev/v,frame=4096"];
+        let passable =
+            ["disk:/a", "zero", "memory:1M", "stream:pattern", "bridge", "stream:/dev/v,frame=4096", "usb:1-1"];
         assert!(passable.into_iter().all(is_passable));
-        assert!(!["disk:a", "usb:1-1", "stream:cam,frame=4096"].into_iter().any(is_passable));
+        assert!(!["disk:a", "usb:046d:c52b", "stream:cam,frame=4096"].into_iter().any(is_passable));
     }
 
     #[test]
