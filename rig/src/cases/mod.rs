@@ -9,6 +9,7 @@ mod can;
 mod capture;
 mod case;
 mod daemon;
+mod driverless;
 mod exporters;
 mod far;
 mod kernel;
@@ -38,6 +39,7 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
         storage::CASES,
         nbd::CASES,
         keyboard::CASES,
+        driverless::CASES,
         audio::CASES,
         can::CASES,
         pipe::CASES,
