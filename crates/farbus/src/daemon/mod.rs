@@ -4,6 +4,7 @@
 mod attachment;
 mod config;
 mod handover;
+mod listening;
 mod modules;
 mod owner_shares;
 pub mod planned;

@@ -2,13 +2,11 @@
 
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use farbus_io::discovery::{Announcement, Kind};
 use farbus_io::link::Listener;
 use farbus_io::service::Manager;
 use farbus_io::usb::Hotplug;
@@ -26,13 +24,10 @@ use super::topology_plan::plan_path;
 use crate::broker::{Broker, ReplacementProcess, SystemAccess};
 use crate::common::control::{Answer, Question, TopologyAct};
 use crate::common::failure::Failure;
-use crate::common::listen_words::listen_failure;
 use crate::common::process_status::ProcessStatus;
-use crate::common::socket_place::{Place, SocketListener};
+use crate::common::socket_place::Place;
 use crate::devices::identities::naming::Naming;
 use crate::exporter::access::audit::Recorder;
-use crate::exporter::access::local_users::LocalUsers;
-use crate::exporter::access::networks::Network;
 use crate::exporter::owner_answers;
 use crate::exporter::share::Share;
 use crate::exporter::sources::making::offer;
@@ -43,9 +38,6 @@ use crate::frontend::{Refused, Request, steer};
 use crate::hosts::mdns::Nearby;
 use crate::hosts::trust::Trust;
 use crate::importer::client::{Attribute, FailureReport, Target, name_of};
-
-/// This machine's own addresses, which may always connect to a plain listener.
-const OURSELVES: [&str; 2] = ["127.0.0.0/8", "::1"];
 
 /// What commands may pass to this release of the daemon, besides images (docs/control.md).
 const TAKES: [&str; 2] = ["frames", "usb"];
@@ -60,12 +52,12 @@ pub struct Supervisor {
     pub(super) requested: Arc<RequestedShares>,
     manager: Manager,
     /// Does what this process has no rights for.
-    broker: Arc<Broker>,
-    system: SystemAccess,
+    pub(super) broker: Arc<Broker>,
+    pub(super) system: SystemAccess,
     ready_modules: ReadyModules,
     /// This host's key and paired hosts; `None` if no paired host is served or attached.
-    trust: Option<Trust>,
-    nearby: Option<Nearby>,
+    pub(super) trust: Option<Trust>,
+    pub(super) nearby: Option<Nearby>,
     /// The links between this host and others.
     joining: Arc<Joining>,
     has: Mutex<Has>,
@@ -76,26 +68,26 @@ pub struct Supervisor {
 /// A listening socket.
 pub(super) struct Listens {
     /// As the configuration names it; port 0 takes a free port.
-    asked: Place,
+    pub(super) asked: Place,
     pub(super) place: Place,
     pub(super) is_secure: bool,
     /// Whether the socket was passed by a former process, and is served only because the configuration names no
     /// address.
-    is_passed: bool,
+    pub(super) is_passed: bool,
 }
 
 /// What the daemon runs.
 pub(super) struct Has {
     config: Config,
     /// Passed listeners that are not in use.
-    passed: Vec<Listener>,
+    pub(super) passed: Vec<Listener>,
     /// Listeners of the former process, until the configuration says what they are for.
-    inherited: Vec<Passed>,
+    pub(super) inherited: Vec<Passed>,
     /// Targets that the owner had detached before this process began.
     detached: BTreeSet<String>,
     pub(super) listeners: Vec<Listens>,
     /// Why the last announcement failed.
-    unannounced: Option<String>,
+    pub(super) unannounced: Option<String>,
     pub(super) shares: BTreeMap<String, Offered>,
     /// Names of the configuration's shares that the owner has unshared, until the next reload.
     pub(super) unshared: BTreeSet<String>,
@@ -135,21 +127,8 @@ pub(super) struct Offered {
 /// What a change started and stopped.
 #[derive(Debug, Default)]
 pub struct Changes {
-    added: Vec<String>,
-    removed: Vec<String>,
-}
-
-impl Has {
-    /// Addresses of the loopback that were passed: by the service manager, for a unit that an earlier version enabled,
-    /// or by the daemon before this one. Served users who connect there continue to be served.
-    fn passed_plain(&self) -> Vec<Place> {
-        let fresh = self.passed.iter().filter_map(|listener| listener.address().ok());
-        let inherited = self.inherited.iter().filter(|passed| !passed.is_secure).filter_map(|passed| passed.asked);
-        let served = self.listeners.iter().filter(|listens| listens.is_passed).map(|listens| listens.asked.clone());
-        let all: BTreeSet<SocketAddr> = fresh.chain(inherited).collect();
-        let local = all.into_iter().map(Place::Address).filter(Place::is_local);
-        local.chain(served).collect()
-    }
+    pub(super) added: Vec<String>,
+    pub(super) removed: Vec<String>,
 }
 
 impl Supervisor {
@@ -215,16 +194,6 @@ impl Supervisor {
     /// The connection to the service manager.
     pub fn manager(&self) -> &Manager {
         &self.manager
-    }
-
-    /// Passed sockets that the configuration does not name. Clients that connect there get no answer.
-    pub fn unused(&self) -> Vec<SocketAddr> {
-        self.has().passed.iter().filter_map(|listener| listener.address().ok()).collect()
-    }
-
-    /// The listening places, and whether each is for paired hosts.
-    pub fn places(&self) -> Vec<(Place, bool)> {
-        self.has().listeners.iter().map(|listens| (listens.place.clone(), listens.is_secure)).collect()
     }
 
     /// Reads the configuration again and applies it. Entries that stay the same are not touched, so their sessions
@@ -330,85 +299,6 @@ impl Supervisor {
         status["host"] = json!(joined.host);
         status["plan"] = json!(plan_path(&self.path, &joined.plan));
         Answer::Ok(status)
-    }
-
-    /// Opens new addresses first: if one fails, nothing has been closed.
-    fn listen(&self, has: &mut Has, config: &Config, changes: &mut Changes) -> Result<(), Failure> {
-        if !config.secure.is_empty() && self.trust.is_none() {
-            let what = "it began without [secure], and has given away what it needs for that\n  restart it";
-            return Err(Failure::local(format!("cannot serve paired hosts: {what}")));
-        }
-        self.share.allow_reserve_high(config.reserve_high.clone());
-        let users = LocalUsers::of(&config.local_users, |name| self.system.user_number(name));
-        self.share.serve_local_users(users.map_err(Failure::local)?);
-        let passed = if config.is_default_listen { has.passed_plain() } else { Vec::new() };
-        let plain = config.listen.iter().map(|place| (place.clone(), false));
-        let secure = config.secure.iter().map(|address| (Place::Address(*address), true));
-        let wanted: Vec<(Place, bool)> =
-            plain.chain(secure).chain(passed.iter().map(|place| (place.clone(), false))).collect();
-        let mut fresh: Vec<(Place, bool, SocketListener)> = Vec::new();
-        for (asked, is_secure) in &wanted {
-            if !has.listeners.iter().any(|listens| (&listens.asked, &listens.is_secure) == (asked, is_secure)) {
-                fresh.push((asked.clone(), *is_secure, self.listener_at(has, asked, *is_secure)?));
-            }
-        }
-        has.listeners.retain(|Listens { asked, place, is_secure, .. }| {
-            let stays = wanted.iter().any(|(wanted, secure)| (wanted, secure) == (asked, is_secure));
-            match stays {
-                true if *is_secure => {}
-                true => self.share.addresses().allow(place, allowed_at(place, &config.allow)),
-                false => {
-                    self.share.addresses().close(place);
-                    changes.removed.push(place.as_host());
-                }
-            }
-            stays
-        });
-        for (asked, is_secure, listener) in fresh {
-            let begun = self.begin(listener, &asked, is_secure, &config.allow);
-            let place = begun.map_err(|error| listen_failure(&asked, &error))?;
-            changes.added.push(place.as_host());
-            let is_passed = passed.contains(&asked);
-            has.listeners.push(Listens { asked, place, is_secure, is_passed });
-        }
-        Ok(())
-    }
-
-    fn begin(
-        &self,
-        listener: SocketListener,
-        asked: &Place,
-        is_secure: bool,
-        allow: &[Network],
-    ) -> std::io::Result<Place> {
-        let place = listener.place()?;
-        match (self.trust.as_ref().filter(|_| is_secure), listener) {
-            (Some(trust), SocketListener::Tcp(listener)) => {
-                let port = listener.address()?.port();
-                let datagrams = self.broker.listen_for_datagrams(asked, port);
-                let datagrams =
-                    datagrams.inspect_err(|error| warn!(%place, %error, "no QUIC: its port is not to be had"));
-                self.share.listen_secure_on(listener, datagrams.ok(), trust.clone()).map(|()| place)
-            }
-            (_, listener) => {
-                listener.never_wait()?;
-                self.share.listen_at(listener, allowed_at(&place, allow))
-            }
-        }
-    }
-
-    fn listener_at(&self, has: &mut Has, place: &Place, is_secure: bool) -> Result<SocketListener, Failure> {
-        if let Place::Address(address) = *place {
-            let is_it = |passed: &Passed| (passed.asked, passed.is_secure) == (Some(address), is_secure);
-            if let Some(at) = has.inherited.iter().position(is_it) {
-                return Ok(SocketListener::Tcp(has.inherited.swap_remove(at).listener));
-            }
-            let is_it = |listener: &Listener| listener.address().is_ok_and(|passed| passed == address);
-            if let Some(at) = has.passed.iter().position(is_it) {
-                return Ok(SocketListener::Tcp(has.passed.swap_remove(at)));
-            }
-        }
-        self.broker.listen(place).map_err(|error| listen_failure(place, &error))
     }
 
     fn offer_all(&self, has: &mut Has, changes: &mut Changes) {
@@ -806,19 +696,6 @@ impl Supervisor {
         is_durable
     }
 
-    /// Announces the listening addresses that other hosts can reach.
-    fn announce(&self, has: &mut Has, config: &Config) {
-        let Some(nearby) = &self.nearby else { return };
-        let fingerprint = self.trust.as_ref().map(|trust| trust.fingerprint().to_string());
-        let wanted = announcements(&has.listeners, config, fingerprint.as_deref());
-        let trouble = nearby.announce(&wanted).err().map(|error| error.to_string());
-        // Each trouble is logged once.
-        if let Some(error) = trouble.as_ref().filter(|_| trouble != has.unannounced) {
-            warn!(error, "not announced");
-        }
-        has.unannounced = trouble;
-    }
-
     fn attach_all(&self, has: &mut Has, changes: &mut Changes) {
         let mut requests: Vec<Request> = has.config.attachments.clone();
         requests.extend(self.joining.attachments());
@@ -889,82 +766,5 @@ impl Sight for Seen<'_> {
             all.filter(|status| status.user.is_some()).map(|status| status.name).collect()
         };
         self.used.get_or_init(find).contains(device)
-    }
-}
-
-/// The announcements: each port once, with its addresses.
-fn announcements(listeners: &[Listens], config: &Config, fingerprint: Option<&str>) -> Vec<Announcement> {
-    let mut wanted: Vec<Announcement> = Vec::new();
-    for Listens { place, is_secure, .. } in listeners {
-        let Place::Address(address) = place else { continue };
-        if place.is_local() {
-            continue;
-        }
-        let (kind, is_wished) = match is_secure {
-            true => (Kind::Secure, config.announce_secure),
-            false => (Kind::Plain, config.announce),
-        };
-        if !is_wished {
-            continue;
-        }
-        let port = address.port();
-        let known = wanted.iter().position(|other| (other.kind, other.port) == (kind, port));
-        let at = known.unwrap_or_else(|| {
-            let version = env!("CARGO_PKG_VERSION").to_owned();
-            let fingerprint = fingerprint.filter(|_| *is_secure).map(str::to_owned);
-            wanted.push(Announcement { kind, port, addresses: Vec::new(), version, fingerprint });
-            wanted.len() - 1
-        });
-        // An empty list of addresses means all of them.
-        let is_all = address.ip().is_unspecified() || (known.is_some() && wanted[at].addresses.is_empty());
-        match is_all {
-            true => wanted[at].addresses.clear(),
-            false => wanted[at].addresses.push(address.ip()),
-        }
-    }
-    wanted
-}
-
-/// The networks that may connect at a place. The loopback is open to all, because only this machine reaches it.
-fn allowed_at(place: &Place, allow: &[Network]) -> Option<Vec<Network>> {
-    let ourselves = OURSELVES.iter().map(|text| text.parse().expect("a constant that a test reads"));
-    (!place.is_local()).then(|| ourselves.chain(allow.iter().copied()).collect())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_listeners_off_the_loopback_are_announced_with_their_kind() {
-        let listens = |address: &str, is_secure| {
-            let place: Place = address.parse().unwrap();
-            Listens { asked: place.clone(), place, is_secure, is_passed: false }
-        };
-        let all = [
-            listens("127.0.0.1:3240", false),
-            listens("unix:/run/farbus/share.sock", false),
-            listens("10.0.0.1:3240", false),
-            listens("[::]:3241", true),
-        ];
-        let config = Config { announce: true, announce_secure: true, ..Config::default() };
-        let told = announcements(&all, &config, Some("sha256:ab"));
-        assert_eq!(
-            told.iter().map(|told| (told.kind, told.port)).collect::<Vec<_>>(),
-            [(Kind::Plain, 3240), (Kind::Secure, 3241)]
-        );
-        assert_eq!((&told[0].addresses, &told[0].fingerprint), (&vec!["10.0.0.1".parse().unwrap()], &None));
-        assert_eq!((told[1].addresses.len(), told[1].fingerprint.as_deref()), (0, Some("sha256:ab")));
-        let quiet = Config { announce: true, ..Config::default() };
-        assert_eq!(announcements(&all, &quiet, Some("sha256:ab")).len(), 1);
-    }
-
-    #[test]
-    fn address_off_the_loopback_admits_its_list_and_this_machine_only() {
-        let allow = ["10.0.0.0/8".parse().unwrap()];
-        assert_eq!(allowed_at(&"127.0.0.1:3240".parse().unwrap(), &allow), None);
-        let allowed = allowed_at(&"0.0.0.0:3240".parse().unwrap(), &allow).unwrap();
-        let admits = |address: &str| allowed.iter().any(|network| network.contains(address.parse().unwrap()));
-        assert!(admits("127.0.0.1") && admits("::1") && admits("10.1.1.1") && !admits("192.0.2.1"));
     }
 }
