@@ -65,6 +65,21 @@ impl Lab {
         Server::farbus(self.farbus_program()?, what, self.placement)
     }
 
+    /// A lab for a test, with the shortest rules; `None` where nothing was built that it could measure.
+    #[cfg(test)]
+    pub fn for_test() -> Option<Self> {
+        use std::time::Duration;
+        let beside = std::env::current_exe().ok()?.parent()?.with_file_name("farbus");
+        if !beside.exists() {
+            eprintln!("skipped: {} is not built", beside.display());
+            return None;
+        }
+        let slice = Duration::from_millis(5);
+        let rules = Rules { rounds: 1, slices: 1, slice, foreign_max: f64::INFINITY, patience: Duration::ZERO };
+        let (subject, placement) = (Subject::Farbus, Placement::Free);
+        Some(Self { subject, farbus: beside, placement, plots: None, rules, quick: true })
+    }
+
     /// Writes a plot, if plots are wanted.
     pub fn plot(&self, name: &str, svg: &str) -> Result<()> {
         let Some(folder) = &self.plots else { return Ok(()) };

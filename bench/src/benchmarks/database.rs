@@ -1,14 +1,14 @@
 //! A database on a disk that moves: its transactions over time, and the events (Netbus, Figures 10 and 11).
 //!
-//! SQLite commits as fast as it can on a disk that one farbus shares and another attaches as a file; every line that it
-//! prints is a durable transaction. None may fail, and the last disk holds a complete database.
+//! SQLite commits as fast as it can on a disk that one farbus shares and another attaches, as a file or for a machine;
+//! every line that it prints is a durable transaction. None may fail, and the last disk holds a complete database.
 
 use std::{
     fs,
     io::{BufRead, BufReader, Write},
     path::{Path, PathBuf},
     process::{Child, ChildStdin, Command, Stdio},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread,
     time::{Duration, Instant},
 };
@@ -26,26 +26,19 @@ const SLICE: Duration = Duration::from_millis(200);
 /// How long a process may take to print an expected line.
 const START_MAX: Duration = Duration::from_secs(30);
 
-/// Opens the disk that a line names. Inserts a row of 2000 bytes, deletes an old one, commits, and prints a line.
-/// Another line closes the disk for the next one; at the end of the input it checks the whole database and ends.
+/// Inserts a row of 2000 bytes into the database in the disk that it is told, deletes an old one, commits, and prints a
+/// line. At the end of the input it checks the whole database and ends.
 const LOAD: &str = r#"
 import os, select, sqlite3, sys
 count = 0
-while path := sys.stdin.readline().strip():
-    db = sqlite3.connect(path, isolation_level=None)
-    # There is room for one file only.
-    db.execute("pragma journal_mode=memory"); db.execute("pragma synchronous=full")
-    assert count == 0 or db.execute("select max(n) from t").fetchone() == (count - 1,)
-    while not select.select([sys.stdin], [], [], 0)[0]:
-        db.execute("begin"); db.execute("insert into t values (?, ?)", (count, os.urandom(2000)))
-        db.execute("delete from t where n = ?", (count - 2000,)); db.execute("commit")
-        count += 1
-        print("committed", flush=True)
-    if sys.stdin.readline():
-        db.close()
-        print("closed", flush=True)
-    else:
-        break
+db = sqlite3.connect(sys.argv[1], isolation_level=None)
+# There is room for one file only.
+db.execute("pragma journal_mode=memory"); db.execute("pragma synchronous=full")
+while not select.select([sys.stdin], [], [], 0)[0]:
+    db.execute("begin"); db.execute("insert into t values (?, ?)", (count, os.urandom(2000)))
+    db.execute("delete from t where n = ?", (count - 2000,)); db.execute("commit")
+    count += 1
+    print("committed", flush=True)
 assert db.execute("pragma integrity_check").fetchone() == ("ok",)
 assert db.execute("select max(n) from t").fetchone() == (count - 1,)
 print("whole", flush=True)
@@ -96,9 +89,27 @@ impl Drop for Folder {
 pub struct Process {
     child: Child,
     stdin: Option<ChildStdin>,
-    said: Arc<Mutex<Vec<(Instant, String)>>>,
+    said: Arc<Said>,
     /// How many lines were waited for.
     heard: usize,
+}
+
+#[derive(Default)]
+struct Said {
+    lines: Mutex<Lines>,
+    is_more: Condvar,
+}
+
+#[derive(Default)]
+struct Lines {
+    lines: Vec<(Instant, String)>,
+    is_over: bool,
+}
+
+impl Said {
+    fn lines(&self) -> MutexGuard<'_, Lines> {
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Drop for Process {
@@ -114,30 +125,72 @@ impl Process {
         let mut child = command.spawn().with_context(|| format!("cannot start {command:?}"))?;
         let stdout = child.stdout.take().context("its output is ours")?;
         let stdin = child.stdin.take();
-        let said = Arc::<Mutex<Vec<_>>>::default();
+        let said = Arc::<Said>::default();
         let for_thread = Arc::clone(&said);
         thread::spawn(move || {
             for line in BufReader::new(stdout).lines().map_while(std::io::Result::ok) {
-                for_thread.lock().unwrap_or_else(PoisonError::into_inner).push((Instant::now(), line));
+                for_thread.lines().lines.push((Instant::now(), line));
+                for_thread.is_more.notify_all();
             }
+            for_thread.lines().is_over = true;
+            for_thread.is_more.notify_all();
         });
         Ok(Self { child, stdin, said, heard: 0 })
+    }
+
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Sends it a line.
+    pub fn tell(&mut self, line: &str) -> Result<()> {
+        let stdin = self.stdin.as_mut().context("its input is ours")?;
+        Ok(writeln!(stdin, "{line}")?)
+    }
+
+    /// Ends its input.
+    pub fn hush(&mut self) {
+        self.stdin = None;
     }
 
     /// The next line with `part` in it.
     pub fn wait_for(&mut self, part: &str) -> Result<String> {
         let until = Instant::now() + START_MAX;
-        while Instant::now() < until {
-            let lines = self.said.lock().unwrap_or_else(PoisonError::into_inner);
-            let found = lines.iter().enumerate().skip(self.heard).find(|(_, (_, line))| line.contains(part));
-            if let Some((at, (_, line))) = found {
-                self.heard = at + 1;
-                return Ok(line.clone());
+        let mut said = self.said.lines();
+        loop {
+            while let Some((_, line)) = said.lines.get(self.heard) {
+                self.heard += 1;
+                if line.contains(part) {
+                    return Ok(line.clone());
+                }
             }
-            drop(lines);
-            thread::sleep(Duration::from_millis(2));
+            let left = until.saturating_duration_since(Instant::now());
+            if said.is_over || left.is_zero() {
+                let last = said.lines.last().map_or("nothing", |(_, line)| line);
+                bail!("it does not say '{part}'; the last it said: {last}")
+            }
+            said = self.said.is_more.wait_timeout(said, left).unwrap_or_else(PoisonError::into_inner).0;
         }
-        bail!("it does not say '{part}'")
+    }
+
+    /// When it printed this line, each time, in seconds since `began`.
+    pub fn times_of(&self, what: &str, began: Instant) -> Vec<f64> {
+        let said = self.said.lines();
+        let at = said.lines.iter().filter(|(_, line)| line == what).map(|(at, _)| at);
+        at.filter_map(|at| at.checked_duration_since(began)).map(|at| at.as_secs_f64()).collect()
+    }
+
+    /// Waits for its end, which has to be a success.
+    pub fn end(mut self) -> Result<()> {
+        let until = Instant::now() + START_MAX;
+        while Instant::now() < until {
+            match self.child.try_wait()? {
+                Some(status) if status.success() => return Ok(()),
+                Some(status) => bail!("it ended with {status}"),
+                None => thread::sleep(Duration::from_millis(2)),
+            }
+        }
+        bail!("it does not end")
     }
 }
 
@@ -148,37 +201,17 @@ impl Load {
     /// Begins on this disk, and returns when.
     pub fn start(disk: &Path) -> Result<(Self, Instant)> {
         let mut command = Command::new("python3");
-        command.args(["-c", LOAD]);
+        command.args(["-c", LOAD]).arg(disk);
         let mut load = Self(Process::start(command)?);
-        load.open(disk)?;
+        load.0.wait_for("committed")?;
         Ok((load, Instant::now()))
-    }
-
-    /// Continues with this disk.
-    pub fn open(&mut self, disk: &Path) -> Result<()> {
-        self.tell(&disk.display().to_string())?;
-        self.0.wait_for("committed").map(drop)
-    }
-
-    /// Closes its disk between two transactions.
-    pub fn close(&mut self) -> Result<()> {
-        self.tell("")?;
-        self.0.wait_for("closed").map(drop)
-    }
-
-    fn tell(&mut self, line: &str) -> Result<()> {
-        let stdin = self.0.stdin.as_mut().context("its input is ours")?;
-        Ok(writeln!(stdin, "{line}")?)
     }
 
     /// Ends it, and returns the times at which transactions were durable, in seconds since `began`.
     pub fn end(mut self, began: Instant) -> Result<Vec<f64>> {
-        // Ends its input.
-        self.0.stdin = None;
+        self.0.hush();
         self.0.wait_for("whole").context("a transaction failed, or the last disk is not whole")?;
-        let said = self.0.said.lock().unwrap_or_else(PoisonError::into_inner);
-        let committed = said.iter().filter(|(_, line)| line == "committed");
-        Ok(committed.filter_map(|(at, _)| at.checked_duration_since(began)).map(|at| at.as_secs_f64()).collect())
+        Ok(self.0.times_of("committed", began))
     }
 }
 
@@ -194,6 +227,12 @@ fn seen(moments: &[f64], from: f64, to: f64) -> (f64, f64) {
     let inside: Vec<f64> = moments.iter().copied().filter(|at| (from..to).contains(at)).collect();
     let longest = inside.windows(2).map(|pair| pair[1] - pair[0]).fold(0.0, f64::max);
     (inside.len() as f64 / (to - from), longest * 1000.0)
+}
+
+/// The longest time without a transaction that touches these moments, milliseconds.
+pub fn longest_pause_ms(moments: &[f64], from: f64, to: f64) -> f64 {
+    let pairs = moments.windows(2).filter(|pair| pair[1] >= from && pair[0] <= to);
+    pairs.map(|pair| pair[1] - pair[0]).fold(0.0, f64::max) * 1000.0
 }
 
 /// Transactions before, during and after each event.
@@ -258,5 +297,25 @@ mod tests {
         let found = findings("timeline", &moments, &events);
         assert_eq!(found.len(), 5);
         assert!(!found.iter().any(Finding::missed));
+    }
+
+    #[test]
+    fn pause_that_begins_before_an_event_and_ends_within_it_is_counted() {
+        let moments = [0.0, 1.0, 1.5, 4.0, 4.1];
+        assert_eq!(longest_pause_ms(&moments, 2.0, 3.0), 2500.0);
+        assert_eq!(longest_pause_ms(&moments, 4.05, 5.0).round(), 100.0);
+        assert_eq!(longest_pause_ms(&moments, 9.0, 10.0), 0.0);
+    }
+
+    #[test]
+    fn process_that_ends_without_the_awaited_line_is_an_error_at_once() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo one; echo two"]);
+        let mut process = Process::start(command).expect("started");
+        assert_eq!(process.wait_for("one").expect("said"), "one");
+        let error = process.wait_for("one").expect_err("it is said once").to_string();
+        assert!(error.contains("the last it said: two"), "{error}");
+        assert_eq!(process.times_of("two", Instant::now() - START_MAX).len(), 1);
+        process.end().expect("a success");
     }
 }

@@ -1,26 +1,43 @@
-//! A database's transactions over time, while its disk and the database migrate to another host, the disk is swapped to
-//! another file there, and both come back (Netbus, Figures 10 and 11).
+//! A machine with a database goes from host to host with its disk, and home, while the database works (Netbus, Figures
+//! 9 and 10); on the way its disk is swapped to another file.
 //!
-//! Three paired hosts on this machine: one has the disk, two use it in turn. The database closes its disk between two
-//! transactions, as an application does that moves: the figures show the time that it cannot work.
+//! Three paired hosts on this machine: one has the disk, and the machine at first; it visits the others. The machine
+//! is a process with SQLite that moves as QEMU's do: where it goes, a second connection to the disk waits; the machine
+//! stops at any request and continues with the second connection, nothing closed or opened anew. It has no memory to
+//! copy, so what is measured is the disk's part of a move. `farbus-rig run redir-migrate-hosts` moves a real one.
 
 use std::{
+    io::{BufRead, BufReader, Write},
+    os::unix::net::UnixStream,
     path::PathBuf,
     process::Command,
     thread,
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, bail};
-use serde_json::Value;
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Value, json};
 
-use super::database::{Event, Folder, Load, Process, chart, findings};
+use super::database::{Event, Folder, Process, chart, findings, longest_pause_ms};
 use crate::{
     lab::{Lab, Subject},
-    report::Finding,
+    report::{Finding, Quantity},
+    stats::{Spread, Target},
 };
 
 pub const NAME: &str = "journey";
+/// Netbus, page 13: how long the paper's disk was quiet in a move, with 6 requests pending on average; that was a part
+/// of the 115 ms for which the machine stood still.
+const PAPER_QUIET_MS: f64 = 7.0;
+const PAPER_STOPPED_MS: f64 = 115.0;
+/// Netbus, page 13: what the clients lost of their throughput while memory was copied, for 6 s.
+const PAPER_DROP_PERCENT: f64 = 28.0;
+/// The machine: Python, because its SQLite is everywhere.
+const MACHINE: &str = include_str!("machine.py");
+/// Counts the rows of a database in a file, and checks it.
+const CHECK: &str = "import sqlite3, sys; db = sqlite3.connect(f'file:{sys.argv[1]}?mode=ro', uri=True); \
+    assert db.execute('pragma integrity_check').fetchone() == ('ok',); \
+    print(db.execute('select max(n) + 1 from t').fetchone()[0])";
 
 /// A host of its own: processes of one do not find those of another.
 struct Host<'a> {
@@ -56,61 +73,203 @@ impl Host<'_> {
         let word = |what: &str| said[what].as_str().map(str::to_owned).context("a host that pairs says where and how");
         joins.ok(&["pair", &word("address")?, &word("code")?])
     }
+
+    /// The disk as this host names it.
+    fn disk(&self) -> &'static str {
+        if self.name == EXPORTER { "disk" } else { "lab3/disk" }
+    }
+}
+
+/// The host whose disk it is.
+const EXPORTER: &str = "lab3";
+
+/// The disk at one host, as a machine there has it.
+struct Attached {
+    process: Process,
+    socket: PathBuf,
+    /// Where its process is asked.
+    control: PathBuf,
+}
+
+impl Attached {
+    fn at(host: &Host<'_>, folder: &Folder, address: &str, more: &[&str]) -> Result<Self> {
+        let socket = folder.place(&format!("{}.sock", host.name));
+        let place = socket.to_str().context("a plain path")?;
+        let words = ["attach", host.disk(), "--via", "nbd", "--socket", place];
+        let away = ["--address", address];
+        let mut process = host.start(&[&words[..], if host.name == EXPORTER { &[] } else { &away }, more].concat())?;
+        process.wait_for(place)?;
+        let control = host.run.join(format!("farbus/{}.sock", process.id()));
+        Ok(Self { process, socket, control })
+    }
+
+    /// Says to it that the machine of this process has stopped for good.
+    fn depart(&self, machine: u32) -> Result<()> {
+        let mut stream = UnixStream::connect(&self.control)?;
+        writeln!(stream, "{}", json!({ "ask": "depart", "device": "disk", "process": machine }))?;
+        let mut answer = String::new();
+        BufReader::new(stream).read_line(&mut answer)?;
+        let answer: Value = serde_json::from_str(&answer)?;
+        ensure!(answer.get("ok").is_some(), "the disk does not leave: {answer}");
+        Ok(())
+    }
+}
+
+/// What the machine found at the end.
+#[derive(Debug, PartialEq, Eq)]
+struct Whole {
+    transactions: u64,
+    transactions_lost: u64,
+    bytes: u64,
+    bytes_lost: u64,
+}
+
+impl Whole {
+    fn of(line: &str) -> Option<Self> {
+        let mut words = line.strip_prefix("whole ")?.split(' ').map(str::parse);
+        let mut next = || words.next()?.ok();
+        Some(Self { transactions: next()?, transactions_lost: next()?, bytes: next()?, bytes_lost: next()? })
+    }
 }
 
 pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
     if lab.subject != Subject::Farbus {
         bail!("only farbus moves disks");
     }
-    let folder = Folder::new(NAME)?;
     let (bytes, pause) = if lab.quick { (32 << 20, 1) } else { (256 << 20, 3) };
-    let pause = Duration::from_secs(pause);
+    travel(lab, bytes, Duration::from_secs(pause))
+}
+
+fn travel(lab: &Lab, bytes: u64, pause: Duration) -> Result<Vec<Finding>> {
+    let folder = Folder::new(NAME)?;
     let host = |name: &'static str| -> Result<Host<'_>> {
         Ok(Host { name, lab, state: folder.place(name), run: folder.folder(&format!("run-{name}"))? })
     };
-    let (lab3, desk, rack) = (host("lab3")?, host("desk")?, host("rack")?);
+    let [lab3, desk, rack] = [host(EXPORTER)?, host("desk")?, host("rack")?];
     for importer in [&desk, &rack] {
         lab3.pair(importer)?;
         lab3.ok(&["allow", importer.name, "all"])?;
     }
     desk.pair(&rack)?;
-    let disk = format!("disk:{}", folder.database("first.img", bytes)?.display());
-    let mut share = lab3.start(&["share", &disk, "--listen", "none", "--secure", "127.0.0.1:0"])?;
+    let disk = format!("disk:{},name=disk", folder.database("first.img", bytes)?.display());
+    let mut share = lab3.start(&["share", &disk, "--secure", "127.0.0.1:0"])?;
     let line = share.wait_for("for paired hosts")?;
     let address = line.split_whitespace().nth(2).context("a share says where it listens")?.to_owned();
-    let attach = |host: &Host<'_>| -> Result<(Process, PathBuf)> {
-        let at = folder.folder(&format!("at-{}", host.name))?;
-        let place = at.to_str().context("a plain path")?;
-        let words = ["attach", "lab3/disk", "--via", "fuse", "--at", place, "--address", &address, "--wait=20"];
-        let mut attached = host.start(&words)?;
-        attached.wait_for("attached as ")?;
-        Ok((attached, at.join("disk.img")))
-    };
-    let (mut attached, at) = attach(&desk)?;
-    let (mut load, began) = Load::start(&at)?;
-    let since = |began: Instant| began.elapsed().as_secs_f64();
-    let mut events = Vec::new();
-    for (from, to) in [(&desk, &rack), (&rack, &desk)] {
+
+    let mut here = Attached::at(&lab3, &folder, &address, &[])?;
+    let mut command = Command::new("python3");
+    command.args(["-c", MACHINE]);
+    let mut machine = Process::start(command)?;
+    machine.tell(&here.socket.display().to_string())?;
+    machine.wait_for("committed").context("Python 3 with SQLite as a shared library is the machine")?;
+    let began = Instant::now();
+    let since = || began.elapsed().as_secs_f64();
+    let (mut moves, mut events) = (Vec::new(), Vec::new());
+    let second = folder.place("second.img");
+    for (from, to) in [(&lab3, &desk), (&desk, &rack), (&rack, &lab3)] {
         thread::sleep(pause);
-        let begun = since(began);
-        load.close()?;
-        from.ok(&["migrate", "lab3/disk", "--to", to.name])?;
-        let (there, at) = attach(to)?;
-        load.open(&at)?;
-        events.push(Event { name: format!("to {}", to.name), begun, ended: since(began) });
-        // The previous attachment has ended by itself.
-        attached = there;
+        let begun = since();
+        let there = Attached::at(to, &folder, &address, &["--inherit"])?;
+        machine.tell(&format!("there {}", there.socket.display()))?;
+        machine.wait_for("there")?;
+        from.ok(&["migrate", from.disk(), "--to", to.name, "--with-machine"])?;
+        let stopped = since();
+        machine.tell("stop")?;
+        machine.wait_for("stopped")?;
+        here.depart(machine.id())?;
+        machine.tell("go")?;
+        machine.wait_for("gone")?;
+        machine.wait_for("committed")?;
+        let ended = since();
+        here.process.end().with_context(|| format!("the attachment at {}", from.name))?;
+        let name = if to.name == EXPORTER { "home".to_owned() } else { format!("to {}", to.name) };
+        moves.push(Event { name: name.clone(), begun: stopped, ended });
+        events.push(Event { name, begun, ended });
+        here = there;
         if to.name == rack.name {
             thread::sleep(pause);
-            let begun = since(began);
-            lab3.ok(&["swap", "disk", "--to", &format!("block:{}", folder.place("second.img").display())])?;
-            events.push(Event { name: "swap".into(), begun, ended: since(began) });
+            let begun = since();
+            lab3.ok(&["swap", "disk", "--to", &format!("block:{}", second.display())])?;
+            events.push(Event { name: "swap".into(), begun, ended: since() });
         }
     }
     thread::sleep(pause);
-    let moments = load.end(began)?;
-    drop(attached);
-    let title = "A database that goes to another host with its disk, and back";
+    machine.tell("end")?;
+    let said = machine.wait_for("whole").context("a transaction failed, or the last disk is not whole")?;
+    let whole = Whole::of(&said).with_context(|| format!("the machine said '{said}'"))?;
+    let moments = machine.times_of("committed", began);
+    machine.end()?;
+    lab3.ok(&["detach", "disk"])?;
+    here.process.end().context("the last attachment")?;
+    let on_disk = Command::new("python3").args(["-c", CHECK]).arg(&second).output()?;
+    let on_disk = String::from_utf8_lossy(&on_disk.stdout).trim().parse().context("the medium is not whole")?;
+    let title = "A machine with a database that goes from host to host with its disk, and home";
     lab.plot(NAME, &chart(title, &moments, &events).render())?;
-    Ok(findings(NAME, &moments, &events))
+    let mut found = findings(NAME, &moments, &events);
+    found.extend(moves.iter().flat_map(|event| of_move(&moments, event)));
+    found.extend(lost(&whole, on_disk));
+    Ok(found)
+}
+
+/// What a move cost, with the paper's beside.
+fn of_move(moments: &[f64], Event { name, begun, ended }: &Event) -> [Finding; 2] {
+    let ms = |value| Quantity::new(Spread::once(value), "ms");
+    let pause = ms(longest_pause_ms(moments, *begun, *ended));
+    let paper = ("the paper's disk, 6 pending", ms(PAPER_QUIET_MS));
+    let detail = format!(
+        "of the paper's {PAPER_STOPPED_MS} ms, which are memory for the most part; while its memory was copied, {PAPER_DROP_PERCENT} % less \
+         throughput for 6 s"
+    );
+    let all = ms((ended - begun) * 1000.0);
+    [
+        Finding::ratio(NAME, format!("{name}: the longest pause"), pause, paper, Target::Context).with_detail(detail),
+        Finding::absolute(NAME, format!("{name}: from stop to the first commit there"), all, Target::Context),
+    ]
+}
+
+/// What is lost after all moves: in the machine's view, and on the medium.
+fn lost(whole: &Whole, on_disk: u64) -> [Finding; 3] {
+    let finding = |what: &str, lost: u64, unit, of: String| {
+        let lost = Quantity::new(Spread::once(lost as f64), unit);
+        Finding::absolute(NAME, what.to_owned(), lost, Target::AtMost(0.0)).with_detail(of)
+    };
+    let of = format!("of {}", whole.transactions);
+    [
+        finding("transactions lost", whole.transactions_lost, "transactions", of.clone()),
+        finding("transactions not on the medium", whole.transactions.abs_diff(on_disk), "transactions", of),
+        finding("bytes lost", whole.bytes_lost, "bytes", format!("of {} written", whole.bytes)),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_lost_is_a_miss_and_a_pause_is_compared_with_the_paper() {
+        let whole = Whole::of("whole 7 0 4096 0").expect("a line");
+        assert!(!lost(&whole, 7).iter().any(Finding::missed) && lost(&whole, 6)[1].missed());
+        let lossy = Whole::of("whole 7 1 8192 4096").expect("a line");
+        assert!(lost(&lossy, 7)[0].missed() && lost(&lossy, 7)[2].missed());
+        assert_eq!((Whole::of("whole 7"), Whole::of("gone")), (None, None));
+        let [pause, _] = of_move(&[0.0, 1.0, 1.07], &Event { name: "home".into(), begun: 1.01, ended: 1.1 });
+        assert_eq!(pause.judged.median().round(), 10.0);
+    }
+
+    #[test]
+    fn machine_moves_twice_and_home_with_its_disk_and_loses_nothing() {
+        let Some(lab) = Lab::for_test() else { return };
+        let found = travel(&lab, 8 << 20, Duration::from_millis(200)).expect("it arrives");
+        let of = |what: &str| {
+            let finding = found.iter().find(|finding| finding.what == what);
+            finding.unwrap_or_else(|| panic!("no {what}")).ours.spread.median()
+        };
+        for what in ["transactions lost", "transactions not on the medium", "bytes lost"] {
+            assert_eq!(of(what), 0.0, "{what}");
+        }
+        for name in ["to desk", "to rack", "home"] {
+            assert!(of(&format!("{name}: the longest pause")) > 0.0, "{name}");
+        }
+        assert!(of("SQLite during swap") >= 0.0 && of("SQLite after all of it") > 0.0);
+    }
 }

@@ -164,7 +164,7 @@ pub const ALL: [Benchmark; 28] = [
     },
     Benchmark {
         name: journey::NAME,
-        target: "no failed transaction while a database goes to another host with its disk, and back (Netbus, Figures 10 and 11)",
+        target: "no transaction and no byte lost while a machine with a database goes to two hosts with its disk, and home (Netbus, Figure 10)",
         by_default: false,
         run: journey::run,
     },
