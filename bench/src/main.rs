@@ -52,6 +52,7 @@ use crate::{
   farbus-bench links                      1 to 8 links on a path that loses, as root
   farbus-bench timeline journey --plots .
                                           of a database whose disk moves, and of one that moves along
+  farbus-bench netbus --plots .           the figures and tables of Netbus (2007); Figure 8 as root
   farbus-bench line --plots .             the execution-time line and the depth rule of the 2005 paper
   farbus-bench survey --json survey.json
   farbus-bench modules --plots .          what a pair of modules costs; ten minutes
@@ -128,6 +129,9 @@ impl Arguments {
                 for Benchmark { name, target, .. } in &benchmarks::ALL {
                     println!("{name:<14} {target}");
                 }
+                for (name, all) in benchmarks::GROUPS {
+                    println!("{name:<14} these: {}", all.join(", "));
+                }
                 Ok(ExitCode::SUCCESS)
             }
             Some(Action::Peer { kind, ref told }) => peers::serve(kind, told.as_deref()).map(|()| ExitCode::SUCCESS),
@@ -195,14 +199,20 @@ impl Arguments {
     }
 
     fn chosen(&self) -> Result<Vec<&'static Benchmark>> {
-        let known = |name: &&String| benchmarks::ALL.iter().any(|benchmark| benchmark.name == name.as_str());
-        let named: Vec<&String> = self.names.iter().chain(&self.only).collect();
+        let known = |name: &&str| benchmarks::ALL.iter().any(|benchmark| benchmark.name == *name);
+        let mut named = Vec::new();
+        for name in self.names.iter().chain(&self.only) {
+            match benchmarks::GROUPS.iter().find(|(group, _)| group == name) {
+                Some((_, all)) => named.extend_from_slice(all),
+                None => named.push(name.as_str()),
+            }
+        }
         if let Some(unknown) = named.iter().find(|name| !known(name)) {
             bail!("there is no benchmark {unknown}; `farbus-bench list` names them");
         }
         let asked_for = |benchmark: &&Benchmark| match named.as_slice() {
             [] => benchmark.by_default,
-            names => names.iter().any(|name| *name == benchmark.name),
+            names => names.contains(&benchmark.name),
         };
         Ok(benchmarks::ALL.iter().filter(asked_for).collect())
     }

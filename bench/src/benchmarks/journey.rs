@@ -26,11 +26,11 @@ use crate::{
 };
 
 pub const NAME: &str = "journey";
-/// Netbus, page 13: how long the paper's disk was quiet in a move, with 6 requests pending on average; that was a part
-/// of the 115 ms for which the machine stood still.
+/// Netbus, section 7.7: how long the paper's disk was quiet in a move, with 6 requests pending on average; that was a
+/// part of the 115 ms for which the machine stood still.
 const PAPER_QUIET_MS: f64 = 7.0;
 const PAPER_STOPPED_MS: f64 = 115.0;
-/// Netbus, page 13: what the clients lost of their throughput while memory was copied, for 6 s.
+/// Netbus, section 7.7: what the clients lost of their throughput while memory was copied, for 6 s.
 const PAPER_DROP_PERCENT: f64 = 28.0;
 /// The machine: Python, because its SQLite is everywhere.
 const MACHINE: &str = include_str!("machine.py");

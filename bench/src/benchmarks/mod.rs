@@ -1,6 +1,7 @@
 //! One file for each group of targets.
 
 mod block;
+mod camera;
 mod congestion;
 mod cpu;
 mod database;
@@ -8,6 +9,7 @@ mod deep;
 mod device;
 mod distance;
 mod encrypted;
+mod files;
 mod journey;
 mod line;
 mod links;
@@ -41,7 +43,7 @@ pub struct Benchmark {
     pub run: fn(&Lab) -> Result<Vec<Finding>>,
 }
 
-pub const ALL: [Benchmark; 28] = [
+pub const ALL: [Benchmark; 30] = [
     Benchmark {
         name: round_trip::NAME,
         target: "one URB at a time, 64 B to 64 KiB: at least 0.90 of a bare blocking request/reply loop",
@@ -139,8 +141,20 @@ pub const ALL: [Benchmark; 28] = [
         run: overhead::run,
     },
     Benchmark {
+        name: files::NAME,
+        target: "none: files written to a block disk and a USB disk, here and remote, with a cache and without, 1 to 8 at once (Netbus, Figures 3 to 6)",
+        by_default: false,
+        run: files::run,
+    },
+    Benchmark {
+        name: camera::NAME,
+        target: "none: frames a second of a camera's isochronous endpoint, here and remote (Netbus, Figure 7)",
+        by_default: false,
+        run: camera::run,
+    },
+    Benchmark {
         name: stages::NAME,
-        target: "none: where a block request's time goes (Netbus, Tables 1 and 2)",
+        target: "none: where the time of a block and of a USB request goes, local, remote and by NBD (Netbus, Tables 1 and 2)",
         by_default: true,
         run: stages::run,
     },
@@ -212,6 +226,21 @@ pub const ALL: [Benchmark; 28] = [
     },
 ];
 
+/// Names that stand for several benchmarks.
+pub const GROUPS: [(&str, &[&str]); 1] = [(
+    "netbus",
+    &[
+        overhead::NAME,
+        files::NAME,
+        camera::NAME,
+        block::PARALLEL,
+        stages::NAME,
+        congestion::NAME,
+        journey::NAME,
+        timeline::NAME,
+    ],
+)];
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -219,5 +248,14 @@ mod tests {
     #[test]
     fn the_command_completes_the_names_that_there_are() {
         assert_eq!(ALL.map(|benchmark| benchmark.name), farbus::internals::command::bench::NAMES);
+        assert_eq!(GROUPS.map(|(name, _)| name), farbus::internals::command::bench::GROUPS);
+    }
+
+    #[test]
+    fn each_name_of_a_group_is_a_benchmark_s_and_no_benchmark_has_a_group_s_name() {
+        let is_one = |name: &str| ALL.iter().any(|benchmark| benchmark.name == name);
+        for (group, names) in GROUPS {
+            assert!(!is_one(group) && names.iter().all(|name| is_one(name)), "{group}");
+        }
     }
 }

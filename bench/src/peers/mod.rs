@@ -7,6 +7,7 @@
 mod flood;
 pub mod inside;
 mod listen;
+pub mod local;
 pub mod nbdkit;
 pub mod ping;
 mod reference;

@@ -1,7 +1,7 @@
 //! `nbdkit memory` and `qemu-nbd`, and an NBD client that keeps a given number of blocks in flight.
 
 use std::{
-    collections::VecDeque,
+    collections::{HashSet, VecDeque},
     io::{Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
     path::Path,
@@ -25,6 +25,7 @@ const REQUEST_MAGIC: u32 = 0x2560_9513;
 const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
 const REQUEST_BYTES: usize = 28;
 const REPLY_BYTES: usize = 16;
+const FLUSH: u16 = 3;
 const OPT_GO: u32 = 7;
 const REP_ACK: u32 = 1;
 const REP_INFO: u32 = 3;
@@ -187,6 +188,31 @@ impl Nbd {
         self.reply()
     }
 
+    /// Writes `data` in requests of `piece` bytes that are all in flight together, as a kernel writes a large record.
+    pub fn write_in_pieces(&mut self, offset: u64, data: &[u8], piece: usize) -> Result<()> {
+        let first = self.cookie;
+        for (at, part) in data.chunks(piece).enumerate() {
+            self.request(Verb::Write, offset + (at * piece) as u64, part.len())?;
+            self.stream.write_all(part)?;
+        }
+        // Servers answer in any order.
+        let mut missing: HashSet<u64> = (first + 1..=self.cookie).collect();
+        while !missing.is_empty() {
+            let cookie = self.any_reply()?;
+            ensure!(missing.remove(&cookie), "the reply to another request");
+        }
+        Ok(())
+    }
+
+    /// Makes every write durable.
+    pub fn flush(&mut self) -> Result<()> {
+        self.cookie += 1;
+        let mut head = request_header(Verb::Read, self.cookie, 0, 0);
+        head[6..8].copy_from_slice(&FLUSH.to_be_bytes());
+        self.stream.write_all(&head)?;
+        self.reply()
+    }
+
     /// Keeps `depth` requests of `bytes` in flight until the time is over, at offsets one after the other or at random.
     pub fn run(&mut self, verb: Verb, bytes: usize, depth: usize, random: bool, limit: Duration) -> Result<Tally> {
         let blocks = self.bytes / bytes as u64;
@@ -251,12 +277,17 @@ impl Nbd {
     }
 
     fn reply(&mut self) -> Result<()> {
+        ensure!(self.any_reply()? == self.cookie, "the reply to another request");
+        Ok(())
+    }
+
+    /// The request that the next reply, which has no data, is to.
+    fn any_reply(&mut self) -> Result<u64> {
         let mut reply = [0; 16];
         self.stream.read_exact(&mut reply)?;
         ensure!(reply[..4] == SIMPLE_REPLY_MAGIC.to_be_bytes(), "not a simple reply: {reply:02x?}");
         ensure!(reply[4..8] == [0; 4], "the NBD server answered with error {:02x?}", &reply[4..8]);
-        ensure!(reply[8..] == self.cookie.to_be_bytes(), "the reply to another request");
-        Ok(())
+        Ok(u64::from_be_bytes(reply[8..].try_into().expect("eight bytes")))
     }
 }
 
@@ -290,7 +321,11 @@ mod tests {
             let tally = nbd.run(verb, 4096, 32, random, Duration::from_millis(20)).expect("answered");
             assert!(tally.urbs >= 32 && tally.bytes == tally.urbs * 4096);
         }
+        let data: Vec<u8> = (0..10_000_u32).map(|at| at as u8).collect();
+        nbd.write_in_pieces(4096, &data[..8192], 4096).expect("written");
+        nbd.flush().expect("durable");
         nbd.read_at(4096, &mut buffer).expect("still in step");
+        assert!(buffer == data[..8192]);
         assert!(nbd.read_at(1 << 20, &mut buffer).is_err());
     }
 }

@@ -23,7 +23,7 @@ use farbus::{
         self, Clock, DeviceRecord,
         blocks::{MemoryMedium, SparseMemory, StoreDevice},
         native::{
-            RemoteBlock, RemoteUsb, Served, ServedBlock, ServedUsb, Services,
+            RemoteBlock, RemoteUsb, Served, ServedBlock, ServedUsb, Services, Timed,
             control::{Cause, Class, End, Mode, Open},
         },
     },
@@ -32,8 +32,8 @@ use farbus::{
     internals::port::session::SessionPort,
     internals::socket_place::Place,
     model::{
-        BlockDevice, BlockDone, BlockId, BlockRequest, BlockStore, BufferPool, Completions, Device, EpAddr, Limits,
-        Medium, Payload, Setup, Speed, Status, Urb, UrbId,
+        BlockDevice, BlockDone, BlockId, BlockRequest, BlockStore, BufferPool, Completions, Device, EpAddr, IsoPacket,
+        Limits, Medium, Payload, Setup, Speed, Status, Urb, UrbId,
     },
 };
 
@@ -81,6 +81,15 @@ pub fn serve(listener: &TcpListener) -> Result<()> {
             }
         });
     }
+}
+
+/// Serves them on a thread of a test.
+#[cfg(test)]
+pub fn serve_for_test() -> SocketAddr {
+    let listener = TcpListener::bind(ANY_LOOPBACK_PORT).expect("a port");
+    let address = listener.local_addr().expect("an address");
+    thread::spawn(move || serve(&listener));
+    address
 }
 
 /// Serves the disk of the exporter at `address` by NBD, as `farbus attach --via nbd` does.
@@ -276,6 +285,15 @@ pub struct Stages {
     pub back_us: f64,
 }
 
+impl Stages {
+    /// Of a request that took `whole_us` for its user, and was timed.
+    fn of(whole_us: f64, timed: Timed) -> Self {
+        let us = |ns: u64| ns as f64 / 1000.0;
+        let (bus_us, network_us, back_us) = (us(timed.bus_ns()), us(timed.network_ns()), us(timed.device_ns()));
+        Self { front_us: whole_us - us(timed.total_ns), bus_us, network_us, back_us }
+    }
+}
+
 impl Disk {
     /// The stages of `count` requests, one at a time: of those that the session measures.
     pub fn stages(&mut self, verb: Verb, bytes: usize, count: usize) -> Result<Vec<Stages>> {
@@ -293,9 +311,23 @@ impl Disk {
             let whole_us = began.elapsed().as_nanos() as f64 / 1000.0;
             self.done.pool.recycle(done.payload);
             if let Some(timed) = self.linked.status().take_timed() {
-                let us = |ns: u64| ns as f64 / 1000.0;
-                let (bus_us, network_us, back_us) = (us(timed.bus_ns()), us(timed.network_ns()), us(timed.device_ns()));
-                stages.push(Stages { front_us: whole_us - us(timed.total_ns), bus_us, network_us, back_us });
+                stages.push(Stages::of(whole_us, timed));
+            }
+        }
+        Ok(stages)
+    }
+}
+
+impl UsbLoad<SessionPort> {
+    /// The stages of `count` bulk transfers, one at a time: of those that the session measures.
+    pub fn stages(&mut self, direction: Direction, bytes: usize, count: usize) -> Result<Vec<Stages>> {
+        let mut stages = Vec::with_capacity(count);
+        // What was timed before is not of these.
+        let _ = self.port.ask(|linked| linked.status().take_timed());
+        while stages.len() < count {
+            let whole_us = self.one(direction, bytes)?;
+            if let Some(timed) = self.port.ask(|linked| linked.status().take_timed()) {
+                stages.push(Stages::of(whole_us, timed));
             }
         }
         Ok(stages)
@@ -327,6 +359,16 @@ pub enum Pulse {
     Interrupt,
     /// A descriptor.
     Control,
+}
+
+/// What came of an isochronous endpoint.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Streamed {
+    pub bytes: u64,
+    pub seconds: f64,
+    pub packets: u64,
+    /// Packets without all of their data.
+    pub packets_lost: u64,
 }
 
 /// A load on a source/sink device, over any port.
@@ -366,6 +408,61 @@ impl<P: Port> UsbLoad<P> {
         }
         tally.seconds = began.elapsed().as_secs_f64();
         Ok(tally)
+    }
+
+    /// Makes one bulk transfer; returns how long it took, µs.
+    pub fn one(&mut self, direction: Direction, bytes: usize) -> Result<f64> {
+        let id = UrbId(self.next);
+        self.next += 1;
+        let urb = match direction {
+            Direction::In => Urb::data_in(id, EpAddr::from_byte(0x81), bytes as u32),
+            Direction::Out => Urb::data_out(id, EpAddr::from_byte(0x01), vec![0; bytes].into()),
+        };
+        let asked = Instant::now();
+        self.port.submit(urb);
+        let done = self.port.wait(None)?.context("nothing was answered")?;
+        let us = asked.elapsed().as_nanos() as f64 / 1000.0;
+        ensure!(done.status == Status::Ok && done.actual as usize == bytes, "a transfer ended so: {done:?}");
+        self.port.recycle(done.payload);
+        Ok(us)
+    }
+
+    /// Keeps `depth` isochronous IN transfers of `packets` packets in flight until the time is over. Bytes are those of
+    /// packets that came; the time is from the first completion to the last.
+    pub fn stream(&mut self, packets: usize, packet_bytes: usize, depth: usize, limit: Duration) -> Result<Streamed> {
+        // The setting that has the isochronous endpoints.
+        self.port.submit(Urb::control(UrbId(0), Setup::set_interface(0, 1), Payload::Empty));
+        self.port.wait(None)?.context("the device did not answer")?;
+        let urb = |id| {
+            let mut urb = Urb::data_in(id, EpAddr::from_byte(0x83), (packets * packet_bytes) as u32);
+            urb.flags.iso_asap = true;
+            urb.interval = 1;
+            let packet = |at| IsoPacket { offset: at, length: packet_bytes as u32, ..IsoPacket::default() };
+            urb.iso = (0..packets).map(|at| packet((at * packet_bytes) as u32)).collect();
+            urb
+        };
+        let (mut seen, mut in_flight, began) = (Streamed::default(), 0, Instant::now());
+        let mut first = None;
+        while began.elapsed() < limit || in_flight > 0 {
+            while in_flight < depth && began.elapsed() < limit {
+                self.port.submit(urb(UrbId(self.next)));
+                self.next += 1;
+                in_flight += 1;
+            }
+            let done = self.port.wait(None)?.context("nothing was answered")?;
+            in_flight -= 1;
+            ensure!(done.status == Status::Ok, "a transfer ended so: {done:?}");
+            let first = *first.get_or_insert_with(Instant::now);
+            seen.seconds = first.elapsed().as_secs_f64();
+            let came = done.iso.iter().filter(|packet| packet.status == Status::Ok);
+            let bytes = came.map(|packet| u64::from(packet.actual)).sum::<u64>();
+            seen.packets += packets as u64;
+            seen.packets_lost += (packets as u64).saturating_sub(bytes / packet_bytes as u64);
+            // The first transfer only starts the clock.
+            seen.bytes += if seen.seconds > 0.0 && seen.packets > packets as u64 { bytes } else { 0 };
+            self.port.recycle(done.payload);
+        }
+        Ok(seen)
     }
 
     /// Keeps `depth` transfers in flight until the time is over.

@@ -12,7 +12,7 @@ use super::Failure;
 /// The program's name.
 pub const PROGRAM: &str = "farbus-bench";
 /// The names of its measurements; one of the program's tests compares them with this list.
-pub const NAMES: [&str; 28] = [
+pub const NAMES: [&str; 30] = [
     "round-trip",
     "syscalls",
     "program",
@@ -29,6 +29,8 @@ pub const NAMES: [&str; 28] = [
     "block-parallel",
     "native",
     "overhead",
+    "files",
+    "camera",
     "stages",
     "congestion",
     "mixed",
@@ -43,6 +45,9 @@ pub const NAMES: [&str; 28] = [
     "survey",
 ];
 
+/// The names that stand for several of them.
+pub const GROUPS: [&str; 1] = ["netbus"];
+
 /// Measure farbus here, against its peers and the papers' figures.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "It starts farbus-bench, from the folder of this program or from PATH.\n\n\
@@ -51,6 +56,7 @@ pub const NAMES: [&str; 28] = [
     farbus bench device                   raw device, 4 KiB requests; 5 minutes\n  \
     farbus bench modules --plots .        what a pair of modules costs; 10 minutes\n  \
     farbus bench realtime --plots .       the real-time paper, in simulation\n  \
+    farbus bench netbus --plots .         the figures and tables of Netbus\n  \
     farbus bench round-trip deep --quick  two of them, shortened\n  \
     farbus bench -- --help                all its options\n\n\
     Exit codes: 0 all targets are met, 1 one is missed, 2 something could not be measured.")]
@@ -77,7 +83,7 @@ impl TypedValueParser for Named {
     }
 
     fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
-        Some(Box::new(["list"].into_iter().chain(NAMES).map(PossibleValue::new)))
+        Some(Box::new(["list"].into_iter().chain(GROUPS).chain(NAMES).map(PossibleValue::new)))
     }
 }
 
