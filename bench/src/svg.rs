@@ -14,7 +14,7 @@ pub struct Chart {
 pub struct Panel {
     /// The axis's label, with its unit.
     pub up: String,
-    /// Whether the scale is logarithmic; values then have to be above zero.
+    /// Whether the scale is logarithmic; values that are not above zero are then drawn at its lower end.
     pub is_logarithmic: bool,
     pub lines: Vec<Line>,
 }
@@ -130,8 +130,10 @@ struct Scale {
 impl Scale {
     /// A scale from zero, or from a power of ten.
     fn over(values: impl Iterator<Item = f64>, is_logarithmic: bool) -> Self {
-        let (least, most) = ends(values);
+        // Nothing but what is above zero has a place on a logarithmic scale.
+        let (least, most) = ends(values.filter(|&value| !is_logarithmic || value > 0.0));
         if is_logarithmic {
+            let (least, most) = if least > 0.0 { (least, most) } else { (1.0, 10.0) };
             let from = 10_f64.powf(least.log10().floor());
             let to = 10_f64.powf(most.log10().ceil()).max(from * 10.0);
             return Self { from, to, step: 10.0, is_logarithmic };
@@ -181,6 +183,8 @@ mod tests {
         assert_eq!(marks(&[3.0, 95.0], false), [0.0, 20.0, 40.0, 60.0, 80.0, 100.0]);
         assert_eq!(marks(&[0.4, 90.0], true), [0.1, 1.0, 10.0, 100.0]);
         assert_eq!(marks(&[5.0], true).first(), Some(&1.0));
+        assert_eq!(marks(&[0.0, 5.0], true), [1.0, 10.0]);
+        assert_eq!(marks(&[0.0], true), [1.0, 10.0]);
         let close: Vec<_> = Scale::close_over([-104.0, 3.0].into_iter()).marks().collect();
         assert_eq!(close, [-125.0, -100.0, -75.0, -50.0, -25.0, 0.0, 25.0]);
         let scale = Scale::over([1.0, 100.0].into_iter(), true);
