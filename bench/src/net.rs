@@ -54,7 +54,9 @@ impl Net {
             let _ = here(&format!("ip netns exec {host} ethtool -K cable tso off gso off gro off"));
         }
         let shape = format!("root tbf rate {mbit}mbit burst 128kb latency 30ms");
-        for (device, at) in [(ours.as_str(), String::new()), ("near", format!("ip netns exec {router} "))] {
+        // The last one is where a flow from the other host competes with what this machine sends.
+        let at_router = format!("ip netns exec {router} ");
+        for (device, at) in [(ours.as_str(), ""), ("near", &at_router), ("port48", &at_router)] {
             let _ = here(&format!("{at}ethtool -K {device} tso off gso off gro off"));
             here(&format!("{at}tc qdisc add dev {device} {shape}"))?;
         }
