@@ -10,6 +10,7 @@
 use std::{
     collections::VecDeque,
     fs::File,
+    io::{Read, Write},
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
     thread,
@@ -39,12 +40,12 @@ use crate::{
 pub const NAME: &str = "files";
 const MIB: u64 = 1 << 20;
 /// A record of a block disk, and of a USB disk (the paper's).
-const RECORD_BYTES: usize = 8 << 20;
+pub const RECORD_BYTES: usize = 8 << 20;
 const USB_RECORD_BYTES: usize = 4 << 20;
 /// A request that a kernel makes of a record.
 const REQUEST_BYTES: usize = 128 << 10;
 /// The size of each of several files that are written at once (the paper's).
-const PARALLEL_BYTES: u64 = 32 * MIB;
+pub const PARALLEL_BYTES: u64 = 32 * MIB;
 
 /// What the paper's text says of a figure whose values it only draws: `(MB or files, remote as a share of local)`.
 struct Paper {
@@ -96,7 +97,7 @@ const QUICK: Plan = Plan {
 };
 
 /// A disk that is written a record at a time.
-trait Disk: Send {
+pub trait Disk: Send {
     /// Writes a record and makes it durable.
     fn write(&mut self, offset: u64, record: &[u8]) -> Result<()>;
     fn read(&mut self, offset: u64, to: &mut [u8]) -> Result<()>;
@@ -155,7 +156,7 @@ impl BlockStore for Image {
     }
 }
 
-impl Disk for Nbd {
+impl<S: Read + Write + Send> Disk for Nbd<S> {
     fn write(&mut self, offset: u64, record: &[u8]) -> Result<()> {
         self.write_in_pieces(offset, record, REQUEST_BYTES)?;
         self.flush()
@@ -199,18 +200,18 @@ impl Cache {
 
 /// A file and how it is written.
 #[derive(Clone, Copy)]
-struct Writing {
-    first: u64,
-    bytes: u64,
-    record_bytes: usize,
-    cache_bytes: usize,
-    limit: Duration,
+pub struct Writing {
+    pub first: u64,
+    pub bytes: u64,
+    pub record_bytes: usize,
+    pub cache_bytes: usize,
+    pub limit: Duration,
 }
 
 impl Writing {
     /// Writes the file; returns MB/s as Iozone counts them: what is still in the cache at the end costs nothing. What
     /// was written is then read.
-    fn run(self, disk: &mut dyn Disk) -> Result<f64> {
+    pub fn run(self, disk: &mut dyn Disk) -> Result<f64> {
         let mut record = vec![0xa5; self.record_bytes.min(self.bytes as usize)];
         let mut cache = Cache { room_bytes: self.cache_bytes, records: VecDeque::new() };
         let (mut written, began) = (0, Instant::now());

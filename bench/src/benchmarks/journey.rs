@@ -7,18 +7,18 @@
 //! copy, so what is measured is the disk's part of a move. `farbus-rig run redir-migrate-hosts` moves a real one.
 
 use std::{
-    io::{BufRead, BufReader, Write},
-    os::unix::net::UnixStream,
-    path::PathBuf,
     process::Command,
     thread,
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, bail, ensure};
-use serde_json::{Value, json};
+use anyhow::{Context, Result, bail};
 
-use super::database::{Event, Folder, Process, chart, findings, longest_pause_ms};
+use super::{
+    database::{Event, Folder, Process, chart, findings, longest_pause_ms},
+    hosts::{Attached, EXPORTER, Hosts},
+    hot_swap,
+};
 use crate::{
     lab::{Lab, Subject},
     report::{Finding, Quantity},
@@ -38,82 +38,6 @@ const MACHINE: &str = include_str!("machine.py");
 const CHECK: &str = "import sqlite3, sys; db = sqlite3.connect(f'file:{sys.argv[1]}?mode=ro', uri=True); \
     assert db.execute('pragma integrity_check').fetchone() == ('ok',); \
     print(db.execute('select max(n) + 1 from t').fetchone()[0])";
-
-/// A host of its own: processes of one do not find those of another.
-struct Host<'a> {
-    name: &'static str,
-    lab: &'a Lab,
-    state: PathBuf,
-    run: PathBuf,
-}
-
-impl Host<'_> {
-    fn command(&self, words: &[&str]) -> Result<Command> {
-        let mut command = Command::new(self.lab.farbus_program()?);
-        command.args(words).env("XDG_RUNTIME_DIR", &self.run).env("FARBUS_STATE", &self.state);
-        command.env("FARBUS_NAME", self.name);
-        Ok(command)
-    }
-
-    fn start(&self, words: &[&str]) -> Result<Process> {
-        Process::start(self.command(words)?)
-    }
-
-    fn ok(&self, words: &[&str]) -> Result<()> {
-        let ended = self.command(words)?.output()?;
-        match ended.status.success() {
-            true => Ok(()),
-            false => bail!("farbus {words:?}: {}", String::from_utf8_lossy(&ended.stderr)),
-        }
-    }
-
-    fn pair(&self, joins: &Host<'_>) -> Result<()> {
-        let mut waiting = self.start(&["pair", "--listen", "127.0.0.1:0", "--json"])?;
-        let said: Value = serde_json::from_str(&waiting.wait_for("\"code\"")?)?;
-        let word = |what: &str| said[what].as_str().map(str::to_owned).context("a host that pairs says where and how");
-        joins.ok(&["pair", &word("address")?, &word("code")?])
-    }
-
-    /// The disk as this host names it.
-    fn disk(&self) -> &'static str {
-        if self.name == EXPORTER { "disk" } else { "lab3/disk" }
-    }
-}
-
-/// The host whose disk it is.
-const EXPORTER: &str = "lab3";
-
-/// The disk at one host, as a machine there has it.
-struct Attached {
-    process: Process,
-    socket: PathBuf,
-    /// Where its process is asked.
-    control: PathBuf,
-}
-
-impl Attached {
-    fn at(host: &Host<'_>, folder: &Folder, address: &str, more: &[&str]) -> Result<Self> {
-        let socket = folder.place(&format!("{}.sock", host.name));
-        let place = socket.to_str().context("a plain path")?;
-        let words = ["attach", host.disk(), "--via", "nbd", "--socket", place];
-        let away = ["--address", address];
-        let mut process = host.start(&[&words[..], if host.name == EXPORTER { &[] } else { &away }, more].concat())?;
-        process.wait_for(place)?;
-        let control = host.run.join(format!("farbus/{}.sock", process.id()));
-        Ok(Self { process, socket, control })
-    }
-
-    /// Says to it that the machine of this process has stopped for good.
-    fn depart(&self, machine: u32) -> Result<()> {
-        let mut stream = UnixStream::connect(&self.control)?;
-        writeln!(stream, "{}", json!({ "ask": "depart", "device": "disk", "process": machine }))?;
-        let mut answer = String::new();
-        BufReader::new(stream).read_line(&mut answer)?;
-        let answer: Value = serde_json::from_str(&answer)?;
-        ensure!(answer.get("ok").is_some(), "the disk does not leave: {answer}");
-        Ok(())
-    }
-}
 
 /// What the machine found at the end.
 #[derive(Debug, PartialEq, Eq)]
@@ -137,26 +61,16 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
         bail!("only farbus moves disks");
     }
     let (bytes, pause) = if lab.quick { (32 << 20, 1) } else { (256 << 20, 3) };
-    travel(lab, bytes, Duration::from_secs(pause))
+    let mut found = travel(lab, bytes, Duration::from_secs(pause))?;
+    found.extend(hot_swap::run(NAME, lab)?);
+    Ok(found)
 }
 
 fn travel(lab: &Lab, bytes: u64, pause: Duration) -> Result<Vec<Finding>> {
     let folder = Folder::new(NAME)?;
-    let host = |name: &'static str| -> Result<Host<'_>> {
-        Ok(Host { name, lab, state: folder.place(name), run: folder.folder(&format!("run-{name}"))? })
-    };
-    let [lab3, desk, rack] = [host(EXPORTER)?, host("desk")?, host("rack")?];
-    for importer in [&desk, &rack] {
-        lab3.pair(importer)?;
-        lab3.ok(&["allow", importer.name, "all"])?;
-    }
-    desk.pair(&rack)?;
-    let disk = format!("disk:{},name=disk", folder.database("first.img", bytes)?.display());
-    let mut share = lab3.start(&["share", &disk, "--secure", "127.0.0.1:0"])?;
-    let line = share.wait_for("for paired hosts")?;
-    let address = line.split_whitespace().nth(2).context("a share says where it listens")?.to_owned();
-
-    let mut here = Attached::at(&lab3, &folder, &address, &[])?;
+    let hosts = Hosts::new(lab, &folder, &folder.database("first.img", bytes)?)?;
+    let Hosts { lab3, desk, rack, address, .. } = &hosts;
+    let mut here = Attached::at(lab3, &folder, address, &[])?;
     let mut command = Command::new("python3");
     command.args(["-c", MACHINE]);
     let mut machine = Process::start(command)?;
@@ -166,10 +80,10 @@ fn travel(lab: &Lab, bytes: u64, pause: Duration) -> Result<Vec<Finding>> {
     let since = || began.elapsed().as_secs_f64();
     let (mut moves, mut events) = (Vec::new(), Vec::new());
     let second = folder.place("second.img");
-    for (from, to) in [(&lab3, &desk), (&desk, &rack), (&rack, &lab3)] {
+    for (from, to) in [(lab3, desk), (desk, rack), (rack, lab3)] {
         thread::sleep(pause);
         let begun = since();
-        let there = Attached::at(to, &folder, &address, &["--inherit"])?;
+        let there = Attached::at(to, &folder, address, &["--inherit"])?;
         machine.tell(&format!("there {}", there.socket.display()))?;
         machine.wait_for("there")?;
         from.ok(&["migrate", from.disk(), "--to", to.name, "--with-machine"])?;

@@ -10,6 +10,8 @@ mod device;
 mod distance;
 mod encrypted;
 mod files;
+mod hosts;
+mod hot_swap;
 mod journey;
 mod line;
 mod links;
@@ -178,7 +180,7 @@ pub const ALL: [Benchmark; 30] = [
     },
     Benchmark {
         name: journey::NAME,
-        target: "no transaction and no byte lost while a machine with a database goes to two hosts with its disk, and home (Netbus, Figure 10)",
+        target: "no transaction and no byte lost while a machine with a database goes to two hosts with its disk, and home; files written before a move, after it and after a swap there (Netbus, Figures 10 and 11)",
         by_default: false,
         run: journey::run,
     },

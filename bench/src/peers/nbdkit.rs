@@ -124,8 +124,8 @@ impl Drop for NbdPeer {
 }
 
 /// The default export of an NBD server, used with simple replies.
-pub struct Nbd {
-    stream: TcpStream,
+pub struct Nbd<S = TcpStream> {
+    stream: S,
     pub bytes: u64,
     cookie: u64,
     seed: u64,
@@ -133,11 +133,15 @@ pub struct Nbd {
 
 impl Nbd {
     pub fn connect(address: SocketAddr) -> Result<Self> {
-        Self::negotiate(TcpStream::connect(address)?)
-    }
-
-    fn negotiate(mut stream: TcpStream) -> Result<Self> {
+        let stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
+        Self::negotiate(stream)
+    }
+}
+
+impl<S: Read + Write> Nbd<S> {
+    /// Chooses the default export of the server at the other end.
+    pub fn negotiate(mut stream: S) -> Result<Self> {
         let mut greeting = [0; 18];
         stream.read_exact(&mut greeting)?;
         ensure!(greeting[..8] == NBD_MAGIC.to_be_bytes(), "not an NBD server");

@@ -1,0 +1,119 @@
+//! Three paired hosts on this machine: one shares a disk, and the disk may be attached at each of them in turn.
+
+use std::{
+    io::{BufRead, BufReader, Write},
+    os::unix::net::UnixStream,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Value, json};
+
+use super::database::{Folder, Process};
+use crate::lab::Lab;
+
+/// The hosts, and the share of the disk.
+pub struct Hosts<'a> {
+    pub lab3: Host<'a>,
+    pub desk: Host<'a>,
+    pub rack: Host<'a>,
+    /// Where the exporter listens for paired hosts.
+    pub address: String,
+    _share: Process,
+}
+
+impl<'a> Hosts<'a> {
+    pub fn new(lab: &'a Lab, folder: &Folder, image: &Path) -> Result<Self> {
+        let host = |name: &'static str| -> Result<Host<'a>> {
+            Ok(Host { name, lab, state: folder.place(name), run: folder.folder(&format!("run-{name}"))? })
+        };
+        let [lab3, desk, rack] = [host(EXPORTER)?, host("desk")?, host("rack")?];
+        for importer in [&desk, &rack] {
+            lab3.pair(importer)?;
+            lab3.ok(&["allow", importer.name, "all"])?;
+        }
+        desk.pair(&rack)?;
+        let disk = format!("disk:{},name=disk", image.display());
+        let mut share = lab3.start(&["share", &disk, "--secure", "127.0.0.1:0"])?;
+        let line = share.wait_for("for paired hosts")?;
+        let address = line.split_whitespace().nth(2).context("a share says where it listens")?.to_owned();
+        Ok(Self { lab3, desk, rack, address, _share: share })
+    }
+}
+
+/// A host of its own: processes of one do not find those of another.
+pub struct Host<'a> {
+    pub name: &'static str,
+    lab: &'a Lab,
+    state: PathBuf,
+    run: PathBuf,
+}
+
+impl Host<'_> {
+    pub fn command(&self, words: &[&str]) -> Result<Command> {
+        let mut command = Command::new(self.lab.farbus_program()?);
+        command.args(words).env("XDG_RUNTIME_DIR", &self.run).env("FARBUS_STATE", &self.state);
+        command.env("FARBUS_NAME", self.name);
+        Ok(command)
+    }
+
+    pub fn start(&self, words: &[&str]) -> Result<Process> {
+        Process::start(self.command(words)?)
+    }
+
+    pub fn ok(&self, words: &[&str]) -> Result<()> {
+        let ended = self.command(words)?.output()?;
+        match ended.status.success() {
+            true => Ok(()),
+            false => bail!("farbus {words:?}: {}", String::from_utf8_lossy(&ended.stderr)),
+        }
+    }
+
+    fn pair(&self, joins: &Host<'_>) -> Result<()> {
+        let mut waiting = self.start(&["pair", "--listen", "127.0.0.1:0", "--json"])?;
+        let said: Value = serde_json::from_str(&waiting.wait_for("\"code\"")?)?;
+        let word = |what: &str| said[what].as_str().map(str::to_owned).context("a host that pairs says where and how");
+        joins.ok(&["pair", &word("address")?, &word("code")?])
+    }
+
+    /// The disk as this host names it.
+    pub fn disk(&self) -> &'static str {
+        if self.name == EXPORTER { "disk" } else { "lab3/disk" }
+    }
+}
+
+/// The host whose disk it is.
+pub const EXPORTER: &str = "lab3";
+
+/// The disk at one host, as a machine there has it.
+pub struct Attached {
+    pub process: Process,
+    pub socket: PathBuf,
+    /// Where its process is asked.
+    control: PathBuf,
+}
+
+impl Attached {
+    pub fn at(host: &Host<'_>, folder: &Folder, address: &str, more: &[&str]) -> Result<Self> {
+        let socket = folder.place(&format!("{}.sock", host.name));
+        let place = socket.to_str().context("a plain path")?;
+        let words = ["attach", host.disk(), "--via", "nbd", "--socket", place];
+        let away = ["--address", address];
+        let mut process = host.start(&[&words[..], if host.name == EXPORTER { &[] } else { &away }, more].concat())?;
+        process.wait_for(place)?;
+        let control = host.run.join(format!("farbus/{}.sock", process.id()));
+        Ok(Self { process, socket, control })
+    }
+
+    /// Says to it that the machine of this process has stopped for good.
+    pub fn depart(&self, machine: u32) -> Result<()> {
+        let mut stream = UnixStream::connect(&self.control)?;
+        writeln!(stream, "{}", json!({ "ask": "depart", "device": "disk", "process": machine }))?;
+        let mut answer = String::new();
+        BufReader::new(stream).read_line(&mut answer)?;
+        let answer: Value = serde_json::from_str(&answer)?;
+        ensure!(answer.get("ok").is_some(), "the disk does not leave: {answer}");
+        Ok(())
+    }
+}
