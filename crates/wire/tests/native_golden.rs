@@ -26,7 +26,7 @@ use farbus_wire::native::stream::{self, Format, Frame, PixelFormat};
 use farbus_wire::native::usb::{self, Request};
 use farbus_wire::native::{
     Arrived, Flow, Head, Hello, Kind, Lane, LaneLimits, LanePosition, Message, Options, Outcome, Part, SessionId,
-    Urgency, Welcome,
+    Urgency, Welcome, retire,
 };
 
 const DOCUMENT: &str = include_str!("../../../docs/protocol.md");
@@ -69,6 +69,7 @@ enum Said {
     Piped(Kind, u16, &'static [u8], &'static [u8]),
     Reserve(Word),
     Identity(Statement),
+    Retire(retire::Word),
     /// Bytes that no host on the way reads.
     MigrationState(&'static [u8]),
     Opened(u16, Opened, Description),
@@ -126,6 +127,7 @@ impl Said {
                 ..Message::control(Kind::Reserve, STICK, 0, word.encode().into())
             },
             Said::Identity(statement) => Message::control(Kind::Identity, DISK, 0, statement.encode().into()),
+            Said::Retire(word) => Message::control(Kind::Retire, DISK, 0, word.encode().into()),
             Said::Answers(answers) => Message::control(Kind::Modules, DISK, 0, encode_answers(answers).into()),
             Said::Piped(kind, tag, head, payload) => {
                 let (mut part, payload) = (Part::empty(), Payload::from(*payload));
@@ -229,6 +231,10 @@ impl Said {
             Said::Identity(statement) => {
                 assert_eq!(Statement::decode(&body), Ok(Some(*statement)));
                 refused_short(&body, |bytes| Statement::decode(bytes).is_err());
+            }
+            Said::Retire(word) => {
+                assert_eq!(retire::Word::decode(&body), Ok(Some(word.clone())));
+                refused_short(&body, |bytes| retire::Word::decode(bytes).is_err());
             }
             Said::MigrationState(migration_state) => assert_eq!(body, *migration_state),
             Said::Opened(_, opened, device) => {
@@ -516,6 +522,9 @@ fn controls() -> Vec<(&'static str, Said)> {
         ("reserve_suspended", Said::Reserve(Word::Report(suspended))),
         ("identity_is", Said::Identity(Statement::Is(identity))),
         ("identity_expected", Said::Identity(Statement::Expected(identity))),
+        ("retire_moving", Said::Retire(retire::Word::Says(retire::Step::Moving))),
+        ("retire_noted", Said::Retire(retire::Word::Noted(retire::Step::Moving))),
+        ("retire_unable", Said::Retire(retire::Word::Unable(retire::Step::Moved, "no room".into()))),
         ("aside", Said::Piped(Kind::Aside, 1, &[], b"rekey")),
         ("cancel", Said::Bare(Kind::Cancel, STICK, 8)),
     ]

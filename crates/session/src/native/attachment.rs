@@ -7,7 +7,8 @@ use std::time::Duration;
 use farbus_model::{Identity, Instant, Pieces};
 use farbus_wire::native::control::{Cause, Close, Credit, End, Inherit, MIGRATION_STATE_NAME_BYTES, Open, Opened};
 use farbus_wire::native::lease::Ends;
-use farbus_wire::native::reserve::{Reservation, ReservationReport, Word};
+use farbus_wire::native::reserve::{self, Reservation, ReservationReport};
+use farbus_wire::native::retire::{Step, Word};
 use farbus_wire::native::{Arrived, Flow, Head, Kind, Message, Part, Urgency};
 
 use super::known_device::KnownDevice;
@@ -45,9 +46,11 @@ pub struct Attachment {
     outbox: VecDeque<Message>,
     /// What to reserve for it, and the state of that.
     reservation_request: ReservationRequest,
-    /// Which device it is.
     /// In how long its lease ends, if that was told and not taken.
     lease_left: Option<Duration>,
+    /// The exporter's answer to a step of a move, if it was not taken.
+    step_answer: Option<(Step, Result<(), String>)>,
+    /// Which device it is.
     known: KnownDevice,
     was_open: bool,
 }
@@ -106,6 +109,7 @@ impl Attachment {
             outbox: VecDeque::new(),
             reservation_request,
             lease_left: None,
+            step_answer: None,
             known: KnownDevice::default(),
             was_open: false,
         };
@@ -116,6 +120,16 @@ impl Attachment {
     /// In how long its lease ends, if its exporter has said so since the last call.
     pub fn take_lease_left(&mut self) -> Option<Duration> {
         self.lease_left.take()
+    }
+
+    /// Tells the exporter what becomes of the disk, which this host moves to its own machine.
+    pub fn say_step(&mut self, step: Step) {
+        self.say(Message::control(Kind::Retire, self.number, 0, Word::Says(step).encode().into()));
+    }
+
+    /// The exporter's latest answer to [`Attachment::say_step`] since the last call: the step was noted, or why not.
+    pub fn take_step_answer(&mut self) -> Option<(Step, Result<(), String>)> {
+        self.step_answer.take()
     }
 
     /// The state of its reservation.
@@ -186,7 +200,7 @@ impl Attachment {
         self.say(Message::control(kind, self.number, 0, bytes.into()));
     }
 
-    fn say_of_reservation(&mut self, word: &Word) {
+    fn say_of_reservation(&mut self, word: &reserve::Word) {
         self.say(Message::control(Kind::Reserve, self.number, 0, word.encode().into()));
     }
 
@@ -205,6 +219,17 @@ impl Attachment {
             Kind::Lease => {
                 if let Some(Ends(left)) = Ends::decode(&arrived.body.contiguous())? {
                     self.lease_left = Some(left);
+                }
+                Ok(Heard::Part)
+            }
+            Kind::Retire => {
+                match Word::decode(&arrived.body.contiguous())? {
+                    None => {}
+                    Some(Word::Noted(step)) => self.step_answer = Some((step, Ok(()))),
+                    Some(Word::Unable(step, why)) => self.step_answer = Some((step, Err(why))),
+                    Some(Word::Says(_)) => {
+                        return Err(Reject::new("step", 0, "an importer says steps, and an exporter answers them"));
+                    }
                 }
                 Ok(Heard::Part)
             }

@@ -6,6 +6,7 @@ use farbus_model::limits::LANES_MAX;
 use farbus_model::{BufferPool, Identity, Instant};
 use farbus_wire::native::control::Cause;
 use farbus_wire::native::reserve;
+use farbus_wire::native::retire::Step;
 use farbus_wire::native::{
     Arrived, Hello, Kind, Lane, LaneLimits, LanePosition, LaneSet, Lanes, Message, Options, Outcome, Part, SessionId,
     Welcome,
@@ -101,6 +102,16 @@ pub trait Attached {
     /// In how long the lease of the attachment ends, if its exporter has said so since the last call.
     fn take_lease_left(&mut self) -> Option<Duration> {
         self.attachment_mut().take_lease_left()
+    }
+
+    /// Tells the exporter what becomes of the disk, which this host moves to its own machine.
+    fn say_step(&mut self, step: Step) {
+        self.attachment_mut().say_step(step);
+    }
+
+    /// The exporter's latest answer to [`Attached::say_step`] since the last call: the step was noted, or why not.
+    fn take_step_answer(&mut self) -> Option<(Step, Result<(), String>)> {
+        self.attachment_mut().take_step_answer()
     }
 
     /// The state of its reservation, if it has one.

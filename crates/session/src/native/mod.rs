@@ -64,7 +64,7 @@ pub mod timing;
 /// The messages: greetings, control, and each class's own.
 pub use farbus_wire::native::{
     Arrived, Flow, Head, Kind, Lane, LaneLimits, LaneSet, Lanes, Message, Part, Urgency, block, control, frame, hello,
-    identity, modules, reserve, stream, usb,
+    identity, modules, reserve, retire, stream, usb,
 };
 
 pub use attachment::{Attachment, Heard, State};

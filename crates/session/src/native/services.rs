@@ -3,6 +3,7 @@
 use farbus_model::{Identity, Instant};
 use farbus_modules::Allowance;
 use farbus_wire::native::control::{Cause, End, Inherit, Open};
+use farbus_wire::native::retire::Step;
 
 use super::served::{Migration, Recalled, Served};
 use crate::reserve::ledger::Path;
@@ -48,6 +49,15 @@ pub trait Services {
     fn identity(&mut self, open: &Open) -> Option<Identity> {
         let _ = open;
         None
+    }
+
+    /// Notes durably what becomes of the disk that `open` opened under this lease and its importer moves.
+    ///
+    /// # Errors
+    /// Why it is not noted.
+    fn note_step(&mut self, open: &Open, lease: u64, step: Step) -> Result<(), String> {
+        let _ = (open, lease, step);
+        Err("nothing is noted here".to_owned())
     }
 
     /// A successor asks for a device that is to be handed over to it. `None`: it was not handed over yet; the session

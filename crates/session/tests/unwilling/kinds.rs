@@ -8,7 +8,7 @@ use farbus_session::native::control::{Cause, Class, Credit, End, Inherit, Mode, 
 use farbus_session::native::identity::Statement;
 use farbus_session::native::modules::encode_offers;
 use farbus_session::native::reserve::{Claim, Reservation, Word};
-use farbus_session::native::{Head, Kind, block, usb};
+use farbus_session::native::{Head, Kind, block, retire, usb};
 
 /// The attachments of a peer that uses devices.
 pub const DISK: u16 = 1;
@@ -90,6 +90,11 @@ pub fn of_importer(kind: Kind) -> Vec<(&'static str, Says)> {
         | Kind::Lease => {
             vec![plain(vec![0; 1000])]
         }
+        Kind::Retire => vec![
+            says("of a disk, again and again", move |turn| frame(kind, DISK, 0, &[turn as u8 % 3]).repeat(64)),
+            says("of what is not there", move |turn| frame(kind, fresh(turn), 0, &[0])),
+            says("of a later word", move |turn| frame(kind, fresh(turn), 0, &[9; 1000])),
+        ],
         Kind::Close => vec![
             says("of what is not there, with more", move |turn| flagged(kind, true, fresh(turn), 0, &[1; 60_000])),
             says("of what is not there", move |turn| frame(kind, fresh(turn), 0, &[])),
@@ -226,6 +231,13 @@ pub fn of_exporter(kind: Kind) -> Vec<(&'static str, Says)> {
         Kind::Reserve => vec![
             says("echoes", move |_| frame(kind, 1, 0, &Word::Echo.encode()).repeat(64)),
             says("trains", move |_| frame(kind, 1, 0, &Word::Train { place: 0, cars: 1 }.encode()).repeat(64)),
+        ],
+        Kind::Retire => vec![
+            says("answers, unasked", move |turn| frame(kind, 1, 0, &[16, turn as u8 % 3]).repeat(64)),
+            says("long reasons", move |_| {
+                frame(kind, 1, 0, &retire::Word::Unable(retire::Step::Moved, "w".repeat(9000)).encode())
+            }),
+            says("of a later word", move |_| frame(kind, 1, 0, &[9; 1000])),
         ],
         Kind::Lease => vec![
             says("ends soon", move |turn| frame(kind, 1, 0, &[&[0][..], &turn.to_le_bytes()].concat()).repeat(64)),

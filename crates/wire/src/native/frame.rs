@@ -70,17 +70,20 @@ pub enum Kind {
     Identity,
     /// About the lease of an attachment ([`super::lease`]); a peer that does not know leases for a time ignores it.
     Lease,
+    /// What becomes of a disk that its importer moves to its own machine ([`super::retire`]); a peer that does not know
+    /// it ignores it.
+    Retire,
     /// A counted kind of a later version, to be ignored.
     Later(u8),
 }
 
-/// A peer may ignore kinds from here on, and [`Kind::Reserve`], [`Kind::Identity`] and [`Kind::Lease`], if it does not
-/// know them.
-const LATER_FIRST: u8 = 0x83;
+/// A peer may ignore kinds from here on, and [`Kind::Reserve`], [`Kind::Identity`], [`Kind::Lease`] and
+/// [`Kind::Retire`], if it does not know them.
+const LATER_FIRST: u8 = 0x84;
 
 impl Kind {
     /// All kinds of this version.
-    pub const ALL: [Kind; 22] = [
+    pub const ALL: [Kind; 23] = [
         Kind::Ping,
         Kind::Pong,
         Kind::Ack,
@@ -103,6 +106,7 @@ impl Kind {
         Kind::Reserve,
         Kind::Identity,
         Kind::Lease,
+        Kind::Retire,
     ];
 
     /// The wire's number.
@@ -130,6 +134,7 @@ impl Kind {
             Kind::Reserve => 128,
             Kind::Identity => 129,
             Kind::Lease => 130,
+            Kind::Retire => 131,
             Kind::Later(code) => code,
         }
     }
@@ -162,6 +167,7 @@ impl Kind {
             128 => Kind::Reserve,
             129 => Kind::Identity,
             130 => Kind::Lease,
+            131 => Kind::Retire,
             LATER_FIRST.. => Kind::Later(code),
             _ => return Err(Reject::new("kind", code as u64, "no frame is of that kind")),
         })

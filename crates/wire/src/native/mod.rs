@@ -13,6 +13,8 @@
 //! | [`modules`] | how two ends agree on modules, and what passes through them |
 //! | [`reserve`] | reservations, and how the path to the importer is measured |
 //! | [`identity`] | which device an attachment uses |
+//! | [`lease`] | when the lease of an attachment ends |
+//! | [`retire`] | what becomes of a disk that its importer moves |
 //! | [`usb`], [`block`], [`stream`] | requests and answers of these device classes |
 //!
 //! `docs/protocol.md` describes it byte by byte.
@@ -29,6 +31,7 @@ pub mod message;
 pub mod modules;
 mod queue;
 pub mod reserve;
+pub mod retire;
 pub mod stream;
 pub mod usb;
 

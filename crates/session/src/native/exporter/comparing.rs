@@ -1,8 +1,10 @@
-//! Comparing device identities with the importer's expectation, and telling the importer.
+//! Comparing device identities with the importer's expectation, and telling the importer. What the importer says of the
+//! disk that it moves.
 
 use farbus_model::Identity;
-use farbus_wire::native::control::{End, Open};
+use farbus_wire::native::control::{Class, End, Open};
 use farbus_wire::native::identity::Statement;
+use farbus_wire::native::retire::Word;
 use farbus_wire::native::{Arrived, Kind, Message};
 
 use super::session::{ATTACHMENTS_MAX, ExporterSession, Services, in_turn};
@@ -24,6 +26,30 @@ impl ExporterSession {
             return Err(Reject::new("attachment", number.into(), "an expectation is for a device that is opened next"));
         }
         self.identities.expected.insert(number, expected);
+        Ok(())
+    }
+
+    /// The importer says what becomes of the disk that it moves.
+    pub(super) fn hear_step(
+        &mut self,
+        number: u16,
+        arrived: &Arrived,
+        services: &mut impl Services,
+    ) -> Result<(), Reject> {
+        let step = match Word::decode(&arrived.body.contiguous())? {
+            None => return Ok(()),
+            Some(Word::Says(step)) => step,
+            Some(_) => return Err(Reject::new("step", 0, "an importer says steps, and an exporter answers them")),
+        };
+        // It was on its way when this end closed the attachment.
+        let Some(attached) = self.attachments.get(&number) else { return Ok(()) };
+        let is_owner = attached.open.class == Class::BLOCK && attached.lease != 0 && attached.migration.is_none();
+        let noted = match is_owner {
+            true => services.note_step(&attached.open, attached.lease, step),
+            false => Err("only the host that has a disk alone, to write to it, can move it".to_owned()),
+        };
+        let answer = noted.map_or_else(|why| Word::Unable(step, why), |()| Word::Noted(step));
+        self.lanes.send(in_turn(Message::control(Kind::Retire, number, 0, answer.encode().into())));
         Ok(())
     }
 

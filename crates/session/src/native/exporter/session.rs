@@ -338,6 +338,7 @@ impl ExporterSession {
             }
             Kind::Modules | Kind::Reserve | Kind::Open | Kind::Inherit => self.handle_control(now, arrived, services),
             Kind::Identity => self.hear_identity(attachment, &arrived),
+            Kind::Retire => self.hear_step(attachment, &arrived, services),
             Kind::Close => self.hear_close(now, attachment, arrived),
             Kind::Goodbye => {
                 self.is_ended = true;

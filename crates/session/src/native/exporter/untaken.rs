@@ -4,7 +4,7 @@
 //! |---|---|---|---|
 //! | open, inherit, reserve, modules | handled | waits, in order, until answers are taken | the session is cut off |
 //! | a request to a device | handled | handled within its credit; answers not taken count | the session is cut off |
-//! | a cancel, a close, a grant, an aside to a module | handled | handled | the session is cut off |
+//! | a cancel, a close, a grant, a step of a disk's move, an aside to a module | handled | handled | the session is cut off |
 //! | an acknowledgement, a ping | handled | handled | a later answer replaces an earlier one |
 //!
 //! An importer gets credit back with each reply, so one that keeps to its credit never has more answers waiting than

@@ -1,0 +1,138 @@
+//! A disk that its importer moves to its own machine: who may say so, and what both ends make of it.
+
+use std::time::Duration;
+
+use farbus_model::block::MemoryStore;
+use farbus_model::{BufferPool, Completions, Instant, StoreDevice};
+use farbus_session::native::control::{Class, End, Mode, Open};
+use farbus_session::native::frame::Head;
+use farbus_session::native::hello::SessionId;
+use farbus_session::native::retire::{Step, Word};
+use farbus_session::native::{
+    Arrived, Attached, ExporterSession, ImporterSession, Kind, Lane, LaneLimits, Message, Progress, RemoteBlock,
+    Served, ServedBlock, Services,
+};
+
+const GRACE: Duration = Duration::from_secs(20);
+const NOW: Instant = Instant::from_nanos(1_000_000_000);
+/// Attachments: a disk that is had alone, one that is only read, and none.
+const ALONE: u16 = 1;
+const READ: u16 = 2;
+const NOTHING: u16 = 3;
+
+/// What was noted, and whether it can be.
+#[derive(Default)]
+struct Notes {
+    steps: Vec<(String, u64, Step)>,
+    is_full: bool,
+}
+
+impl Services for Notes {
+    fn open(&mut self, _now: Instant, number: u16, open: &Open) -> Result<(u64, Box<dyn Served>), End> {
+        let device = StoreDevice::new(MemoryStore::new(vec![0; 4096]));
+        let lease = if open.mode == Mode::Exclusive { 7 } else { 0 };
+        Ok((lease, Box::new(ServedBlock::new(number, device, 0, |_, _| ()))))
+    }
+
+    fn note_step(&mut self, open: &Open, lease: u64, step: Step) -> Result<(), String> {
+        if self.is_full {
+            return Err("no room".to_owned());
+        }
+        self.steps.push((open.name.clone(), lease, step));
+        Ok(())
+    }
+}
+
+fn carry(from: &mut Lane, to: &mut Lane) {
+    let bytes: Vec<u8> = from.poll_transmit(NOW).iter().flat_map(|run| run.to_vec()).collect();
+    from.handle_transmitted(bytes.len());
+    to.receive_space()[..bytes.len()].copy_from_slice(&bytes);
+    to.handle_received(bytes.len());
+}
+
+struct World {
+    importer: ImporterSession,
+    exporter: ExporterSession,
+    notes: Notes,
+}
+
+impl World {
+    fn new() -> Self {
+        let mut importer = ImporterSession::new(NOW, 7, GRACE, LaneLimits::DEFAULT);
+        let hello = importer.hello(0);
+        let begun = ExporterSession::begin(&hello, SessionId([1; 16]), 9, GRACE, LaneLimits::DEFAULT);
+        let (exporter, welcome) = begun.unwrap_or_else(|refused| panic!("{refused:?}"));
+        assert_eq!(importer.handle_welcome(&welcome), Ok(Progress::Linked));
+        let mut world = Self { importer, exporter, notes: Notes::default() };
+        for (number, mode) in [(ALONE, Mode::Exclusive), (READ, Mode::Read)] {
+            let answers = world.asked(Message::control(Kind::Open, number, 0, open(mode).encode().into())).unwrap();
+            assert_eq!(answers.last().map(|(kind, _)| *kind), Some(Kind::Opened));
+        }
+        world
+    }
+
+    /// Sends this to the exporter. Returns the kinds and bodies of its answers.
+    fn asked(&mut self, message: Message) -> Result<Vec<(Kind, Vec<u8>)>, farbus_session::Reject> {
+        self.importer.send(message);
+        carry(self.importer.lane_mut(), self.exporter.lane_mut());
+        self.exporter.advance(NOW, &mut self.notes)?;
+        carry(self.exporter.lane_mut(), self.importer.lane_mut());
+        let mut answers = Vec::new();
+        while let Some(Arrived { head, body }) = self.importer.poll_arrived(0)? {
+            answers.push((head.kind, body.contiguous().to_vec()));
+        }
+        Ok(answers)
+    }
+
+    fn said(&mut self, number: u16, step: Step) -> Option<Word> {
+        let part = Word::Says(step).encode().into();
+        let answers = self.asked(Message::control(Kind::Retire, number, 0, part)).expect("it keeps to the protocol");
+        let (kind, body) = answers.into_iter().next()?;
+        assert_eq!(kind, Kind::Retire);
+        Word::decode(&body).unwrap()
+    }
+}
+
+fn open(mode: Mode) -> Open {
+    Open { class: Class::BLOCK, mode, epoch: 0, name: "disk".into(), reason: String::new() }
+}
+
+#[test]
+fn only_the_host_that_has_a_disk_alone_can_say_that_it_moves() {
+    let mut world = World::new();
+    for step in [Step::Moving, Step::Moved, Step::Stays] {
+        assert_eq!(world.said(ALONE, step), Some(Word::Noted(step)));
+        assert_eq!(world.notes.steps.pop(), Some(("disk".to_owned(), 7, step)));
+        let Some(Word::Unable(answered, why)) = world.said(READ, step) else { panic!("a reader can") };
+        assert!(answered == step && why.contains("alone"), "{why}");
+        assert_eq!(world.said(NOTHING, step), None);
+        assert_eq!(world.notes.steps, [], "nothing is noted for the others");
+    }
+    world.notes.is_full = true;
+    assert_eq!(world.said(ALONE, Step::Moving), Some(Word::Unable(Step::Moving, "no room".into())));
+    let later = world.asked(Message::control(Kind::Retire, ALONE, 0, vec![9, 9].into()));
+    assert_eq!(later, Ok(Vec::new()), "a word of a later version is passed over");
+    let answer = Word::Noted(Step::Moved).encode().into();
+    assert!(world.asked(Message::control(Kind::Retire, ALONE, 0, answer)).is_err(), "an importer answers nothing");
+}
+
+#[test]
+fn an_importer_takes_each_answer_once_and_cuts_off_an_exporter_that_says_steps() {
+    let mut remote = RemoteBlock::new(1, open(Mode::Exclusive));
+    let mut done = Completions::new(BufferPool::new(0));
+    while remote.poll_message().is_some() {}
+    remote.say_step(Step::Moving);
+    let said = remote.poll_message().expect("it is said");
+    assert_eq!((said.head.kind, Word::decode(&said.part)), (Kind::Retire, Ok(Some(Word::Says(Step::Moving)))));
+    let mut hear = |remote: &mut RemoteBlock, word: Word| {
+        let arrived = Arrived { head: Head::new(Kind::Retire, 1, 0), body: word.encode().into() };
+        remote.handle_arrived(NOW, arrived, &mut done)
+    };
+    assert_eq!(remote.take_step_answer(), None);
+    hear(&mut remote, Word::Noted(Step::Moving)).unwrap();
+    assert_eq!(remote.take_step_answer(), Some((Step::Moving, Ok(()))));
+    hear(&mut remote, Word::Unable(Step::Moved, "no room".into())).unwrap();
+    assert_eq!(remote.take_step_answer(), Some((Step::Moved, Err("no room".into()))));
+    assert_eq!(remote.take_step_answer(), None);
+    assert!(hear(&mut remote, Word::Says(Step::Moved)).is_err());
+}
