@@ -22,9 +22,47 @@ pub struct KnownLease {
     /// The lease that a host requested and has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease: Option<StoredLease>,
+    /// Set if a host moves the device's disk to its own machine, or has moved it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retirement: Option<Retirement>,
     #[serde(flatten)]
     rest: Map<String, Value>,
 }
+
+/// A disk that a host moves to its own machine, or has moved: its contents here are or will be old.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Retirement {
+    /// The host by what it proved: a key, a user, an address.
+    pub by: String,
+    /// The host, by its name here.
+    pub host: String,
+    /// When the host said it first: RFC 3339, UTC, by this machine's clock.
+    pub since: String,
+    /// Whether the host's copy is the device. If not, it is not known yet which of the two is, and the host with the
+    /// disk decides it.
+    #[serde(default)]
+    pub is_done: bool,
+}
+
+impl Retirement {
+    /// Why a host should not use the disk, and what to type; `None` if `by` may, to decide what becomes of it. The
+    /// exporter calls the disk `name`.
+    pub fn objection(&self, name: &str, by: &str) -> Option<String> {
+        let Self { host, since, .. } = self;
+        let next = format!("to use it all the same, type where it is shared: farbus swap --forget {name}");
+        match self.is_done {
+            true => Some(format!("'{name}' has old data: {host} moved it to its own machine ({since})\n  {next}")),
+            false if self.by == by => None,
+            false => Some(format!(
+                "'{name}' may have old data: {host} was moving it to its own machine ({since}) and has not said whether \
+                 it did\n  attach it there, which tells; {next}"
+            )),
+        }
+    }
+}
+
+/// The longest text of a retirement, bytes.
+const TEXT_BYTES_MAX: usize = 1024;
 
 /// A lease, as it is stored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -79,6 +117,50 @@ impl KnownLease {
         Self::change(folder, device, |known| known.lease = lease)
     }
 
+    /// Stores that `host`, known by `by`, moves the device's disk to its own machine.
+    ///
+    /// # Errors
+    /// [`StateError`]; nothing is changed then.
+    pub fn note_moving(folder: &Folder, device: DeviceId, by: &str, host: &str, since: &str) -> Result<(), StateError> {
+        let [by, host, since] = [by, host, since].map(shortened);
+        Self::change(folder, device, |known| match &known.retirement {
+            // What is done stays done; and what is said again began when it was said first.
+            Some(before) if before.is_done || before.by == by => {}
+            _ => known.retirement = Some(Retirement { by, host, since, is_done: false }),
+        })
+    }
+
+    /// Stores that `host` has moved the device's disk: from now on nobody uses it.
+    ///
+    /// # Errors
+    /// [`StateError`]; nothing is changed then.
+    pub fn note_moved(folder: &Folder, device: DeviceId, by: &str, host: &str, since: &str) -> Result<(), StateError> {
+        let [by, host, since] = [by, host, since].map(shortened);
+        Self::change(folder, device, |known| match &mut known.retirement {
+            Some(before) if before.is_done || before.by == by => before.is_done = true,
+            other => *other = Some(Retirement { by, host, since, is_done: true }),
+        })
+    }
+
+    /// Stores that the device's disk was not moved. Returns whether that holds: a disk that has moved has moved.
+    ///
+    /// # Errors
+    /// [`StateError`]; nothing is changed then.
+    pub fn note_stays(folder: &Folder, device: DeviceId) -> Result<bool, StateError> {
+        Self::change(folder, device, |known| {
+            known.retirement.take_if(|before| !before.is_done);
+            known.retirement.is_none()
+        })
+    }
+
+    /// Forgets on its owner's word that the device's disk was moved. Returns whether it was.
+    ///
+    /// # Errors
+    /// [`StateError`]; nothing is changed then.
+    pub fn forget_retirement(folder: &Folder, device: DeviceId) -> Result<bool, StateError> {
+        Self::change(folder, device, |known| known.retirement.take().is_some())
+    }
+
     fn change<T>(folder: &Folder, device: DeviceId, change: impl FnOnce(&mut Self) -> T) -> Result<T, StateError> {
         let _lock = folder.lock()?;
         let before = Self::load(folder, device)?;
@@ -92,6 +174,10 @@ impl KnownLease {
         }
         Ok(result)
     }
+}
+
+fn shortened(text: &str) -> String {
+    text[..text.floor_char_boundary(TEXT_BYTES_MAX)].to_owned()
 }
 
 fn file_of(device: DeviceId) -> String {
@@ -152,6 +238,47 @@ mod tests {
         assert!(fs::read_to_string(&file).unwrap().contains(r#""of_later":[1]"#));
         KnownLease::keep(folder, device, None).unwrap();
         assert_eq!(KnownLease::load(folder, device).unwrap().lease, None);
+    }
+
+    #[test]
+    fn a_disk_that_moves_is_kept_from_others_until_its_host_or_its_owner_decides() {
+        let Scratch(folder) = &Scratch::new("moved");
+        let device = DeviceId::random();
+        let why = |by: &str| {
+            let known = KnownLease::load(folder, device).unwrap();
+            known.retirement.and_then(|retirement| retirement.objection("disk", by))
+        };
+        let moving = |by: &str| KnownLease::note_moving(folder, device, by, "desk", "today").unwrap();
+        moving("key 1");
+        assert_eq!(why("key 1"), None, "who moves it decides");
+        assert!(why("key 2").unwrap().contains("has not said whether it did"));
+        assert!(KnownLease::note_stays(folder, device).unwrap());
+        assert_eq!(why("key 2"), None);
+        moving("key 1");
+        for _ in 0..2 {
+            KnownLease::note_moved(folder, device, "key 1", "desk", "later").unwrap();
+            assert!(!KnownLease::note_stays(folder, device).unwrap(), "it cannot be undone by a late word");
+            moving("key 2");
+            for by in ["key 1", "key 2"] {
+                let why = why(by).unwrap();
+                assert!(why.contains("desk moved it") && why.contains("today"), "{why}");
+                assert!(why.contains("farbus swap --forget disk"), "{why}");
+            }
+        }
+        assert_eq!(KnownLease::reserve(folder, device, 1).unwrap(), 2, "leases go on beside it");
+        assert!(KnownLease::forget_retirement(folder, device).unwrap());
+        assert!(!KnownLease::forget_retirement(folder, device).unwrap());
+        assert_eq!(why("key 2"), None);
+    }
+
+    #[test]
+    fn texts_of_a_retirement_are_bounded() {
+        let Scratch(folder) = &Scratch::new("bounded");
+        let device = DeviceId::random();
+        let long = "ä".repeat(100_000);
+        KnownLease::note_moving(folder, device, &long, &long, &long).unwrap();
+        let kept = KnownLease::load(folder, device).unwrap().retirement.unwrap();
+        assert_eq!([kept.by.len(), kept.host.len(), kept.since.len()], [TEXT_BYTES_MAX; 3]);
     }
 
     #[test]

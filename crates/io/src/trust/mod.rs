@@ -31,7 +31,7 @@ pub use devices::{DeviceId, Devices, KnownDevice, PREFIX_DIGITS_MIN};
 pub use fingerprint::{Fingerprint, NotAFingerprint};
 pub use folder::{Folder, StateError};
 pub use identity::Identity;
-pub use leases::{KnownLease, StoredLease};
+pub use leases::{KnownLease, Retirement, StoredLease};
 pub use name::{NotAName, host_name, name_from};
 pub use pake::{Code, Exchange, NotACode, Proofs, Side};
 pub use peers::{Grant, Peer, Peers};
