@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use farbus_io::evidence::{Evidence, ProcessSecret};
@@ -22,6 +23,8 @@ pub(super) struct Identifying {
     images: Mutex<BTreeMap<(PathBuf, bool), Evidence>>,
     /// The devices that the confined process shares. It may name no others.
     identified: Mutex<BTreeSet<DeviceId>>,
+    /// Whether the process said what it had identified itself.
+    is_told: AtomicBool,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -31,7 +34,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Identifying {
     /// Uses `secret` and `usb` of the process before this one, if there was one.
     pub fn new(secret: Option<ProcessSecret>, usb: &[KnownUsb]) -> Self {
-        Self { all: Identities::new(secret).inheriting(usb), images: Mutex::default(), identified: Mutex::default() }
+        Self {
+            all: Identities::new(secret).inheriting(usb),
+            images: Mutex::default(),
+            identified: Mutex::default(),
+            is_told: AtomicBool::new(false),
+        }
     }
 
     /// The source of identities.
@@ -70,6 +78,19 @@ impl Identifying {
             self.all.note_name(device, name, is_named);
         }
         is_known
+    }
+
+    /// Takes the devices that the process identified itself, while it had its rights. Returns whether it had not said
+    /// so before: later it may be somebody else who asks.
+    pub fn note_shared(&self, devices: &[DeviceId]) -> bool {
+        let is_first = !self.is_told.swap(true, Ordering::AcqRel);
+        lock(&self.identified).extend(devices.iter().filter(|_| is_first));
+        is_first
+    }
+
+    /// Whether a device was identified here.
+    pub fn has(&self, device: DeviceId) -> bool {
+        lock(&self.identified).contains(&device)
     }
 
     /// Notes a device that the confined process shares.

@@ -206,6 +206,14 @@ impl Broker {
         })
     }
 
+    /// Names the devices that this process identified itself. To be called once, before it gives its rights away.
+    ///
+    /// # Errors
+    /// The broker has ended, or was told before.
+    pub(crate) fn note_shared(&self, devices: Vec<DeviceId>) -> io::Result<()> {
+        self.ask::<Value>(&Question::Shared { devices }, None).map(|_| ())
+    }
+
     /// Stores the name of a device.
     pub(crate) fn note_name(&self, device: DeviceId, name: &str, is_named: bool) {
         let name = name.to_owned();

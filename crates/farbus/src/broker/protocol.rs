@@ -16,6 +16,7 @@ use serde_json::Value;
 use crate::common::socket_place::Place;
 use crate::devices::identities::KnownUsb;
 use crate::devices::media_journal::RemoteIdentity;
+use crate::devices::retirement::Said;
 use crate::hosts::reach::Hints;
 
 /// A question of the confined process.
@@ -74,6 +75,15 @@ pub(super) enum Question {
     ObjectionToAttaching {
         title: String,
         identity: Option<RemoteIdentity>,
+    },
+    /// Names the devices that the process identified itself, before it gave its rights away. Asked once.
+    Shared {
+        devices: Vec<DeviceId>,
+    },
+    /// Asks what is stored of a disk that a host moves to its own machine, after noting what was said, if anything.
+    Retirement {
+        device: DeviceId,
+        said: Option<Said>,
     },
     OpenFrames {
         path: PathBuf,

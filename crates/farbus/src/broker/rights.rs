@@ -41,6 +41,7 @@ use crate::common::processor_leases::ask_for;
 use crate::common::socket_access::SocketAccess;
 use crate::common::socket_place::Place;
 use crate::devices::media_journal;
+use crate::devices::retirement::retirement;
 use crate::hosts::known_host::{self, KnownHost};
 use crate::hosts::reach::{self, Hints};
 use crate::hosts::trust::Use;
@@ -252,6 +253,15 @@ impl Rights {
             Question::ObjectionToAttaching { title, identity } => {
                 self.hold(!opened(&self.broker_policy).hosts.is_empty(), || "nothing is attached".to_owned())?;
                 done(json!(media_journal::objection_to_attaching(&title, identity)))
+            }
+            Question::Shared { devices } => {
+                self.hold(self.identifying.note_shared(&devices), || "it was said before".to_owned())?;
+                done(Value::Null)
+            }
+            Question::Retirement { device, said } => {
+                self.hold(self.identifying.has(device), || format!("{device} is not shared here"))?;
+                let folder = Folder::of_user().map_err(io::Error::other)?;
+                done(json!(retirement(&folder, device, said.as_ref()).map_err(io::Error::other)?))
             }
             Question::OpenFrames { path } => {
                 let is_meant = opened(&self.broker_policy).frames.contains(&path);
@@ -610,6 +620,7 @@ mod tests {
     use farbus_io::trust::Outcome;
 
     use super::*;
+    use crate::devices::retirement::Said;
     use farbus_io::trust::DeviceId;
 
     fn no_config(_: &Path) -> io::Result<(String, BrokerPolicy)> {
@@ -651,6 +662,7 @@ mod tests {
             Question::IdentifyImage { path: "/etc/shadow".into(), read_only: true, view: String::new() },
             Question::IdentifyUsb { bus: 1, device: 2 },
             Question::NoteName { device: DeviceId::random(), name: "disk".into(), is_named: true },
+            Question::Retirement { device: DeviceId::random(), said: Some(Said::Stays) },
             Question::OpenUsb { bus: 1, device: 2 },
             Question::PassUsb { bus: 1, device: 2 },
             Question::Connect { host: "127.0.0.1:22".into(), time_max_ms: 1, hints: Hints::default() },

@@ -15,7 +15,7 @@ use farbus_io::sys::scheduling::{set_deadline, this_thread};
 use farbus_io::sys::tcp_owner::{PeerOwner, peer_owner};
 use farbus_io::sys::users::user_number;
 use farbus_io::sys::vhci::{Port, Vhci};
-use farbus_io::trust::DeviceId;
+use farbus_io::trust::{DeviceId, Folder, Retirement};
 use farbus_model::Speed;
 use serde_json::Value;
 
@@ -27,6 +27,7 @@ use crate::common::socket_access::SocketAccess;
 use crate::common::socket_place::{Place, SocketListener};
 use crate::devices::identities::{Identified, Identities};
 use crate::devices::media_journal::{self, RemoteIdentity};
+use crate::devices::retirement::{Said, retirement};
 use crate::hosts::known_host::{self, KnownHost};
 use crate::hosts::reach::{self, Found, Hints};
 
@@ -238,6 +239,23 @@ impl SystemAccess {
                 // A broker of an earlier release does not know the question.
                 let answer: io::Result<(Option<String>, _)> = broker.ask(&question, None);
                 answer.map_or(None, |(why, _)| why)
+            }
+        }
+    }
+
+    /// Notes durably what a host said of a disk that it moves to its own machine, if anything, and returns what is
+    /// stored then.
+    ///
+    /// # Errors
+    /// It cannot be noted, or not be read.
+    pub(crate) fn retirement(&self, device: DeviceId, said: Option<Said>) -> io::Result<Option<Retirement>> {
+        match self {
+            SystemAccess::Own => {
+                let folder = Folder::of_user().map_err(io::Error::other)?;
+                retirement(&folder, device, said.as_ref()).map_err(io::Error::other)
+            }
+            SystemAccess::Through(broker) => {
+                broker.ask(&Question::Retirement { device, said }, None).map(|(stored, _)| stored)
             }
         }
     }

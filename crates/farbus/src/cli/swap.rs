@@ -11,7 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use farbus_io::store::{FileStore, Trouble};
-use farbus_io::trust::{DeviceId, Folder};
+use farbus_io::trust::{DeviceId, Devices, Folder, KnownLease};
 use farbus_io::usb::{Inventory, Selector};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
@@ -25,6 +25,7 @@ use crate::common::failure::FailureReport;
 use crate::common::units::format_bytes;
 use crate::devices::identities::exchanging::Exchange;
 use crate::devices::identities::labels::IdentityStatus;
+use crate::devices::identities::shared_now::{SharedNow, shared_now};
 use crate::devices::identities::{OnMedium, moving_with, settle};
 use crate::devices::media_journal::{Journals, Medium, MovedDevice};
 use crate::devices::status::MediumStatus;
@@ -50,7 +51,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
         farbus swap --forget a.img           share what was left behind all the same",
     after_long_help = "Users of the disk notice nothing. farbus copies all of it, then what was changed meanwhile; for the last moment it writes to both places. What PATH held is overwritten; a file that does not exist is made. A power cut at any moment leaves one complete disk: PATH if the swap is done, otherwise the old one, and the same command continues. Ctrl-C cancels.\n\n\
         From then on share PATH. farbus refuses to share the old medium, because it is out of date, until 'farbus swap --forget OLD'.\n\n\
-        HOST/DEVICE is a disk of another host that is attached here, by NBD, as a file or as a uas disk, in a session. Its users go on; the other host's disk is given back when PATH has all of it. It has old data then, and is not attached here again until 'farbus swap --forget HOST/DEVICE'.\n\n\
+        HOST/DEVICE is a disk of another host that is attached here, by NBD, as a file or as a uas disk, in a session. Its users go on; the other host's disk is given back when PATH has all of it. It has old data then, and its host gives it to nobody until 'farbus swap --forget DEVICE' there; if that host cannot tell others, this says so.\n\n\
         A real USB device is swapped for another one of the same make that is plugged in here and is not shared. farbus tells it what the first one was told, and requests that wait for data wait for the second one. You may unplug the first one then.\n\n\
         Examples:\n  \
         farbus swap disk --to block:/srv/new.img\n  \
@@ -81,7 +82,7 @@ pub struct Args {
     /// Cancel it; the disk stays where it was.
     #[arg(long, conflicts_with = "to")]
     cancel: bool,
-    /// Let this old or unfinished disk be shared.
+    /// Let this old or unfinished disk be used: a path, HOST/DEVICE, or the name of one that a host has moved away.
     #[arg(long, value_name = "PATH", conflicts_with_all = ["device", "to", "cancel"])]
     forget: Option<PathBuf>,
     /// Print JSON when it has ended, for programs.
@@ -173,6 +174,11 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             ));
             if owner.is_attached {
                 say(format!("{} has old data from now on, and is free; what was attached goes on", ended.from));
+                match &ended.warning {
+                    Some(warning) => eprintln!("farbus: warning: {warning}"),
+                    None if !ended.from.starts_with("block:") => say("its host gives it to nobody any more"),
+                    None => {}
+                }
                 say(format!("to use it when this has ended: farbus nbd {}", ended.to));
             } else {
                 say(format!("from now on share {}; {} is old", ended.to, ended.from));
@@ -187,6 +193,7 @@ fn forget(path: &Path, json: bool) -> Result<(), Failure> {
     Folder::of_user().map_err(io::Error::other).and_then(|folder| settle(&folder)).map_err(Failure::local)?;
     let forgotten =
         Journals::of_user().and_then(|journals| journals.forget(&medium_named(path))).map_err(Failure::local)?;
+    let forgotten = forgotten || forget_retirement(path)?;
     match forgotten {
         true if json => print_json(&serde_json::json!({ "path": path, "done": "forget" })),
         true => {
@@ -195,6 +202,53 @@ fn forget(path: &Path, json: bool) -> Result<(), Failure> {
         }
         false => Err(Failure::new(Attribute::Gone, format!("nothing is against sharing {}", path.display()))),
     }
+}
+
+/// Lets others have the disk of this name or id again, which a host has moved to its own machine. Returns whether there
+/// is one.
+fn forget_retirement(named: &Path) -> Result<bool, Failure> {
+    let Some(named) = named.to_str() else { return Ok(false) };
+    let folder = Folder::of_user()?;
+    let (all, now) = (Devices::load(&folder)?, shared_now());
+    let is_called = |shared: &SharedNow, id| shared.id() == Some(id) && shared.name == named;
+    let mut found = Vec::new();
+    for known in all.iter() {
+        let is_named = known.id.begins_with(named)
+            || match now.iter().any(|shared| shared.id() == Some(known.id)) {
+                true => now.iter().any(|shared| is_called(shared, known.id)),
+                false => known.name == named,
+            };
+        if is_named && KnownLease::load(&folder, known.id)?.retirement.is_some() {
+            found.push(known);
+        }
+    }
+    let known = match found[..] {
+        [] => return Ok(false),
+        [known] => known,
+        _ => {
+            let ids: Vec<String> = found.iter().map(|known| known.id.short()).collect();
+            let message = format!("several devices are called '{named}'\n  name one by its id: {}", ids.join(", "));
+            return Err(Failure::new(Attribute::Refused, message));
+        }
+    };
+    let running: Vec<&SharedNow> = now.iter().filter(|shared| shared.id() == Some(known.id)).collect();
+    if let Some(SharedNow { name, user: Some(user), .. }) = running.iter().find(|shared| shared.user.is_some()) {
+        let message = format!("'{name}' is used by {user}\n  first: farbus release {name}");
+        return Err(Failure::new(Attribute::Refused, message));
+    }
+    // It is another medium than the one that went on elsewhere: no session of before continues with it.
+    let (id, generation) = (known.id, known.identity().adopted().generation);
+    Devices::change(&folder, |all| {
+        all.of_id_mut(id).into_iter().for_each(|known| known.generation = generation);
+    })?;
+    for SharedNow { pid, name, .. } in running {
+        let question = Question::Adopt { device: name.clone(), id, generation };
+        if !matches!(ask_one(*pid, &question, &[]), Ok(Answer::Ok(_))) {
+            let message = format!("process {pid} shares '{name}' as what it was\n  end it, and type the same again");
+            return Err(Failure::new(Attribute::Refused, message));
+        }
+    }
+    Ok(KnownLease::forget_retirement(&folder, id)?)
 }
 
 /// What a person means by a path that is no file: a disk of another host.

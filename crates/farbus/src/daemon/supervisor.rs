@@ -152,6 +152,9 @@ impl Supervisor {
         let real = Follower::start(Arc::clone(&share), real, hotplug)?;
         // An own line to the broker, so that a connecting program does not wait for slow questions.
         share.ask_through(SystemAccess::Through(Arc::new(broker.line()?)));
+        // The broker identifies all devices.
+        broker.note_shared(Vec::new())?;
+        share.keep_retirements(SystemAccess::Through(Arc::new(broker.line()?)));
         let requested =
             RequestedShares::new(Arc::clone(&share), real.handle(), Arc::new(broker.line()?), system.clone())?;
         let joining = Arc::new(Joining::new(trust.clone(), system.clone()));

@@ -9,6 +9,7 @@ pub mod lease;
 pub mod media_journal;
 pub mod offer;
 pub mod reservation;
+pub mod retirement;
 pub mod selection;
 pub mod serial_port;
 pub mod status;

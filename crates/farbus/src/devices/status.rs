@@ -13,6 +13,7 @@ use crate::devices::identities::labels::IdentityStatus;
 use crate::devices::lease::LeaseStatus;
 use crate::devices::media_journal::RemoteIdentity;
 use crate::devices::reservation::ReservationStatus;
+use crate::devices::retirement::RetirementStatus;
 use crate::devices::usb_names::UsbNames;
 use crate::link::meters::Readings;
 use crate::link::status::LinksStatus;
@@ -51,7 +52,7 @@ pub struct DeviceStatus {
     /// The medium, if it is a block device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub medium: Option<MediumStatus>,
-    /// `available` or `in use`.
+    /// `available`, `in use` or `moved away`.
     pub state: String,
     /// How it is used: `exclusive`, `read` (by several users), `scratch` (by several users, each with its own changes).
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -74,6 +75,9 @@ pub struct DeviceStatus {
     /// The lease of it that a host requested and has, whether it uses the device or not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease: Option<LeaseStatus>,
+    /// Set if a host has moved the disk to its own machine, or is moving it: what is here is or will be old.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub moved: Option<RetirementStatus>,
     /// Hosts that wait for it, the longest waiting first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waiting: Vec<WaitingStatus>,
@@ -203,6 +207,7 @@ impl DeviceStatus {
             used_s: entry.holder.map(|holder| (now - holder.since).as_secs_f64()),
             reason: entry.holder.and_then(|holder| holder.reason.clone()),
             lease: entry.claims.lease(now).map(|lease| LeaseStatus::of(lease, now)),
+            moved: None,
             waiting: waiting_of(entry.claims, now),
             history: history_of(entry.claims, now),
             counts: entry.tally.into_iter().flat_map(Tally::read).map(|(name, n)| (name.to_owned(), n)).collect(),

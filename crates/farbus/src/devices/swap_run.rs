@@ -49,6 +49,9 @@ pub struct SwapStatus {
     /// For a USB device: requests that waited for data and were submitted to the twin again.
     #[serde(default)]
     pub asked_again: usize,
+    /// What its owner has to know although it succeeds: other hosts can still attach the old disk.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub warning: Option<String>,
     /// Why the swap failed. The device stays as it was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<FailureReport>,
@@ -112,6 +115,11 @@ impl Run {
         publish(status.failure.iter().fold(event, |event, failure| event.why(failure.message.as_str())));
         drop(status);
         self.changed.notify_all();
+    }
+
+    /// Shows what its owner has to know.
+    pub fn warn(&self, warning: Option<String>) {
+        lock(&self.status).warning = warning;
     }
 
     /// Whether it has ended.

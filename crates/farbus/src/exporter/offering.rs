@@ -8,6 +8,7 @@ use farbus_model::{Device, Identity};
 use farbus_session::DeviceRecord;
 use farbus_session::registry::{Entry, StreamClass, name_of};
 
+use crate::broker::SystemAccess;
 use crate::common::events::{Event, Kind, publish};
 use crate::devices::identities::Identified;
 use crate::devices::identities::labels::{DeviceClass, Label, Which};
@@ -73,6 +74,16 @@ impl Share {
             note_name(known.id, name_of(&record), self.is_named(&record));
         }
         Ok(record)
+    }
+
+    /// Keeps in this way what becomes of disks that hosts move to their own machines.
+    pub(crate) fn keep_retirements(&self, system: SystemAccess) {
+        self.shared.registry.retirements.ask_through(system);
+    }
+
+    /// The ids of all devices.
+    pub(crate) fn identified(&self) -> Vec<DeviceId> {
+        self.shared.registry.lock().entries().filter_map(|entry| entry.identity).map(DeviceId::of).collect()
     }
 
     /// The id of the device with this name.

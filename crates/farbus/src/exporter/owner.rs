@@ -51,6 +51,7 @@ pub fn status(shared: &Shared) -> Vec<DeviceStatus> {
     for (status, key) in all.iter_mut().zip(&keys) {
         let successor = devices.leases().successor(key);
         status.successor = successor.map(|key| shared.permissions.name_of(key));
+        devices.show_retirement(status);
     }
     all
 }

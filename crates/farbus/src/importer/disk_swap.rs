@@ -2,11 +2,22 @@
 //!
 //! Two threads take part. The engine of the front end owns both disks ([`SwapDisk`], over
 //! [`farbus_session::block::Swappable`]). A thread of the swap does what takes time: it writes the journal and gives the
-//! old disk back.
+//! old disk back. It also tells the old disk's exporter:
+//!
+//! | step | durable at the importer | durable at the exporter | after a crash of either end |
+//! |---|---|---|---|
+//! | copying | copying | | the old disk is the device |
+//! | *moving* is answered | copying | moving | no other host gets the old disk; its importer attaches it, which says *stays* |
+//! | the journal is written | switched | moving | no other host gets the old disk; its importer does not attach it, and says *moved* |
+//! | *moved* is answered | switched | moved | nobody gets the old disk |
+//!
+//! If the exporter does not answer *moving*, the swap is given up: it may have noted that or not, and a disk that stays
+//! can be moved later. If it answers that it cannot, or is of a version that answers nothing at all, the swap goes on
+//! with a warning, as the user's disk may have to leave that host now.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -17,6 +28,7 @@ use farbus_model::{
 };
 use farbus_session::block::swap::{Journal, Milestone, Options, Report, SwapError};
 use farbus_session::block::{Swappable, Work};
+use farbus_session::native::retire::Step;
 use tracing::{info, warn};
 
 use crate::common::events::{Event, Kind, publish};
@@ -25,10 +37,12 @@ use crate::devices::media_journal::Notes;
 use crate::devices::status::MediumStatus;
 use crate::devices::swap_run::{DONE, FAILED, RUNNING, Run, SwapOrder, SwapStatus, report};
 use crate::importer::local_disk::LocalDisk;
-use crate::importer::session::status::SessionStatus;
+use crate::importer::session::status::{SessionStatus, StepAnswer};
 
 /// How often a swap's status is updated.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// How long an exporter may take to answer a step: as long as the swap waits for a disk.
+const STEP_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// A disk that is the device or becomes it.
 type Disk = Box<dyn BlockDevice>;
@@ -185,14 +199,24 @@ impl DiskSwap {
     /// Does what takes time, until the swap is over or its attachment has ended.
     fn carry_out(&self, run: &Run, notes: &mut Notes, to_do: &Receiver<Work<Disk>>) {
         let SwapStatus { device, from, to, .. } = run.status();
+        let mut old = OldDisk::new(self);
         for work in to_do {
             match work {
-                Work::Note(milestone) => {
-                    let noted = notes.note(milestone);
-                    if milestone == Milestone::Switched && noted.is_ok() {
+                Work::Note(Milestone::Switched) => {
+                    let noted = old.may_switch(to_do).and_then(|()| notes.note(Milestone::Switched));
+                    if noted.is_ok() {
                         // Before the old disk is given back: that ends its session, and not the attachment.
                         self.0.session.note_left();
                         lock(&self.0.last).at = Some(to.clone());
+                        old.note_switched();
+                    }
+                    run.warn(old.warning(&device));
+                    self.order(Order::Noted(noted));
+                }
+                Work::Note(milestone) => {
+                    let noted = notes.note(milestone);
+                    if noted.is_ok() {
+                        old.note_stays();
                     }
                     self.order(Order::Noted(noted));
                 }
@@ -204,7 +228,8 @@ impl DiskSwap {
                 }
                 Work::Ended(Err(error)) => {
                     warn!(device, from, to, %error, "not moved: it stays where it was");
-                    return run.end(FAILED, |status| status.failure = Some(report(&error, &device, &to)));
+                    let failure = old.failure(&device, &to).unwrap_or_else(|| report(&error, &device, &to));
+                    return run.end(FAILED, |status| status.failure = Some(failure));
                 }
             }
         }
@@ -216,6 +241,88 @@ impl DiskSwap {
         // If it cannot be noted, the last note says that a copy was begun, which is true as well.
         let _ = notes.note(Milestone::Abandoned);
         run.end(FAILED, |status| status.failure = Some(report(&SwapError::Cancelled, &device, &to)));
+    }
+}
+
+/// The exporter of the disk that is moved here, as far as it is told.
+struct OldDisk {
+    /// `None`: the disk is one of this machine already.
+    session: Option<SessionStatus>,
+    /// Why the exporter does not retire the disk.
+    unable: Option<String>,
+    /// Whether it was told that the disk is about to move.
+    is_told: bool,
+    /// Whether it did not answer that.
+    is_silent: bool,
+}
+
+impl OldDisk {
+    /// Asks the exporter of the disk whether it answers. It has nothing else to note then.
+    fn new(swap: &DiskSwap) -> Self {
+        let session = lock(&swap.0.last).at.is_none().then(|| swap.0.session.clone());
+        let answer = session.as_ref().map(|session| session.tell(Step::Stays, STEP_TIME_MAX));
+        let unable = match answer {
+            None | Some(StepAnswer::Noted) => None,
+            Some(StepAnswer::Unable(why)) => Some(why),
+            Some(StepAnswer::Ended) => Some("its session has ended".to_owned()),
+            // It may be able to, and is asked again before the switch.
+            Some(StepAnswer::Silent) if swap.0.session.unlinked().is_some() => None,
+            Some(StepAnswer::Silent) => Some("its farbus is of an earlier version".to_owned()),
+        };
+        Self { session, unable, is_told: false, is_silent: false }
+    }
+
+    /// The exporter gives the disk to no other host from now on, if it can. While this waits, nothing is to be done.
+    fn may_switch(&mut self, to_do: &Receiver<Work<Disk>>) -> Result<(), String> {
+        let Some(session) = self.session.as_ref().filter(|_| self.unable.is_none()) else { return Ok(()) };
+        self.is_told = true;
+        match session.tell(Step::Moving, STEP_TIME_MAX) {
+            StepAnswer::Noted => return Ok(()),
+            StepAnswer::Unable(why) => self.unable = Some(why),
+            // The disk was given back before it was noted, and may be another host's already.
+            _ if matches!(to_do.try_recv(), Err(TryRecvError::Disconnected)) => {
+                return Err("its attachment has ended".to_owned());
+            }
+            StepAnswer::Ended => self.unable = Some("its session has ended".to_owned()),
+            StepAnswer::Silent => self.is_silent = true,
+        }
+        if self.is_silent { Err("the disk's exporter does not answer".to_owned()) } else { Ok(()) }
+    }
+
+    /// The copy is the device. If the exporter does not hear it, it knows that it may be.
+    fn note_switched(&self) {
+        let told = self.session.as_ref().filter(|_| self.unable.is_none());
+        if let Some(answer) = told.map(|session| session.tell(Step::Moved, STEP_TIME_MAX))
+            && answer != StepAnswer::Noted
+        {
+            warn!(
+                ?answer,
+                "the exporter was told that its disk may have moved, and does not say that it noted that it has"
+            );
+        }
+    }
+
+    /// The disk stays. If the exporter does not hear it, it hears it when the disk is attached next.
+    fn note_stays(&self) {
+        self.session.iter().filter(|_| self.is_told).for_each(|session| session.tell_later(Step::Stays));
+    }
+
+    /// What the user has to know, if the disk was not retired.
+    fn warning(&self, device: &str) -> Option<String> {
+        let why = self.unable.as_ref().filter(|_| self.session.is_some())?;
+        Some(format!(
+            "other hosts can still attach {device}, which has old data: {why}\n  \
+             end its share there before anybody does"
+        ))
+    }
+
+    /// Why the swap failed, if that is because of the exporter.
+    fn failure(&self, device: &str, to: &str) -> Option<FailureReport> {
+        let message = format!(
+            "{device} was not moved to {to}: its exporter does not answer, so it is not known whether it would give the \
+             old disk to others\n  {device} stays where it was; the same again continues"
+        );
+        self.is_silent.then_some(FailureReport { attribute: Attribute::Network, message })
     }
 }
 

@@ -176,7 +176,62 @@ fn a_move_that_is_cut_off_continues_and_its_old_disk_is_not_attached_again() {
     assert!(std::fs::read(&image).unwrap() == std::fs::read(&new).unwrap(), "the copy is the original");
     said(&harness.run(&["attach", &target, "--via", "nbd"]), 3, "farbus swap --forget");
     said(&harness.run(&["swap", "--forget", &target]), 0, "as it is");
+    said(&harness.run(&["swap", "--forget", "disk"]), 0, "as it is");
     let mut attached = Attached::by(&harness, &share, "nbd");
+    attached.end();
+}
+
+#[test]
+fn a_disk_that_moved_is_retired_where_it_was_until_its_owner_forgets_that() {
+    // The exporter, the host that moves its disk, and a third one.
+    let [harness, mover, third] = [(); 3].map(|()| Harness::new());
+    let image = harness.image("old.img", MIB);
+    let what = format!("disk:{}", image.display());
+    let share = harness.share(&[&what]);
+    let attach = |harness: &Harness, share: &Share, grace: &str| {
+        harness.run(&["attach", &share.target("disk"), "--via", "nbd", "--grace", grace])
+    };
+    let mut attached = Attached::by(&mover, &share, "nbd");
+    let to = format!("block:{}", mover.path("new.img").display());
+    said(&mover.run(&["swap", &attached.target, "--to", &to]), 0, "gives it to nobody any more");
+    attached.end();
+    let device = || {
+        let status = harness.json(&["status", "--json"]);
+        let mut devices = status.as_array().unwrap().iter().flat_map(|it| it["devices"].as_array().unwrap());
+        devices.find(|device| device["name"] == "disk").cloned().expect("it is shared")
+    };
+    let mut shared = Some(share);
+    // Before and after a restart of the exporter.
+    for _ in 0..2 {
+        let share = shared.take().unwrap_or_else(|| harness.share(&[&what]));
+        for host in [&third, &mover] {
+            said(&attach(host, &share, "10"), 3, "farbus swap --forget disk");
+        }
+        assert_ne!(attach(&third, &share, "0").code, Some(0), "nor does a host without sessions get it");
+        let device = device();
+        assert_eq!((&device["state"], &device["moved"]["state"]), (&"moved away".into(), &"moved".into()), "{device}");
+        drop(share);
+    }
+    let share = harness.share(&[&what]);
+    let generation = || device()["identity"]["generation"].as_u64().expect("it has one");
+    let before = generation();
+    said(&harness.run(&["swap", "--forget", "disk"]), 0, "as it is");
+    said(&harness.run(&["swap", "--forget", "disk"]), 4, "nothing is against");
+    assert!(generation() >> 32 > before >> 32, "sessions of before do not continue with it");
+    let mut attached = Attached::by(&third, &share, "nbd");
+    assert_eq!((&device()["state"], &device()["moved"]), (&"in use".into(), &Value::Null));
+    attached.end();
+}
+
+#[test]
+fn an_owner_is_warned_of_a_moved_disk_that_its_exporter_cannot_retire() {
+    let harness = Harness::new();
+    let share = harness.share(&["memory:1M,name=disk"]);
+    let mut attached = Attached::by(&harness, &share, "nbd");
+    let to = format!("block:{}", harness.path("new.img").display());
+    let outcome = harness.run(&["swap", &attached.target, "--to", &to]);
+    said(&outcome, 0, "is free; what was attached goes on");
+    said(&outcome, 0, "other hosts can still attach");
     attached.end();
 }
 
@@ -227,8 +282,8 @@ fn a_daemon_moves_the_disk_that_is_named_and_is_not_replaced_after_an_attached_o
 #[test]
 fn a_disk_that_moved_is_not_attached_under_another_name_nor_by_a_daemon_until_it_is_forgotten() {
     let harness = Harness::new();
-    let image = harness.image("old.img", MIB);
-    let share = harness.share(&[&format!("disk:{}", image.display())]);
+    // Its exporter cannot keep for others that it is old.
+    let share = harness.share(&["memory:1M,name=disk", "memory:1M,name=fresh"]);
     let mut attached = Attached::by(&harness, &share, "nbd");
     let to = format!("block:{}", harness.path("new.img").display());
     let medium = |title: &str| {
@@ -241,10 +296,9 @@ fn a_disk_that_moved_is_not_attached_under_another_name_nor_by_a_daemon_until_it
     assert_eq!(medium(&attached.target)["identity"], Value::Null, "it is that disk no more");
     attached.end();
     let old_name = attached.target;
-    drop(share);
-    // Another port and another name: the disk is the same.
-    let share = harness.share(&[&format!("disk:{},name=renamed", image.display()), "memory:1M,name=fresh"]);
-    let [target, fresh] = ["renamed", "fresh"].map(|name| share.target(name));
+    // Another name of its host: the disk is the same.
+    let (target, fresh) = (old_name.replace("127.0.0.1", "localhost"), share.target("fresh"));
+    assert_ne!(target, old_name);
     let attach = |target: &str| harness.run(&["attach", target, "--via", "nbd", "--grace", "10"]);
     said(&attach(&target), 3, &format!("farbus swap --forget {old_name}"));
     let mut other = Running::start(harness.command(&["attach", &fresh, "--via", "nbd", "--grace", "10"]));
@@ -261,18 +315,18 @@ fn a_disk_that_moved_is_not_attached_under_another_name_nor_by_a_daemon_until_it
     let opened = || {
         let status: Value = serde_json::from_str(&status()).unwrap();
         let all = status.as_array().unwrap().iter().flat_map(|process| process["devices"].as_array().unwrap());
-        let shared = all.into_iter().find(|device| device["name"] == "renamed" && !device["bus_id"].is_null());
+        let shared = all.into_iter().find(|device| device["name"] == "disk" && !device["bus_id"].is_null());
         shared.expect("it is shared")["history"].as_array().map_or(0, Vec::len)
     };
-    // By the command above, and once by the daemon.
-    wait_until(PATIENCE, "the daemon has given it back", || opened() == 2);
+    // By the one that moved it, by the command above, and once by the daemon.
+    wait_until(PATIENCE, "the daemon has given it back", || opened() == 3);
     said(&harness.run(&["swap", "--forget", &old_name]), 0, "as it is");
     wait_until(PATIENCE, "it is attached", || {
         let status: Value = serde_json::from_str(&status()).unwrap();
         let mut daemons = status.as_array().unwrap().iter().filter(|process| process["role"] == "daemon");
         daemons.any(|daemon| daemon["devices"][0]["state"] == "attached")
     });
-    assert_eq!(opened(), 2, "it was not opened again to be refused again");
+    assert_eq!(opened(), 3, "it was not opened again to be refused again");
     daemon.signal(Signal::TERM);
     assert_eq!(daemon.wait_for_end(PATIENCE), Some(0), "{}", daemon.log());
 }

@@ -306,6 +306,13 @@ pub fn run(args: Args) -> Result<(), Failure> {
     // network.
     let deaf = |error| Failure::local(format!("cannot hear what is plugged in: {error}"));
     let hotplug = has_usb.then(Hotplug::new).transpose().map_err(deaf)?;
+    share.keep_retirements(match broker.as_ref().filter(|_| !args.no_sandbox) {
+        Some(broker) => {
+            broker.note_shared(share.identified()).map_err(Failure::local)?;
+            SystemAccess::Through(Arc::new(broker.line().map_err(Failure::local)?))
+        }
+        None => SystemAccess::Own,
+    });
     if !args.no_sandbox {
         // With real devices the process reads sysfs; with paired hosts it reads the list of peers and writes the audit
         // log.

@@ -39,6 +39,11 @@ impl Offers<Box<dyn Device>> for Offer<'_> {
 
     fn claim(&mut self, bus_id: &str) -> Result<(DeviceRecord, Box<dyn Device>), OpStatus> {
         self.admit(bus_id)?;
+        if let Err(why) = self.shared.registry.check_is_here(bus_id, &self.session.proof()) {
+            info!(device = bus_id, peer = self.session.peer, why, "refused");
+            self.shared.permissions.record(self.session, Use::Attach, bus_id, Err("moved away"));
+            return Err(OpStatus::NotAvailable);
+        }
         let (claimed, holder) = self.claim_for(bus_id, |registry, peer, now| registry.claim(bus_id, peer, now));
         let outcome = claimed.as_ref().map(|_| Mode::Exclusive.as_str()).map_err(OpStatus::to_string);
         self.note(bus_id, holder, outcome);

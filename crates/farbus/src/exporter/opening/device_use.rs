@@ -48,6 +48,13 @@ impl DeviceUse {
             caller.guest.iter().for_each(|guest| guest.record_refused(&open.name, quota::REFUSAL));
             return Err(refused(quota::REFUSAL.to_owned()));
         }
+        if let Ok(bus_id) = shared.registry.bus_id_of(&open.name)
+            && let Err(why) = shared.registry.check_is_here(&bus_id, &caller.proof())
+        {
+            info!(device = open.name, peer, "refused: it was moved away");
+            shared.permissions.record(caller, Use::Attach, &bus_id, Err("moved away"));
+            return Err(refused(why));
+        }
         let devices = shared.registry.lock().entries().count();
         let (number, session) =
             shared.sessions.enter_attachment(caller, peer.to_owned()).map_err(|error| refused(error.to_string()))?;

@@ -15,10 +15,11 @@ use farbus_session::OpStatus;
 use farbus_session::claims::Mode;
 use farbus_session::leases::{DeviceKey, Worth};
 use farbus_session::native::known_device::compare;
+use farbus_session::native::retire::Step;
 use farbus_session::native::{Allowed, Left, Migration, control as native};
 use farbus_session::reserve::ledger::Path;
 use farbus_session::reserve::{Reservation, ReservationReport};
-use tracing::warn;
+use tracing::{info, warn};
 
 use crate::exporter::access::quota::Visitor;
 use crate::exporter::opening::claim::Offer;
@@ -254,6 +255,19 @@ impl DeviceProvider for Shared {
     fn device_identity(&self, open: &native::Open) -> Option<Identity> {
         let registry = self.registry.lock();
         registry.identity(registry.find(&open.name)?)
+    }
+
+    fn note_step(&self, caller: &Session, open: &native::Open, lease: u64, step: Step) -> Result<(), String> {
+        let bus_id = self.registry.bus_id_of(&open.name).map_err(|error| error.to_string())?;
+        let key = self.registry.key_of(&bus_id);
+        let is_latest = self.registry.leases().latest(&key) == Some(lease);
+        let export = self.registry.lock().block_export(&bus_id);
+        if !is_latest || export.is_some_and(|export| export.mode(open.mode) != Mode::Exclusive) {
+            return Err("only the host that has a disk alone, to write to it, can move it".to_owned());
+        }
+        self.registry.note_step(&bus_id, step, caller.proof(), caller.peer.clone())?;
+        info!(device = open.name, peer = caller.peer, ?step, "what its user said of its move is noted");
+        Ok(())
     }
 
     fn identity_changes(&self) -> u64 {

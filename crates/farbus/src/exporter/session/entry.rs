@@ -92,6 +92,16 @@ pub(crate) enum Waiting {
 }
 
 impl Session {
+    /// What the peer has proved of itself: a key, a user of this machine, or where it is. It is the same on each of its
+    /// connections.
+    pub fn proof(&self) -> String {
+        match self.visitor {
+            Visitor::Host(fingerprint) => format!("key {fingerprint}"),
+            Visitor::User(user) | Visitor::Own(_, user) => format!("user {user}"),
+            Visitor::Address(address) => format!("address {address}"),
+        }
+    }
+
     /// An entry without a device.
     ///
     /// # Errors

@@ -10,6 +10,7 @@ use farbus_model::limits::CREDIT_BYTES_MAX;
 use farbus_model::{BlockDevice, BlockInfo, BufferPool, Completions, Device, Identity, Instant, Limits, Readiness};
 use farbus_realtime::vcpu::Reserve;
 use farbus_session::native::control::{End, Inherit, Open};
+use farbus_session::native::retire::Step;
 use farbus_session::native::served_observer::Shown;
 use farbus_session::native::{
     Allowed, CountRequest, Left, Migration, Served, ServedBlock, ServedObserver, ServedUsb, SuspendableServed,
@@ -258,6 +259,15 @@ pub trait DeviceProvider: Send + Sync + 'static {
     /// [`End`]: why the device is not opened.
     fn open(self: &Arc<Self>, caller: &Self::Caller, peer: &str, open: &Open, is_compared: bool)
     -> Result<Opened, End>;
+
+    /// Notes durably what the importer says of the disk that `open` opened under this lease, and that it moves.
+    ///
+    /// # Errors
+    /// Why it is not noted.
+    fn note_step(&self, caller: &Self::Caller, open: &Open, lease: u64, step: Step) -> Result<(), String> {
+        let _ = (caller, open, lease, step);
+        Err("nothing is noted here".to_owned())
+    }
 
     /// The identity of the device that `open` names; `None` if there is no such device, or it has no identity.
     fn device_identity(&self, open: &Open) -> Option<Identity> {

@@ -15,6 +15,7 @@ use farbus_model::limits::LANES_MAX;
 use farbus_model::{Identity, Instant, Readiness};
 use farbus_session::native::control::{Cause, End, Inherit, Open};
 use farbus_session::native::hello::{Hello, Outcome, SessionId};
+use farbus_session::native::retire::Step;
 use farbus_session::native::{ExporterSession, Inherited, LaneLimits, Left, Recalled, Served, Services, exporter};
 use farbus_session::reserve::ledger::Path;
 use farbus_session::reserve::{Reservation, ReservationReport};
@@ -765,6 +766,10 @@ impl<H: DeviceProvider> Services for Opening<'_, H> {
 
     fn identity(&mut self, open: &Open) -> Option<Identity> {
         self.provider.device_identity(open)
+    }
+
+    fn note_step(&mut self, open: &Open, lease: u64, step: Step) -> Result<(), String> {
+        self.provider.note_step(self.caller, open, lease, step)
     }
 
     fn inherit(&mut self, _now: Instant, number: u16, inherit: &Inherit) -> Option<Result<Inherited, End>> {

@@ -6,5 +6,6 @@ pub mod permissions;
 pub mod predecessor;
 pub mod registry;
 pub mod reservations;
+pub mod retirements;
 pub mod shared;
 pub mod trace;

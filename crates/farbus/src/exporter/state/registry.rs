@@ -9,16 +9,19 @@ use farbus_model::{Device, Identity, Instant};
 use farbus_session::claims::lease::Lease;
 use farbus_session::leases::{DeviceKey, Leases};
 use farbus_session::native::control as native;
+use farbus_session::native::retire::Step;
 use farbus_session::registry::Entry;
 use farbus_session::{OpStatus, Registry};
 use tracing::warn;
 
 use crate::devices::identities::labels::{IdentityStatus, Label, Labels};
+use crate::devices::retirement::Said;
 use crate::devices::status::DeviceStatus;
 use crate::exporter::error::ShareError;
 use crate::exporter::session::entry::Session;
 use crate::exporter::session::threads::HandoverOutcome;
 use crate::exporter::state::lease_store::{LeaseStore, unix_ms};
+use crate::exporter::state::retirements::Retirements;
 
 /// How long a handed over device waits for its successor. Linux's usb-storage gives up a command after 30 s.
 const SUCCESSOR_TIME: Duration = Duration::from_secs(20);
@@ -36,6 +39,8 @@ pub struct DeviceRegistry {
     pub labels: Labels,
     /// Where leases are kept that outlive this process.
     pub store: LeaseStore,
+    /// Disks that hosts have moved away.
+    pub retirements: Retirements,
     /// Whether a thread ends leases in time.
     is_watched: AtomicBool,
 }
@@ -74,6 +79,7 @@ impl Default for DeviceRegistry {
             successor_time_ms: AtomicU64::new(SUCCESSOR_TIME.as_millis() as u64),
             labels: Labels::default(),
             store: LeaseStore::default(),
+            retirements: Retirements::default(),
             is_watched: AtomicBool::new(false),
         }
     }
@@ -144,6 +150,45 @@ impl DeviceRegistry {
     fn stored_as(&self, bus_id: &str) -> Option<DeviceId> {
         let identity = self.lock().identity(bus_id)?;
         self.labels.of(bus_id).is_lasting.then(|| DeviceId::of(identity))
+    }
+
+    /// Checks that the disk was not moved to another machine. While it is not known whether it was, only the host that
+    /// is moving it, known by `by`, may use it.
+    ///
+    /// # Errors
+    /// Why it is refused, and what to type.
+    pub fn check_is_here(&self, bus_id: &str, by: &str) -> Result<(), String> {
+        let Some(id) = self.stored_as(bus_id) else { return Ok(()) };
+        let name = self.device_name(bus_id).unwrap_or_else(|| bus_id.to_owned());
+        match self.retirements.of(id) {
+            Ok(retirement) => retirement.and_then(|it| it.objection(&name, by)).map_or(Ok(()), Err),
+            Err(why) => Err(format!("it is not known whether '{name}' has old data: {why}")),
+        }
+    }
+
+    /// Notes durably what the user of a disk, known by `by`, says of it: it moves the disk to its own machine, has
+    /// moved it, or has not.
+    ///
+    /// # Errors
+    /// Why that is not noted.
+    pub fn note_step(&self, bus_id: &str, step: Step, by: String, host: String) -> Result<(), String> {
+        let lasting = "the disk has no identity that outlives the process that shares it".to_owned();
+        let id = self.stored_as(bus_id).ok_or(lasting)?;
+        let stored = self.retirements.note(id, Said::by(step, by, host))?;
+        match (step, stored) {
+            (Step::Stays, Some(_)) => Err("it was noted as moved away".to_owned()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Adds to the status of a device that a host has moved it away, if so.
+    pub fn show_retirement(&self, status: &mut DeviceStatus) {
+        let lasting = status.identity.as_ref().filter(|identity| identity.is_lasting).map(|identity| identity.id);
+        let Some(retirement) = lasting.and_then(|id| self.retirements.of(id).ok().flatten()) else { return };
+        if status.user.is_none() && retirement.is_done {
+            "moved away".clone_into(&mut status.state);
+        }
+        status.moved = Some(retirement.into());
     }
 
     /// Gives the next lease of a device: a number that is higher than every earlier one, and was stored as reserved

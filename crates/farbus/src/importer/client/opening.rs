@@ -10,6 +10,7 @@ use farbus_host::storage::{BULK_ONLY, NO_DISK};
 use farbus_host::{DiskError, Options, RemoteDisk, RemoteError};
 use farbus_io::link::Link;
 use farbus_model::{BufferPool, Completions, Device, Identity};
+use farbus_session::native::retire::Step;
 use farbus_session::native::{
     Attached, Piped, RemoteBlock, RemoteObserver, RemoteStream, RemoteUsb, control as native, stream::Frame, usb::Event,
 };
@@ -41,6 +42,8 @@ type Unreserved = (native::End, Option<ReservationReport>);
 
 /// A session carries one device here: the number of its attachment.
 const ATTACHMENT: u16 = 1;
+/// How long an exporter may take to note that a disk was moved.
+const STEP_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// Takes devices from other hosts.
 ///
@@ -305,9 +308,19 @@ impl Client {
             Some(reservation) => RemoteBlock::reserving(ATTACHMENT, open, reservation),
             None => RemoteBlock::new(ATTACHMENT, open),
         };
-        let opened = self.request(target, remote, grace, &mut Completions::new(BufferPool::new(0)))?;
-        if let Ok(linked) = &opened {
-            self.check_has_not_moved(target, linked.remote().identity())?;
+        let mut done = Completions::new(BufferPool::new(0));
+        let mut opened = self.request(target, remote, grace, &mut done)?;
+        if let Ok(linked) = &mut opened {
+            let is_here = self.check_has_not_moved(target, linked.remote().identity());
+            // Its exporter may not know what became of a move that was cut off.
+            match &is_here {
+                Ok(()) if mode == native::Mode::Exclusive => linked.status().tell_later(Step::Stays),
+                Err(ClientError::Moved { .. }) if mode == native::Mode::Exclusive => {
+                    linked.tell(Step::Moved, STEP_TIME_MAX, &mut done);
+                }
+                _ => {}
+            }
+            is_here?;
         }
         Ok(opened)
     }

@@ -16,6 +16,7 @@ use farbus_model::{
 use farbus_session::native::control::{Cause, End};
 use farbus_session::native::hello::{Hello, Welcome};
 use farbus_session::native::reserve::{self, ReservationReport};
+use farbus_session::native::retire::Step;
 use farbus_session::native::{
     Attached, ImporterSession, LaneLimits, Movable, Piped, Progress, RemoteBlock, RemoteUsb, State, Through,
 };
@@ -113,6 +114,22 @@ impl<A: Attached> Linked<A> {
                 return Err(io::ErrorKind::TimedOut.into());
             }
             linked.wait(Some(until))?;
+        }
+    }
+
+    /// Tells the exporter what becomes of the disk, and waits for its answer, `time_max` at most. Returns whether it
+    /// noted that.
+    pub fn tell(&mut self, step: Step, time_max: Duration, done: &mut A::Done) -> bool {
+        self.remote.say_step(step);
+        let until = self.clock.now() + time_max;
+        loop {
+            self.turn(done);
+            if let Some((_, noted)) = self.status.take_step_answer(step) {
+                return noted.is_ok();
+            }
+            if self.end().is_some() || self.clock.now() >= until || self.wait(Some(until)).is_err() {
+                return false;
+            }
         }
     }
 
@@ -275,6 +292,12 @@ impl<A: Attached> Linked<A> {
         self.take_new_link(done);
         self.receive(done);
         self.see_to_modules(done);
+        if let Some(step) = self.status.take_step().filter(|_| self.end().is_none()) {
+            self.remote.say_step(step);
+        }
+        if let Some(answer) = self.remote.take_step_answer() {
+            self.status.note_step_answer(answer);
+        }
         self.send();
         if let Some(timed) = self.remote.poll_timed() {
             self.status.note_timed(timed);

@@ -1,7 +1,7 @@
 //! The status of a session, for other threads than the one that owns its device.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use farbus_io::link::Wake;
@@ -9,6 +9,7 @@ use farbus_model::Identity;
 use farbus_session::native::Timed;
 use farbus_session::native::control::End;
 use farbus_session::native::reserve::ReservationReport;
+use farbus_session::native::retire::Step;
 
 use crate::importer::session::distance::Distance;
 use crate::importer::session::latency::{Latency, Samples};
@@ -21,6 +22,10 @@ pub struct SessionStatus(Arc<Inner>);
 #[derive(Debug, Default)]
 struct Inner {
     state: Mutex<State>,
+    /// Notified when a step is answered, and at the end.
+    answered: Condvar,
+    /// Whether a step is to be said; read in every turn.
+    has_step: AtomicBool,
     /// Whether a successor was named; read in every turn.
     has_successor: AtomicBool,
     /// Whether a pause or its end was ordered; read in every turn.
@@ -50,8 +55,25 @@ struct State {
     pause: Option<bool>,
     /// The last reservation report.
     reserved: Option<ReservationReport>,
+    /// What the exporter is to be told of the disk, which is moved to this machine.
+    step: Option<Step>,
+    /// The exporter's last answer to a step.
+    step_answer: Option<(Step, Result<(), String>)>,
     /// The identity of the device.
     identity: Option<Identity>,
+}
+
+/// What an exporter answered to a step of a disk's move.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StepAnswer {
+    /// It noted the step durably.
+    Noted,
+    /// It did not, for this reason.
+    Unable(String),
+    /// The session ended first.
+    Ended,
+    /// It did not answer in time. An exporter of an earlier version never does.
+    Silent,
 }
 
 impl SessionStatus {
@@ -222,11 +244,52 @@ impl SessionStatus {
         self.with(|state| state.latency.take_latest())
     }
 
+    /// Tells the exporter what becomes of the disk, and waits for the answer, `time_max` at most.
+    pub(crate) fn tell(&self, step: Step, time_max: Duration) -> StepAnswer {
+        self.tell_later(step);
+        let state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_open =
+            |state: &mut State| state.end.is_none() && state.step_answer.as_ref().is_none_or(|it| it.0 != step);
+        let waited = self.0.answered.wait_timeout_while(state, time_max, is_open);
+        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        match (&state.step_answer, &state.end) {
+            (Some((answered, Ok(()))), _) if *answered == step => StepAnswer::Noted,
+            (Some((answered, Err(why))), _) if *answered == step => StepAnswer::Unable(why.clone()),
+            (_, Some(_)) => StepAnswer::Ended,
+            (_, None) => StepAnswer::Silent,
+        }
+    }
+
+    /// Tells the exporter what becomes of the disk.
+    pub(crate) fn tell_later(&self, step: Step) {
+        self.with(|state| (state.step, state.step_answer) = (Some(step), None));
+        self.0.has_step.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    /// Takes what the exporter is to be told, if there is something.
+    pub(crate) fn take_step(&self) -> Option<Step> {
+        let is_wanted = self.0.has_step.load(Ordering::Acquire) && self.0.has_step.swap(false, Ordering::AcqRel);
+        if is_wanted { self.with(|state| state.step.take()) } else { None }
+    }
+
+    /// Takes the exporter's answer to this step, if there is one.
+    pub(crate) fn take_step_answer(&self, step: Step) -> Option<(Step, Result<(), String>)> {
+        self.with(|state| state.step_answer.take_if(|answer| answer.0 == step))
+    }
+
+    /// Records the exporter's answer to a step.
+    pub(crate) fn note_step_answer(&self, answer: (Step, Result<(), String>)) {
+        self.with(|state| state.step_answer = Some(answer));
+        self.0.answered.notify_all();
+    }
+
     /// Records the end.
     pub(crate) fn note_end(&self, end: &End) {
         self.with(|state| {
             state.end.get_or_insert_with(|| end.clone());
         });
+        self.0.answered.notify_all();
     }
 }
 

@@ -1,0 +1,182 @@
+//! Disks that a host moves to its own machine, or has moved: what is stored of them where they are shared.
+
+use std::time::SystemTime;
+
+use farbus_io::trust::{DeviceId, Folder, KnownLease, Retirement, StateError, timestamp};
+use farbus_session::native::retire::Step;
+use serde::{Deserialize, Serialize};
+
+/// A step of a disk's move, and whose word it is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "step", rename_all = "snake_case")]
+pub enum Said {
+    /// The host is about to make its copy the device.
+    Moving {
+        /// The host by what it proved.
+        by: String,
+        /// The host, by its name here.
+        host: String,
+    },
+    /// The host's copy is the device.
+    Moved {
+        /// The host by what it proved.
+        by: String,
+        /// The host, by its name here.
+        host: String,
+    },
+    /// The disk here is the device.
+    Stays,
+}
+
+impl Said {
+    /// What this host said.
+    pub fn by(step: Step, by: String, host: String) -> Self {
+        match step {
+            Step::Moving => Said::Moving { by, host },
+            Step::Moved => Said::Moved { by, host },
+            Step::Stays => Said::Stays,
+        }
+    }
+}
+
+/// Notes durably what was said of a disk, if anything, and returns what is stored then.
+///
+/// # Errors
+/// [`StateError`]; nothing is changed then.
+pub fn retirement(folder: &Folder, device: DeviceId, said: Option<&Said>) -> Result<Option<Retirement>, StateError> {
+    let now = || timestamp(SystemTime::now());
+    match said {
+        None => {}
+        Some(Said::Moving { by, host }) => KnownLease::note_moving(folder, device, by, host, &now())?,
+        Some(Said::Moved { by, host }) => KnownLease::note_moved(folder, device, by, host, &now())?,
+        Some(Said::Stays) => drop(KnownLease::note_stays(folder, device)?),
+    }
+    Ok(KnownLease::load(folder, device)?.retirement)
+}
+
+/// A disk that was moved away, as `farbus status` shows it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RetirementStatus {
+    /// The host that moved it, by its name here.
+    pub host: String,
+    /// When that host said so first: RFC 3339, UTC.
+    pub since: String,
+    /// `moved`, or `moving` if that host has not said whether it did.
+    pub state: String,
+}
+
+impl From<Retirement> for RetirementStatus {
+    fn from(Retirement { host, since, is_done, .. }: Retirement) -> Self {
+        Self { host, since, state: if is_done { "moved" } else { "moving" }.to_owned() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use farbus_model::Identity;
+    use farbus_session::block::swap::{Journal, Milestone};
+
+    use super::*;
+    use crate::devices::media_journal::{Journals, Medium, Notes, RemoteIdentity};
+
+    const MOVER: &str = "key 1";
+
+    /// The two hosts, as far as they are durable.
+    struct Hosts {
+        importer: Journals,
+        exporter: Folder,
+        id: DeviceId,
+        notes: Notes,
+    }
+
+    /// What is made durable at one of the two, in this order.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    enum Durable {
+        Noted(Milestone),
+        Said(Step),
+    }
+
+    impl Hosts {
+        fn new(scratch: &std::path::Path) -> Self {
+            let id = DeviceId::random();
+            let importer = Journals::of(&scratch.join(format!("{id}-importer")));
+            let known = RemoteIdentity::from(Identity { id: id.number(), generation: 0 });
+            let from = Medium::remote("lab3/disk", Some(known));
+            let begun = importer.begin(&from, &Medium::called("new")).unwrap();
+            let exporter = Folder::at(scratch.join(format!("{id}-exporter")));
+            Self { importer, exporter, id, notes: Notes::to(begun.file) }
+        }
+
+        fn make(&mut self, durable: Durable) {
+            match durable {
+                Durable::Noted(milestone) => self.notes.note(milestone).unwrap(),
+                Durable::Said(step) => {
+                    let said = Said::by(step, MOVER.into(), "desk".into());
+                    retirement(&self.exporter, self.id, Some(&said)).unwrap();
+                }
+            }
+        }
+
+        /// Whether the exporter gives the disk to the host with this key.
+        fn gives_to(&self, by: &str) -> bool {
+            let stored = retirement(&self.exporter, self.id, None).unwrap();
+            stored.and_then(|stored| stored.objection("disk", by)).is_none()
+        }
+
+        /// Whether the importer's journal says that its copy is the device.
+        fn has_switched(&self) -> bool {
+            let known = RemoteIdentity::from(Identity { id: self.id.number(), generation: 0 });
+            self.importer.objection_to_attaching("lab3/disk", Some(known)).unwrap().is_some()
+        }
+
+        /// The importer attaches the disk again, and says what its journal says. Returns whether it has the disk.
+        fn attach_again(&mut self) -> bool {
+            let is_open = self.gives_to(MOVER);
+            if is_open {
+                self.make(Durable::Said(if self.has_switched() { Step::Moved } else { Step::Stays }));
+            }
+            is_open && !self.has_switched()
+        }
+    }
+
+    #[test]
+    fn a_crash_of_either_end_between_any_two_steps_gives_old_data_to_nobody_and_loses_no_disk() {
+        use Durable::{Noted, Said};
+        let scratch = std::env::temp_dir().join(format!("farbus-retirement-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&scratch);
+        let done = [
+            Said(Step::Stays),
+            Noted(Milestone::Copying),
+            Said(Step::Moving),
+            Noted(Milestone::Switched),
+            Said(Step::Moved),
+        ];
+        // The answer to the third was lost, so the swap was given up.
+        let given_up = [&done[..3], &[Noted(Milestone::Abandoned), Said(Step::Stays)]].concat();
+        for steps in [&done[..], &given_up] {
+            for reached in 0..=steps.len() {
+                // The exporter crashes alone, too: then what is said between its crash and the importer's is not heard.
+                for deaf_from in 0..=reached {
+                    let mut hosts = Hosts::new(&scratch);
+                    for (at, step) in steps[..reached].iter().enumerate() {
+                        let is_heard = at < deaf_from || matches!(step, Noted(_));
+                        // Without the answer to it, the journal does not say that it switched.
+                        if *step == Noted(Milestone::Switched) && deaf_from <= 2 {
+                            break;
+                        }
+                        if is_heard {
+                            hosts.make(*step);
+                        }
+                    }
+                    let what = format!("{reached} of {steps:?}, not heard from {deaf_from}");
+                    let is_old = hosts.has_switched();
+                    assert!(!(is_old && hosts.gives_to("key 2")), "old data for others: {what}");
+                    assert_eq!(hosts.attach_again(), !is_old, "its host has one complete disk: {what}");
+                    assert_eq!(hosts.gives_to("key 2"), !is_old, "nothing stays undecided: {what}");
+                    assert_eq!(hosts.attach_again(), !is_old, "and it stays so: {what}");
+                }
+            }
+        }
+        std::fs::remove_dir_all(&scratch).unwrap();
+    }
+}
