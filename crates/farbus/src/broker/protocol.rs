@@ -71,6 +71,12 @@ pub(super) enum Question {
         name: String,
         is_named: bool,
     },
+    /// Asks what the owner says of a device by `farbus label`: by its id, if that lasts and it was identified here, or
+    /// by its name.
+    NotesOf {
+        device: Option<DeviceId>,
+        name: String,
+    },
     /// Asks why a disk of another host should not be attached: a swap may have moved it to this machine.
     ObjectionToAttaching {
         title: String,

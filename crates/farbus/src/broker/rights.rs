@@ -34,12 +34,13 @@ use super::identifying::Identifying;
 use super::protocol::{Answer, HandoverState, Kind, MountedAt, Question, to_json};
 use super::replacement;
 use super::schedules::Schedules;
-use super::system_access::{drivers, may_plug, word_of};
+use super::system_access::{drivers, may_plug, notes_of, word_of};
 use super::taken::Taken;
 use crate::common::control::{Question as OwnerQuestion, ask_all, running};
 use crate::common::processor_leases::ask_for;
 use crate::common::socket_access::SocketAccess;
 use crate::common::socket_place::Place;
+use crate::devices::identities::naming::check_name;
 use crate::devices::media_journal;
 use crate::devices::retirement::retirement;
 use crate::hosts::known_host::{self, KnownHost};
@@ -249,6 +250,16 @@ impl Rights {
                 let is_known = self.identifying.name(device, &name, is_named);
                 self.hold(is_known, || format!("{device} is not shared here"))?;
                 done(Value::Null)
+            }
+            Question::NotesOf { device, name } => {
+                let shares = {
+                    let policy = opened(&self.broker_policy);
+                    !policy.listen.is_empty() || !policy.usb.is_empty() || !policy.wanted.is_empty()
+                };
+                let is_known = device.is_none_or(|device| self.identifying.has(device));
+                let is_shared = shares && is_known && check_name(&name).is_ok();
+                self.hold(is_shared, || format!("{name} is not shared here"))?;
+                done(json!(notes_of(device, &name)?))
             }
             Question::ObjectionToAttaching { title, identity } => {
                 self.hold(!opened(&self.broker_policy).hosts.is_empty(), || "nothing is attached".to_owned())?;
@@ -661,6 +672,8 @@ mod tests {
             Question::OpenFrames { path: "/etc/shadow".into() },
             Question::IdentifyImage { path: "/etc/shadow".into(), read_only: true, view: String::new() },
             Question::IdentifyUsb { bus: 1, device: 2 },
+            Question::NotesOf { device: None, name: "disk".into() },
+            Question::NotesOf { device: Some(DeviceId::random()), name: "disk".into() },
             Question::NoteName { device: DeviceId::random(), name: "disk".into(), is_named: true },
             Question::Retirement { device: DeviceId::random(), said: Some(Said::Stays) },
             Question::OpenUsb { bus: 1, device: 2 },

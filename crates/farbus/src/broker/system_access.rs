@@ -15,7 +15,7 @@ use farbus_io::sys::scheduling::{set_deadline, this_thread};
 use farbus_io::sys::tcp_owner::{PeerOwner, peer_owner};
 use farbus_io::sys::users::user_number;
 use farbus_io::sys::vhci::{Port, Vhci};
-use farbus_io::trust::{DeviceId, Folder, Retirement};
+use farbus_io::trust::{DeviceId, DeviceNotes, Folder, KnownNotes, NotedDevice, Retirement};
 use farbus_model::Speed;
 use serde_json::Value;
 
@@ -229,6 +229,20 @@ impl SystemAccess {
         }
     }
 
+    /// What the owner says of a device by `farbus label`. `id` is that of a device with a lasting identity.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub(crate) fn notes_of(&self, id: Option<DeviceId>, name: &str) -> io::Result<DeviceNotes> {
+        match self {
+            SystemAccess::Own => notes_of(id, name),
+            SystemAccess::Through(broker) => {
+                let question = Question::NotesOf { device: id, name: name.to_owned() };
+                broker.ask(&question, None).map(|(notes, _)| notes)
+            }
+        }
+    }
+
     /// Why a disk of another host should not be attached: a swap has moved its data to this machine. `None` if it may
     /// be attached.
     pub(crate) fn objection_to_attaching(&self, title: &str, identity: Option<RemoteIdentity>) -> Option<String> {
@@ -391,6 +405,12 @@ fn dial_through(broker: &Broker, host: &str, time_max: Duration, hints: Hints) -
     let question = Question::Connect { host: host.to_owned(), time_max_ms: in_ms(time_max), hints };
     let (found, fd) = broker.ask::<Found>(&question, None).map_err(failed)?;
     Ok((fd.ok_or_else(|| failed(io::Error::other("no connection came along")))?, found))
+}
+
+/// What the owner says of a device by `farbus label`.
+pub(super) fn notes_of(id: Option<DeviceId>, name: &str) -> io::Result<DeviceNotes> {
+    let Ok(folder) = Folder::of_user() else { return Ok(DeviceNotes::default()) };
+    KnownNotes::of(&folder, &NotedDevice::of(id, name)).map_err(io::Error::other)
 }
 
 /// The drivers that took the device on `port`.

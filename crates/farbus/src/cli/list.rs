@@ -9,6 +9,7 @@ use crate::broker::SystemAccess;
 use crate::common::host_address::{check_host, shown};
 use crate::common::socket_place::Place;
 use crate::devices::offer::Listed;
+use crate::devices::query::Query;
 use crate::importer::client::{ANSWER_TIME_MAX, Client, ClientConfig, FailureReport, address_of};
 use crate::importer::discovery::everywhere;
 use crate::importer::discovery::local_shares::{self, repeated};
@@ -20,17 +21,21 @@ use crate::importer::discovery::local_shares::{self, repeated};
     Examples:\n  farbus list                 all of them\n  \
     farbus list lab3            one host: a name, announced or not, or an address\n  \
     farbus list localhost       this machine, as 'farbus share' offers it to you\n  \
+    farbus list class=serial vendor=ftdi label:board=imx8 free\n  \
     farbus list 10.0.0.7:3241 --json\n  \
     farbus list --json | jq -r '.[] | select(.state == \"available\") | .target'"
 )]
 pub struct Args {
-    /// HOST[:PORT] of a farbus or usbipd, or the name of a paired host.
-    #[arg(value_parser = check_host)]
-    host: Option<String>,
+    /// HOST[:PORT] or a paired host's name, and words of a query.
+    ///
+    /// Only devices are shown for which all words are true: class=, vendor=, product=, speed=, name=, host=, place=,
+    /// label:NAME, label:NAME=VALUE and free. The book's chapter on leases has a table of them.
+    #[arg(value_name = "HOST|WORD", value_parser = checked_word)]
+    words: Vec<String>,
     /// Where the paired host is now.
     ///
     /// HOST[:PORT]. farbus remembers it after the host has proved its key there.
-    #[arg(long, value_name = "HOST", requires = "host", value_parser = check_host)]
+    #[arg(long, value_name = "HOST", requires = "words", value_parser = check_host)]
     address: Option<String>,
     /// Print JSON, for programs.
     #[arg(long)]
@@ -58,9 +63,15 @@ struct Silent {
 }
 
 pub fn run(args: &Args) -> Result<(), Failure> {
-    let Some(host) = &args.host else { return everybody(args.json) };
+    let (host, query) = asked(&args.words)?;
+    let Some(host) = host else {
+        return match &args.address {
+            Some(_) => Err(Failure::local("--address goes with a host: farbus list HOST --address PLACE")),
+            None => everybody(&query, args.json),
+        };
+    };
     let address = address_of(host);
-    let lines: Vec<Line> = match &args.address {
+    let mut lines: Vec<Line> = match &args.address {
         Some(moved) => {
             let client = Client::for_host_at(&address, moved, SystemAccess::Own, ClientConfig::default())?;
             lines_at(client.offers(&address, ANSWER_TIME_MAX)?)
@@ -74,8 +85,14 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             }
         }
     };
+    let offers_some = !lines.is_empty();
+    lines.retain(|line| query.matches(host, &line.device));
     if args.json {
         return print_json(&lines);
+    }
+    if lines.is_empty() && offers_some {
+        println!("No device of {} is meant by that.", shown(&address));
+        return Ok(());
     }
     if lines.is_empty() {
         println!("{} offers nothing to this host.", shown(&address));
@@ -83,6 +100,26 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     }
     print_lines(lines);
     Ok(())
+}
+
+/// A host, or a word of a query.
+fn checked_word(text: &str) -> Result<String, String> {
+    match Query::is_word(text) {
+        true => Query::parse([text]).map(|_| text.to_owned()),
+        false => check_host(text),
+    }
+}
+
+/// The host that the words name, if one, and the query that the others are.
+fn asked(words: &[String]) -> Result<(Option<&str>, Query), Failure> {
+    let (query, hosts): (Vec<&str>, Vec<&str>) =
+        words.iter().map(String::as_str).partition(|word| Query::is_word(word));
+    let query = Query::parse(query).map_err(Failure::local)?;
+    match hosts[..] {
+        [] => Ok((None, query)),
+        [host] => Ok((Some(host), query)),
+        [_, other, ..] => Err(Failure::local(format!("one host is named at most: what is '{other}'?"))),
+    }
 }
 
 /// What this machine's shares offer; if two have a device of one name, with their sockets.
@@ -101,14 +138,17 @@ fn lines_of(shares: Vec<(Place, Vec<Listed>)>) -> Vec<Line> {
     lines.map(line).collect()
 }
 
-fn everybody(as_json: bool) -> Result<(), Failure> {
+fn everybody(query: &Query, as_json: bool) -> Result<(), Failure> {
     let (mut lines, mut silent) = (Vec::new(), Vec::new());
     for host in everywhere::all() {
         match host.devices {
-            Ok(devices) => lines.extend(devices.into_iter().map(|device| {
-                let target = Some(format!("{}/{}", host.name, device.name));
-                Line { device, host: Some(host.name.clone()), target }
-            })),
+            Ok(devices) => {
+                let meant = devices.into_iter().filter(|device| query.matches(&host.name, device));
+                lines.extend(meant.map(|device| {
+                    let target = Some(format!("{}/{}", host.name, device.name));
+                    Line { device, host: Some(host.name.clone()), target }
+                }));
+            }
             Err(failure) => silent.push(Silent { host: host.name, failure }),
         }
     }
@@ -118,7 +158,9 @@ fn everybody(as_json: bool) -> Result<(), Failure> {
         let silent = silent.iter().map(|silent| json(serde_json::to_value(silent)));
         return print_json(&lines.chain(silent).collect::<Result<Vec<Value>, Failure>>()?);
     }
-    if lines.is_empty() {
+    if lines.is_empty() && !query.is_empty() {
+        say("No device is meant by that. See them all: farbus list");
+    } else if lines.is_empty() {
         say("Nothing is offered here, and nobody nearby announces anything. Name a host: farbus list HOST");
     } else {
         print_lines(lines);
@@ -130,7 +172,10 @@ fn everybody(as_json: bool) -> Result<(), Failure> {
 }
 
 fn print_lines(lines: Vec<Line>) {
-    let mut table = table(&["NAME", "BUS ID", "ID", "SPEED", "STATE", "USER", "WHAT"]);
+    let headings = ["NAME", "BUS ID", "ID", "SPEED", "STATE", "USER", "WHAT", "LABELS"];
+    // Most devices have none.
+    let columns = if lines.iter().all(|line| line.device.notes.is_empty()) { 7 } else { headings.len() };
+    let mut table = table(&headings[..columns]);
     for Line { device, target, .. } in lines {
         let ids = format!("{}:{}", device.vendor, device.product);
         let lessee = device.lease.as_ref().map(|lease| format!("{} until {}", lease.host, lease.until));
@@ -138,11 +183,12 @@ fn print_lines(lines: Vec<Line>) {
         let state = device.state_in_words();
         let further = device.users.iter().skip(1).map(|user| (format!("in use, {}", user.mode), user.user.clone()));
         let further: Vec<(String, String)> = further.collect();
-        let (what, name) = (device.what(), target.unwrap_or(device.name));
-        table.add_row([name, device.bus_id, ids, device.speed, state, user, what]);
+        let (what, name, labels) = (device.what(), target.unwrap_or(device.name), device.notes.in_a_line());
+        let row = [name, device.bus_id, ids, device.speed, state, user, what, labels];
+        table.add_row(row.into_iter().take(columns));
         for (state, user) in further {
-            let [name, bus_id, ids, speed, what] = Default::default();
-            table.add_row([name, bus_id, ids, speed, state, user, what]);
+            let [name, bus_id, ids, speed] = Default::default();
+            table.add_row([name, bus_id, ids, speed, state, user]);
         }
     }
     print_table(&table);

@@ -13,6 +13,7 @@ mod grants;
 mod help_tests;
 mod identity;
 mod inventory;
+mod label;
 mod lease;
 mod link_args;
 mod list;
@@ -55,8 +56,7 @@ use crate::link::modules::program;
     propagate_version = true,
     help_template = "{about-with-newline}{usage-heading} {usage}\n\nCommands:\n{subcommands}{after-help}",
     after_help = "Examples:\n  \
-        farbus share disk:backup.img zero   offer a disk image and a test device\n  \
-        farbus attach lab3/disk             use its disk here\n\
+        farbus attach lab3/disk             use a disk of lab3 here\n\
         'farbus COMMAND --help' has options and examples, and 'farbus help' exit codes.",
     after_long_help = "Examples:\n  \
         farbus share disk:backup.img zero   offer a disk image and a test device\n  \
@@ -108,6 +108,7 @@ enum Verb {
     Audit(audit::Args),
     Doctor(doctor::Args),
     Lease(lease::Args),
+    Label(label::Args),
     Release(release::Args),
     Swap(swap::Args),
     Type(owner::TypeArgs),
@@ -223,6 +224,7 @@ impl Cli {
             Verb::Hold(args) | Verb::Resume(args) => args.json,
             Verb::Migrate(args) => args.json,
             Verb::MigrateVm(args) => args.json,
+            Verb::Label(args) => args.json,
             Verb::Lease(args) => args.is_for_programs(),
             Verb::Release(args) => args.json,
             Verb::Type(args) => args.json,
@@ -271,6 +273,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Events(args) => events::run(&args),
         Verb::Audit(args) => audit::run(&args),
         Verb::Doctor(args) => doctor::run(&args),
+        Verb::Label(args) => label::run(&args),
         Verb::Lease(args) => lease::run(args),
         Verb::Release(args) => release::run(args),
         Verb::Swap(args) => swap::run(&args),

@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
+use farbus_io::trust::DeviceNotes;
 use serde_json::{Value, json};
 
+use super::label::in_words;
 use super::output::{format_span, print_done, print_json, print_table, say, state_of, table};
 use super::{Failure, watch};
 use crate::common::asking::ask_owner;
@@ -190,6 +192,11 @@ fn say_more(device: &Value) {
     if let (Some(host), Some(until)) = (device["lease"]["host"].as_str(), device["lease"]["until"].as_str()) {
         let left = span_of(&device["lease"]["left_s"]);
         say(format!("{name}: leased to {host} for another {left}, until {until}"));
+    }
+    if let Ok(notes) = serde_json::from_value::<DeviceNotes>(device.clone())
+        && !notes.is_empty()
+    {
+        say(format!("{name}: {}", in_words(&notes.readable())));
     }
     if let Some(successor) = device["successor"].as_str() {
         say(format!("{name}: waits for {successor}, to which its user has handed it over"));

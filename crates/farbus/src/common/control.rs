@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use farbus_io::link::{Interest, wait};
 use farbus_io::sys::passing::{receive_on_stream, send_on_stream};
 use farbus_io::sys::peer::Credentials;
-use farbus_io::trust::DeviceId;
+use farbus_io::trust::{DeviceId, DeviceNotes};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -137,6 +137,14 @@ pub enum Question {
         id: DeviceId,
         /// The generation: which of the device's media this is.
         generation: u64,
+    },
+    /// Share: show these labels of a device, which its owner has stored. Asks for all that are shown of it.
+    Label {
+        /// The name under which the device is shared.
+        device: String,
+        /// All that is stored of it.
+        #[serde(flatten)]
+        notes: DeviceNotes,
     },
     /// Daemon: share a device. Its files, open and locked, are passed along, and then a lease unless `keep` is set: the
     /// device is shared until the other end of the lease is closed.

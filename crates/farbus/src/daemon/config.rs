@@ -1,7 +1,7 @@
 //! The daemon's configuration: TOML, parsed as a whole before any of it takes effect. An error says where it is and
 //! what is allowed.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs;
 use std::io;
@@ -12,6 +12,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use farbus_io::trust::DeviceNotes;
 use farbus_model::budget::Budget;
 use farbus_model::limits::LANES_MAX;
 use farbus_modules::{Asked, Catalogue, Files, Recipe, Sink};
@@ -35,6 +36,7 @@ use crate::exporter::access::local_users::LocalUser;
 use crate::exporter::access::networks::Network;
 use crate::exporter::session::threads::GRACE_MAX;
 use crate::exporter::sources::what::What;
+use crate::exporter::state::note_book::ConfiguredNotes;
 use crate::frontend::{Request, Via};
 use crate::importer::client::Target;
 use crate::importer::discovery::local_shares;
@@ -70,6 +72,8 @@ pub struct Config {
     pub allow_modules: Vec<Asked>,
     /// Shared devices, each with a unique name.
     pub shares: Vec<Shared>,
+    /// What is said of devices.
+    pub notes: ConfiguredNotes,
     /// Rules for real devices, each with the name that it gives.
     pub rules: Vec<(Rule, Option<String>)>,
     /// Devices of other machines that are kept attached here.
@@ -147,6 +151,9 @@ struct ShareTable {
     name: Option<Spanned<String>>,
     #[serde(default)]
     reserve: Vec<Spanned<String>>,
+    labels: Option<Spanned<BTreeMap<String, String>>>,
+    place: Option<Spanned<String>>,
+    comment: Option<Spanned<String>>,
 }
 
 #[derive(Deserialize)]
@@ -154,6 +161,9 @@ struct ShareTable {
 struct UsbTable {
     share: Option<bool>,
     name: Option<Spanned<String>>,
+    labels: Option<Spanned<BTreeMap<String, String>>>,
+    place: Option<Spanned<String>>,
+    comment: Option<Spanned<String>>,
     class: Option<Spanned<String>>,
     vendor: Option<Spanned<String>>,
     product: Option<Spanned<String>>,
@@ -289,8 +299,26 @@ impl Config {
         let announce_secure = file.secure.as_ref().is_some_and(|secure| secure.announce.unwrap_or(true));
         let secure = file.secure.map(|secure| secure_from(secure, &listen)).transpose()?.unwrap_or_default();
         let mut names = BTreeSet::new();
-        let shares = file.share.into_iter().map(|table| share_from(table, &mut names)).collect::<Result<_, _>>()?;
-        let rules = file.usb.into_iter().map(|table| rule_from(table, &mut names)).collect::<Result<_, _>>()?;
+        let mut notes = ConfiguredNotes::default();
+        let shares = file.share.into_iter().map(|mut table| {
+            let said = notes_from(table.labels.take(), table.place.take(), table.comment.take())?;
+            let shared = share_from(table, &mut names)?;
+            let names = match &shared.what {
+                What::Usb(_) if !shared.is_named => vec![],
+                What::Bridge(_) => vec![format!("{}-a", shared.name), format!("{}-b", shared.name)],
+                _ => vec![shared.name.clone()],
+            };
+            add_notes(&mut notes.by_name, said, names)?;
+            Ok(shared)
+        });
+        let shares = shares.collect::<Result<_, Wrong>>()?;
+        let rules = file.usb.into_iter().map(|mut table| {
+            let said = notes_from(table.labels.take(), table.place.take(), table.comment.take())?;
+            let (rule, name) = rule_from(table, &mut names)?;
+            add_notes(&mut notes.by_rule, said, name.iter().filter(|_| !rule.is_refusal).cloned().collect())?;
+            Ok((rule, name))
+        });
+        let rules = rules.collect::<Result<_, Wrong>>()?;
         let mut targets = BTreeSet::new();
         let mut sockets = BTreeSet::new();
         let attachments = file.attach.into_iter().map(|table| {
@@ -334,6 +362,7 @@ impl Config {
             budget,
             allow_modules,
             shares,
+            notes,
             rules,
             attachments,
             joined,
@@ -413,6 +442,37 @@ fn share_from(table: ShareTable, names: &mut BTreeSet<String>) -> Result<Shared,
         return Err((Some(word.span()), message.into()));
     }
     Ok(Shared { name, is_named, what, reservation })
+}
+
+/// What is said of a device, and where the first of it stands.
+type Said = Option<(DeviceNotes, Range<usize>)>;
+
+fn notes_from(
+    labels: Option<Spanned<BTreeMap<String, String>>>,
+    place: Option<Spanned<String>>,
+    comment: Option<Spanned<String>>,
+) -> Result<Said, Wrong> {
+    let spans =
+        [labels.as_ref().map(Spanned::span), place.as_ref().map(Spanned::span), comment.as_ref().map(Spanned::span)];
+    let Some(span) = spans.into_iter().flatten().next() else { return Ok(None) };
+    let text = |text: Option<Spanned<String>>| text.map(Spanned::into_inner);
+    let labels = labels.map(Spanned::into_inner).unwrap_or_default();
+    let notes = DeviceNotes { labels, place: text(place), comment: text(comment) };
+    match notes.check() {
+        Ok(()) => Ok(Some((notes, span))),
+        Err(message) => Err((Some(span), message)),
+    }
+}
+
+/// Adds what is said of the devices of these names; there are none if farbus names the device, or never shares it.
+fn add_notes(all: &mut BTreeMap<String, DeviceNotes>, said: Said, names: Vec<String>) -> Result<(), Wrong> {
+    let Some((notes, span)) = said else { return Ok(()) };
+    if names.is_empty() {
+        let message = "labels belong to a device that is shared under a name: name = \"NAME\"";
+        return Err((Some(span), message.to_owned()));
+    }
+    all.extend(names.into_iter().map(|name| (name, notes.clone())));
+    Ok(())
 }
 
 /// The first unused name of `kind`, `kind2`, `kind3`, …
@@ -641,6 +701,30 @@ mod tests {
             (&local.listen, local.broker_policy().socket_mode),
             (&vec!["unix:/run/s.sock".parse().unwrap()], "660".parse().unwrap())
         );
+    }
+
+    #[test]
+    fn labels_place_and_comment_of_a_device_are_read_and_checked() {
+        let config = Config::parse(
+            "share=[{what='zero', name='board', labels={board='imx8', rev='b'}, place='shelf 3', comment='noisy'}]\n\
+             usb=[{class='communications', name='console', labels={board='imx8'}}, {class='printer'}]",
+        );
+        let notes = config.unwrap().notes;
+        assert_eq!(notes.of("board").in_a_line(), "board=imx8 rev=b place=shelf 3");
+        assert_eq!(notes.of("board").comment.as_deref(), Some("noisy"));
+        assert_eq!(notes.of("console2").in_a_line(), "board=imx8", "a rule names several devices");
+        assert!(notes.of("board2").is_empty() && notes.of("usb").is_empty());
+        for (text, why) in [
+            ("share=[{what='zero', labels={'a b'='x'}}]", "no name of a label"),
+            ("share=[{what='zero', labels={place='x'}}]", "beside the labels"),
+            ("share=[{what='zero', comment=\"\\u001b[2J\"}]", "not shown"),
+            ("share=[{what='usb:046d:c52b', place='here'}]", "name = "),
+            ("usb=[{class='printer', place='here'}]", "name = "),
+            ("usb=[{class='printer', share=false, name='x', place='here'}]", "name = "),
+        ] {
+            let (span, message) = Config::parse(text).unwrap_err();
+            assert!(span.is_some() && message.contains(why), "{text}: {message}");
+        }
     }
 
     #[test]

@@ -244,6 +244,7 @@ impl Supervisor {
         self.listen(&mut has, &config, &mut changes)?;
         self.announce(&mut has, &config);
         self.share.show(config.observable);
+        self.share.configure_notes(config.notes.clone());
         self.share.set_budget(config.budget);
         self.joining.follow(config.joined.as_ref(), &Seen::by(self, &has));
         has.config = config;

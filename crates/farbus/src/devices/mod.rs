@@ -8,6 +8,7 @@ pub mod identities;
 pub mod lease;
 pub mod media_journal;
 pub mod offer;
+pub mod query;
 pub mod reservation;
 pub mod retirement;
 pub mod selection;

@@ -1,11 +1,13 @@
 //! An offered device, as `farbus list` shows it.
 
+use farbus_io::trust::DeviceNotes;
 use farbus_session::DeviceRecord;
 use farbus_session::registry::{PATH_PREFIX, in_use};
 use serde::Serialize;
 
 use crate::devices::class_words::{classes, name_of};
 use crate::devices::lease::LeaseStatus;
+use crate::devices::serial_port::is_serial_adapter;
 use crate::devices::status::{DeviceStatus, UserStatus};
 use crate::devices::usb_names::UsbNames;
 
@@ -97,6 +99,9 @@ pub struct Listed {
     /// How many hosts wait for it.
     #[serde(skip_serializing_if = "is_zero")]
     pub waiting: usize,
+    /// Labels, place and comment, as its owner gave them.
+    #[serde(flatten)]
+    pub notes: DeviceNotes,
     /// Manufacturer and product by the device's own strings, as far as its host says.
     #[serde(skip)]
     pub title: String,
@@ -118,6 +123,18 @@ impl Listed {
             (Some(state), Some(mode @ ("read" | "scratch"))) => format!("{state}, {mode}"),
             (state, _) => state.unwrap_or_default().to_owned(),
         }
+    }
+
+    /// Whether a host that asks now gets it: nobody uses it, has a lease of it, or waits for it.
+    pub fn is_free(&self) -> bool {
+        self.state.as_deref() == Some("available") && self.lease.is_none() && self.waiting == 0
+    }
+
+    /// Whether it is a serial port, as far as its classes and ids say.
+    pub fn is_serial_port(&self) -> bool {
+        let id = |text: &str| u16::from_str_radix(text, 16).ok();
+        let is_adapter = id(&self.vendor).zip(id(&self.product)).is_some_and(is_serial_adapter);
+        is_adapter || self.interfaces.iter().any(|interface| interface == "communications")
     }
 
     /// What it is: the classes of its interfaces, and its name by its ids if it has no strings of its own.
@@ -163,6 +180,7 @@ impl From<&DeviceRecord> for Listed {
             reason: None,
             lease: None,
             waiting: 0,
+            notes: DeviceNotes::default(),
             title: String::new(),
         }
     }
@@ -195,6 +213,7 @@ impl From<DeviceStatus> for Listed {
             reason: status.reason,
             lease: status.lease.map(ListedLease::from),
             waiting: status.waiting.len(),
+            notes: status.notes.readable(),
         }
     }
 }

@@ -30,7 +30,12 @@ const ADAPTERS: [(u16, u16); 17] = [
 /// Whether a device is a serial port.
 pub fn is_serial_port(record: &DeviceRecord) -> bool {
     let is_modem = |[class, subclass, _]: &[u8; 3]| [*class, *subclass] == CDC_ACM;
-    record.interfaces.iter().any(is_modem) || ADAPTERS.contains(&(record.vendor, record.product))
+    record.interfaces.iter().any(is_modem) || is_serial_adapter((record.vendor, record.product))
+}
+
+/// Whether a device with these vendor and product ids is a common serial adapter.
+pub fn is_serial_adapter(ids: (u16, u16)) -> bool {
+    ADAPTERS.contains(&ids)
 }
 
 #[cfg(test)]

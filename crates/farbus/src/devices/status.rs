@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use farbus_io::trust::DeviceNotes;
 use farbus_model::{Instant, Tally};
 use farbus_session::block::BlockExport;
 use farbus_session::claims::{Claims, Holder, Past, Waiting};
@@ -31,6 +32,9 @@ pub struct DeviceStatus {
     /// The identity of the device, which does not depend on its name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identity: Option<IdentityStatus>,
+    /// Labels, place and comment, as its owner gave them.
+    #[serde(flatten)]
+    pub notes: DeviceNotes,
     /// Manufacturer and product.
     pub title: String,
     /// The speed, in words.
@@ -193,6 +197,7 @@ impl DeviceStatus {
             bus_id: entry.record.bus_id.clone(),
             is_named: false,
             identity: None,
+            notes: DeviceNotes::default(),
             title: entry.title.to_owned(),
             speed: entry.record.speed.to_string(),
             ids: format!("{:04x}:{:04x}", entry.record.vendor, entry.record.product),

@@ -52,6 +52,7 @@ impl Share {
         self.shared.swaps.forget(&record.bus_id);
         let is_named = !matches!(naming, Naming::Automatic(_)) && called == name;
         self.shared.registry.labels.put(&record.bus_id, Label { is_named, is_lasting });
+        self.shared.registry.read_notes(&record.bus_id);
         leasing::restore(&self.shared, &record.bus_id);
         publish(Event::of(Kind::Shared, name_of(&record)));
         Ok(record)

@@ -67,6 +67,12 @@ pub fn answer(share: &Share, address: &str, question: Question) -> Answer {
             let adopted = share.adopt(&device, Identity { id: id.number(), generation });
             return answer_to(adopted.map(|()| serde_json::Value::Null));
         }
+        Question::Label { device, notes } => {
+            return match notes.check() {
+                Ok(()) => answer_to(share.label(&device, notes).map(|shown| serde_json::json!(shown))),
+                Err(why) => Answer::Refused(why),
+            };
+        }
         Question::Promise { owner, reserves, files } => {
             return match files.take() {
                 Ok([lease]) => share.promises().keep(&owner, &reserves, lease),

@@ -9,6 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use farbus_io::link::Listener;
+use farbus_io::trust::DeviceNotes;
 use farbus_model::budget::Budget;
 use farbus_model::{Command, Device, Limits};
 use farbus_session::DeviceRecord;
@@ -32,6 +33,7 @@ use crate::exporter::access::listener::{Addresses, Listening};
 use crate::exporter::access::local_users::LocalUsers;
 use crate::exporter::access::networks::Network;
 pub use crate::exporter::error::ShareError;
+use crate::exporter::state::note_book::ConfiguredNotes;
 use crate::exporter::state::permissions::ExclusiveUse;
 use crate::exporter::state::shared::{Neighbourhood, STACK_BYTES, Shared};
 use crate::exporter::swap::Swaps;
@@ -115,7 +117,30 @@ impl Share {
     /// devices, for a process without these rights.
     pub(crate) fn ask_through(&self, system: SystemAccess) {
         self.shared.permissions.local_peers.ask_through(system.clone());
+        self.shared.registry.notes.read_through(system.clone());
         self.shared.reservations.ask_through(system);
+    }
+
+    /// Shows what `farbus label` stored of devices that are offered from now on.
+    pub(crate) fn show_labels(&self, system: SystemAccess) {
+        self.shared.registry.notes.read_through(system);
+    }
+
+    /// Sets what the configuration says of devices.
+    pub(crate) fn configure_notes(&self, configured: ConfiguredNotes) {
+        self.shared.registry.notes.configure(configured);
+    }
+
+    /// Shows of a device what `farbus label` stored just now. Returns all that is shown of it.
+    ///
+    /// # Errors
+    /// [`ShareError::NoDevice`].
+    pub(crate) fn label(&self, device: &str, notes: DeviceNotes) -> Result<DeviceNotes, ShareError> {
+        let registry = &self.shared.registry;
+        let bus_id = registry.bus_id_of(device)?;
+        registry.notes.put(&bus_id, notes);
+        let name = registry.device_name(&bus_id).ok_or_else(|| ShareError::NoDevice(device.to_owned()))?;
+        Ok(registry.notes.of(&bus_id, &name))
     }
 
     /// Notes the bus instance of a device, named by its bus id. Without this call a device is on the bus of all gadgets

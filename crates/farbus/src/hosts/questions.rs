@@ -25,8 +25,10 @@ use crate::common::lease_words::LeaseAct;
 use crate::devices::lease::LeaseAnswer;
 use crate::devices::status::DeviceStatus;
 
-/// The longest line: a list of 126 devices has about 40 KiB.
-const LINE_BYTES_MAX: usize = 256 << 10;
+/// The longest question.
+const QUESTION_BYTES_MAX: usize = 256 << 10;
+/// The longest answer: a list of 126 devices has about 40 KiB, and 200 KiB with the longest labels and comments.
+const ANSWER_BYTES_MAX: usize = 4 << 20;
 
 /// A question of a paired host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -98,17 +100,26 @@ pub const NOT_A_QUESTION: &str = "not a question: ";
 pub struct Lines<'a> {
     link: &'a Link,
     time_max: Duration,
+    bytes_max: usize,
     received: Vec<u8>,
 }
 
 impl<'a> Lines<'a> {
-    /// Sends and receives lines on `link`. The peer may take `time_max` for each.
+    /// Receives questions and sends answers on `link`. The peer may take `time_max` for each.
     ///
     /// # Errors
     /// The socket refuses its timeout.
     pub fn over(link: &'a Link, time_max: Duration) -> io::Result<Self> {
         link.set_receive_timeout(Some(time_max))?;
-        Ok(Self { link, time_max, received: Vec::new() })
+        Ok(Self { link, time_max, bytes_max: QUESTION_BYTES_MAX, received: Vec::new() })
+    }
+
+    /// Sends questions and receives answers on `link`. The peer may take `time_max` for each.
+    ///
+    /// # Errors
+    /// The socket refuses its timeout.
+    pub fn asking(link: &'a Link, time_max: Duration) -> io::Result<Self> {
+        Ok(Self { bytes_max: ANSWER_BYTES_MAX, ..Self::over(link, time_max)? })
     }
 
     /// The next line; `None` when the peer has closed the link.
@@ -122,7 +133,7 @@ impl<'a> Lines<'a> {
                 let rest = self.received.split_off(end + 1);
                 return Ok(Some(std::mem::replace(&mut self.received, rest)));
             }
-            if self.received.len() > LINE_BYTES_MAX {
+            if self.received.len() > self.bytes_max {
                 return Err(io::Error::new(io::ErrorKind::InvalidData, "a line that does not end"));
             }
             match self.link.receive(&mut piece)? {

@@ -2,10 +2,11 @@
 
 use std::fmt::Write;
 
-/// Characters that change how text after them is shown (Unicode Bidirectional Algorithm, 2.1 to 2.4), or are not seen.
+use farbus_io::trust::is_shown;
+
+/// Characters that change how text after them is shown, or are not seen.
 pub fn is_deceptive(c: char) -> bool {
-    c.is_control()
-        || matches!(c, '\u{ad}' | '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+    !is_shown(c)
 }
 
 /// A word as bash and zsh read it. No control character is left in it: pasted into a terminal, it does what is shown.

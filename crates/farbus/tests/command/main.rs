@@ -33,6 +33,7 @@ mod identity;
 mod kills;
 #[path = "../../../session/tests/unwilling/kinds.rs"]
 mod kinds;
+mod labels;
 mod lease;
 mod lines;
 mod local_users;

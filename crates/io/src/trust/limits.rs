@@ -78,5 +78,10 @@ pub const DEVICES_MAX: usize = 2048;
 /// The largest file of devices that is read: [`DEVICES_MAX`] with the longest evidence, each character escaped.
 pub const DEVICES_BYTES_MAX: u64 = 16 << 20;
 
+/// The most devices of which labels are kept: as many as a large laboratory has.
+pub const NOTES_MAX: usize = 2048;
+/// The largest file of labels that is read: [`NOTES_MAX`] with the longest labels, each character escaped.
+pub const NOTES_BYTES_MAX: u64 = 16 << 20;
+
 /// The limits of every handshake.
 pub const HANDSHAKE: HandshakeLimits = HandshakeLimits { time_max: HANDSHAKE_TIME_MAX, bytes_max: HANDSHAKE_BYTES_MAX };

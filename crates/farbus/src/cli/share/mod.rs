@@ -245,6 +245,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
         return Ok(());
     }
     let share = Arc::new(Share::default());
+    share.show_labels(SystemAccess::Own);
     let (control_socket, control_listener) = ControlSocket::bind().map_err(Failure::local)?;
     let users =
         LocalUsers::of(&args.local_users, |name| SystemAccess::Own.user_number(name)).map_err(Failure::local)?;

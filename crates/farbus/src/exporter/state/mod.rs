@@ -2,6 +2,7 @@
 
 pub mod lease_store;
 pub mod ledger;
+pub mod note_book;
 pub mod permissions;
 pub mod predecessor;
 pub mod registry;

@@ -21,6 +21,7 @@ use crate::exporter::error::ShareError;
 use crate::exporter::session::entry::Session;
 use crate::exporter::session::threads::HandoverOutcome;
 use crate::exporter::state::lease_store::{LeaseStore, unix_ms};
+use crate::exporter::state::note_book::NoteBook;
 use crate::exporter::state::retirements::Retirements;
 
 /// How long a handed over device waits for its successor. Linux's usb-storage gives up a command after 30 s.
@@ -37,6 +38,8 @@ pub struct DeviceRegistry {
     successor_time_ms: AtomicU64,
     /// Whether devices have names from their owner, and lasting identities.
     pub labels: Labels,
+    /// What the owner says of devices.
+    pub notes: NoteBook,
     /// Where leases are kept that outlive this process.
     pub store: LeaseStore,
     /// Disks that hosts have moved away.
@@ -78,6 +81,7 @@ impl Default for DeviceRegistry {
             identity_changes: AtomicU64::new(0),
             successor_time_ms: AtomicU64::new(SUCCESSOR_TIME.as_millis() as u64),
             labels: Labels::default(),
+            notes: NoteBook::default(),
             store: LeaseStore::default(),
             retirements: Retirements::default(),
             is_watched: AtomicBool::new(false),
@@ -243,10 +247,18 @@ impl DeviceRegistry {
         self.is_watched.store(false, Ordering::Release);
     }
 
-    /// Adds the device's identity, and whether its owner named it, to its status.
+    /// Reads what the owner says of the device with this bus id.
+    pub fn read_notes(&self, bus_id: &str) {
+        if let Some(name) = self.device_name(bus_id) {
+            self.notes.read(bus_id, self.stored_as(bus_id), &name);
+        }
+    }
+
+    /// Adds the device's identity, whether its owner named it, and what its owner says of it, to its status.
     pub fn label(&self, entry: &Entry<'_>, status: &mut DeviceStatus) {
         let Label { is_named, is_lasting } = self.labels.of(&entry.record.bus_id);
         status.is_named = is_named;
+        status.notes = self.notes.of(&entry.record.bus_id, entry.name);
         status.identity = entry.identity.map(|identity| IdentityStatus {
             id: DeviceId::of(identity),
             generation: identity.generation,

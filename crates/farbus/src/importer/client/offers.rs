@@ -131,7 +131,7 @@ fn ask(
     let Some(known) = connector.known(address)? else { return Ok(None) };
     let link = connector.connect_encrypted(&known, Protocol::Control, time_max)?;
     let lost = |source| lost(link.peer(), source);
-    let mut lines = Lines::over(&link, time_max).map_err(lost)?;
+    let mut lines = Lines::asking(&link, time_max).map_err(lost)?;
     lines.send(question).map_err(lost)?;
     let line = lines.receive().map_err(lost)?.ok_or_else(|| ClientError::Closed { address: known.described() })?;
     let answer = serde_json::from_slice(&line);

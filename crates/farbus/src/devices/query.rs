@@ -1,0 +1,251 @@
+//! Which devices are meant: words such as `class=serial vendor=ftdi label:board=imx8 free`, all of which have to be
+//! true.
+
+use farbus_io::trust::check_label_name;
+use farbus_session::rules::Pattern;
+
+use crate::devices::offer::Listed;
+
+/// The most words of a query.
+const WORDS_MAX: usize = 16;
+/// The words for classes, and how the words of a list begin that each means.
+const CLASSES: [(&str, &[&str]); 16] = [
+    ("audio", &["audio"]),
+    ("camera", &["camera"]),
+    ("communications", &["communications"]),
+    ("disk", &["storage"]),
+    ("hub", &["hub"]),
+    ("input", &["input", "keyboard", "mouse"]),
+    ("keyboard", &["keyboard"]),
+    ("mouse", &["mouse"]),
+    ("printer", &["printer"]),
+    ("serial", &[]),
+    ("smartcard", &["smart card"]),
+    ("storage", &["storage"]),
+    ("video", &["video"]),
+    ("wireless", &["wireless"]),
+    ("application", &["application specific"]),
+    ("vendor", &["vendor specific"]),
+];
+
+/// A query.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Query(Vec<Word>);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Word {
+    Class(String),
+    Vendor(String),
+    Product(String),
+    Speed(String),
+    Name(Pattern),
+    Host(Pattern),
+    Place(Pattern),
+    /// With any value, if there is none.
+    Label(String, Option<Pattern>),
+    Free,
+}
+
+impl Query {
+    /// Whether a word is one of a query, and not a host or a device.
+    pub fn is_word(text: &str) -> bool {
+        let key = text.split_once('=').map(|(key, _)| key);
+        text == "free"
+            || text.starts_with("label:")
+            || key.is_some_and(|key| !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_alphabetic()))
+    }
+
+    /// Reads a query.
+    ///
+    /// # Errors
+    /// A sentence for a person: which word is none, and which there are.
+    pub fn parse<'a>(words: impl IntoIterator<Item = &'a str>) -> Result<Self, String> {
+        let words = words.into_iter().map(word_of).collect::<Result<Vec<Word>, String>>()?;
+        match words.len() {
+            0..=WORDS_MAX => Ok(Self(words)),
+            count => Err(format!("a query has {WORDS_MAX} words at most, not {count}")),
+        }
+    }
+
+    /// Whether it has no word, and means every device.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether it means this device of `host`.
+    pub fn matches(&self, host: &str, device: &Listed) -> bool {
+        self.0.iter().all(|word| is_true(word, host, device))
+    }
+}
+
+fn word_of(text: &str) -> Result<Word, String> {
+    let wrong = || {
+        format!(
+            "'{}' is no word of a query: class=, vendor=, product=, speed=, name=, host=, place=, label:NAME, \
+             label:NAME=VALUE and free are",
+            text.escape_debug()
+        )
+    };
+    if text == "free" {
+        return Ok(Word::Free);
+    }
+    if let Some(label) = text.strip_prefix("label:") {
+        let (name, value) = label.split_once('=').map_or((label, None), |(name, value)| (name, Some(value)));
+        check_label_name(name)?;
+        return Ok(Word::Label(name.to_owned(), value.map(Pattern::new)));
+    }
+    let (key, value) = text.split_once('=').filter(|(_, value)| !value.is_empty()).ok_or_else(wrong)?;
+    Ok(match key {
+        "class" if CLASSES.iter().any(|(class, _)| *class == value) => Word::Class(value.to_owned()),
+        "class" => {
+            let classes = CLASSES.map(|(class, _)| class).join(", ");
+            return Err(format!("'{}' is no class: there are {classes}", value.escape_debug()));
+        }
+        "vendor" => Word::Vendor(value.to_lowercase()),
+        "product" => Word::Product(value.to_lowercase()),
+        "speed" => Word::Speed(value.to_lowercase()),
+        "name" => Word::Name(Pattern::new(value)),
+        "host" => Word::Host(Pattern::new(value)),
+        "place" => Word::Place(Pattern::new(value)),
+        _ => return Err(wrong()),
+    })
+}
+
+fn is_true(word: &Word, host: &str, device: &Listed) -> bool {
+    match word {
+        Word::Class(class) if class == "serial" => device.is_serial_port(),
+        Word::Class(class) => {
+            let words = CLASSES.iter().find(|(known, _)| known == class).map_or(&[][..], |(_, words)| words);
+            let is_of = |interface: &String| words.iter().any(|word| interface.starts_with(word));
+            device.interfaces.iter().any(is_of)
+        }
+        Word::Vendor(asked) => {
+            let name = device.vendor_name.as_deref().unwrap_or_default();
+            // What everybody calls FTDI is "Future Technology Devices International, Ltd" in the list.
+            let initials: String = name.split_whitespace().filter_map(|word| word.chars().next()).collect();
+            let is_called = asked.len() > 2 && initials.to_lowercase().starts_with(asked);
+            device.vendor == *asked || contains(name, asked) || contains(&device.title, asked) || is_called
+        }
+        Word::Product(asked) => {
+            let name = device.product_name.as_deref().unwrap_or_default();
+            device.product == *asked || contains(name, asked) || contains(&device.title, asked)
+        }
+        Word::Speed(asked) => device.speed.to_lowercase() == *asked,
+        Word::Name(pattern) => pattern.matches(&device.name),
+        Word::Host(pattern) => pattern.matches(host),
+        Word::Place(pattern) => device.notes.place.as_deref().is_some_and(|place| pattern.matches(place)),
+        Word::Label(name, pattern) => {
+            let value = device.notes.labels.get(name);
+            value.is_some_and(|value| pattern.as_ref().is_none_or(|pattern| pattern.matches(value)))
+        }
+        Word::Free => device.is_free(),
+    }
+}
+
+fn contains(text: &str, lowercase: &str) -> bool {
+    text.to_lowercase().contains(lowercase)
+}
+
+#[cfg(test)]
+mod tests {
+    use farbus_io::trust::DeviceNotes;
+
+    use super::*;
+    use crate::devices::status::DeviceStatus;
+
+    fn device(extra: &serde_json::Value) -> Listed {
+        let mut status = serde_json::json!({
+            "name": "console", "bus_id": "1-2", "title": "", "speed": "full", "ids": "0403:6001",
+            "interfaces": ["vendor specific"], "state": "available",
+            "labels": { "board": "imx8", "rev": "b" }, "place": "shelf 3",
+        });
+        for (key, value) in extra.as_object().unwrap() {
+            status[key] = value.clone();
+        }
+        let status: DeviceStatus = serde_json::from_value(status).unwrap();
+        Listed::from(status)
+    }
+
+    fn is_meant(words: &str, device: &Listed) -> bool {
+        Query::parse(words.split_whitespace()).unwrap().matches("lab3", device)
+    }
+
+    #[test]
+    fn query_means_devices_for_which_all_its_words_are_true() {
+        let console = device(&serde_json::json!({}));
+        for words in [
+            "",
+            "free",
+            "class=serial vendor=ftdi label:board=imx8 free",
+            "class=vendor",
+            "vendor=0403 product=6001",
+            "vendor=future product=ft232",
+            "label:board",
+            "label:board=imx* label:rev=b",
+            "name=con* host=lab* place=*3 speed=full",
+        ] {
+            assert!(is_meant(words, &console), "{words}");
+        }
+        for words in [
+            "class=storage",
+            "vendor=0404",
+            "vendor=prolific",
+            "label:board=imx6",
+            "label:boards",
+            "label:board=",
+            "host=lab4",
+            "place=shelf",
+            "class=serial speed=high",
+        ] {
+            assert!(!is_meant(words, &console), "{words}");
+        }
+        let disk = device(&serde_json::json!({ "interfaces": ["storage (UAS)"], "ids": "0781:5567" }));
+        assert!(is_meant("class=disk", &disk) && !is_meant("class=serial", &disk));
+        let modem = device(&serde_json::json!({ "interfaces": ["communications"], "ids": "1209:0001" }));
+        assert!(is_meant("class=serial", &modem));
+    }
+
+    #[test]
+    fn device_is_free_if_nobody_uses_it_has_it_or_waits_for_it() {
+        let lease = serde_json::json!({ "host": "desk", "state": "held", "since_s": 1.0, "left_s": 5.0, "until": "" });
+        for taken in [
+            serde_json::json!({ "state": "in use" }),
+            serde_json::json!({ "lease": lease }),
+            serde_json::json!({ "waiting": [{ "host": "rack", "waits_s": 1.0 }] }),
+        ] {
+            assert!(!is_meant("free", &device(&taken)), "{taken}");
+        }
+    }
+
+    #[test]
+    fn words_that_are_none_are_refused_with_those_that_are() {
+        for (words, why) in [
+            ("colour=red", "class=, vendor="),
+            ("class=", "no word"),
+            ("class=tape", "there are audio"),
+            ("label:=x", "no name of a label"),
+            ("busy", "no word"),
+            ("name=\u{1b}[2J \u{1b}", "no word"),
+        ] {
+            let refused = Query::parse(words.split_whitespace()).unwrap_err();
+            assert!(refused.contains(why) && !refused.contains('\u{1b}'), "{words:?}: {refused}");
+        }
+        assert!(Query::parse(["free"; 17]).unwrap_err().contains("16 words at most"));
+        for (text, is_word) in [("free", true), ("label:x", true), ("colour=red", true), ("lab3", false)] {
+            assert_eq!(Query::is_word(text), is_word, "{text}");
+        }
+        assert!(!Query::is_word("lab3/a=b") && !Query::is_word("unix:/run/x=y/disk"), "targets");
+    }
+
+    #[test]
+    fn labels_of_another_host_are_plain_in_a_list() {
+        let hostile =
+            device(&serde_json::json!({ "labels": { "a\u{1b}": "x", "b": "\u{1b}[2J" }, "place": "\u{202e}x" }));
+        let expected = DeviceNotes {
+            labels: [("b".to_owned(), " [2J".to_owned())].into(),
+            place: Some(" x".into()),
+            comment: None,
+        };
+        assert_eq!(hostile.notes, expected);
+    }
+}
