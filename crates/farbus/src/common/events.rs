@@ -61,6 +61,8 @@ pub enum Kind {
     LeaseEnding,
     /// A lease of a device of this one has ended.
     LeaseEnded,
+    /// What was written to a device is lost, or may be: it did not arrive at its exporter, or is not durable there.
+    Unwritten,
     /// A process has ended. No process publishes this of itself: `farbus events` sees it.
     Ended,
     /// A kind that this release does not know.
@@ -90,6 +92,7 @@ impl Kind {
             Kind::Leased => "leased",
             Kind::LeaseEnding => "lease-ending",
             Kind::LeaseEnded => "lease-ended",
+            Kind::Unwritten => "unwritten",
             Kind::Ended => "ended",
             Kind::Other => "other",
         }

@@ -20,3 +20,4 @@ pub mod socket_access;
 pub mod socket_place;
 pub mod stop_signal;
 pub mod units;
+pub mod write_out;

@@ -13,6 +13,7 @@ use super::shown_disk::{CountedDisk, ShownDisk};
 use super::{Attachment, Ended, FrontEnd, Handle, Introduction, Need, Prepared, Request, Restored, Status, StopSignal};
 use crate::broker::SystemAccess;
 use crate::common::units::format_bytes;
+use crate::common::write_out::write_out_file_systems;
 use crate::frontend::open_users::OpenUsers;
 use crate::importer::client::{Client, ClientError, Target, local};
 use crate::importer::disk::{OpenedDisk, Way};
@@ -193,8 +194,8 @@ impl FileAttachment {
         if has_ended && !self.mount.is_handed_over() {
             self.mount.cutter().cut();
         }
-        if !has_ended && self.mount.open_count() > 0 {
-            write_out_file_systems(FLUSH_TIME_MAX);
+        if !has_ended && self.mount.open_count() > 0 && !write_out_file_systems(FLUSH_TIME_MAX) {
+            warn!("file systems have not written everything out in time");
         }
         let mut lost = None;
         match self.mount.unmount_within(FLUSH_TIME_MAX) {
@@ -290,17 +291,5 @@ impl Restored for RestoredFile {
 
     fn leave(self: Box<Self>) {
         self.resting.leave();
-    }
-}
-
-/// Has this machine's file systems write out what they hold, for `time_max` at most.
-fn write_out_file_systems(time_max: Duration) {
-    let (written, wait) = std::sync::mpsc::channel();
-    let begun = std::thread::Builder::new().name("sync".into()).spawn(move || {
-        rustix::fs::sync();
-        let _ = written.send(());
-    });
-    if begun.is_err() || wait.recv_timeout(time_max).is_err() {
-        warn!("file systems have not written everything out in time");
     }
 }

@@ -114,6 +114,11 @@ pub trait Attached {
         self.attachment_mut().take_step_answer()
     }
 
+    /// Bytes of the writes that its exporter had not answered when it ended; 0 for a class that has no writes.
+    fn unwritten_bytes(&self) -> u64 {
+        0
+    }
+
     /// The state of its reservation, if it has one.
     fn reserved(&self) -> Option<reserve::ReservationReport> {
         self.attachment().reserved()

@@ -245,6 +245,10 @@ impl Modules {
 impl<A: Attached> Attached for Piped<A> {
     type Done = A::Done;
 
+    fn unwritten_bytes(&self) -> u64 {
+        self.remote.unwritten_bytes()
+    }
+
     fn attachment(&self) -> &Attachment {
         self.remote.attachment()
     }

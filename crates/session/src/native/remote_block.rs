@@ -51,6 +51,8 @@ pub struct RemoteBlock {
     is_undurable: bool,
     /// Those changes whose data is still here.
     retained: Retained,
+    /// Bytes of the writes that were not answered when it ended.
+    unwritten_bytes: u64,
     /// How many of the requests in flight are retained changes that are written again.
     rewriting: usize,
     timing: Timing,
@@ -113,6 +115,7 @@ impl RemoteBlock {
             flushed: 0,
             is_undurable: false,
             retained: Retained::default(),
+            unwritten_bytes: 0,
             rewriting: 0,
             timing: Timing::default(),
             loads: Loads::default(),
@@ -416,6 +419,9 @@ impl RemoteBlock {
 
     fn fail_all(&mut self, error: StoreError, done: &mut Completions<BlockDone>) {
         let flights = self.take_flights();
+        let writes = |request: &&BlockInFlight| request.op == BlockOp::Write;
+        let unwritten = flights.iter().chain(&self.held).filter(writes).map(|request| u64::from(request.length));
+        self.unwritten_bytes += unwritten.sum::<u64>();
         flights.into_iter().chain(self.held.drain(..)).for_each(|request| done.push(request.fail(error)));
         self.retained = Retained::without(self.answered);
     }
@@ -522,6 +528,10 @@ fn error_of(cause: Cause) -> StoreError {
 
 impl Attached for RemoteBlock {
     type Done = Completions<BlockDone>;
+
+    fn unwritten_bytes(&self) -> u64 {
+        self.unwritten_bytes
+    }
 
     fn attachment(&self) -> &Attachment {
         &self.attachment

@@ -329,7 +329,7 @@ impl DeviceUse {
             if !used.session.is_handed_over()
                 && let Err(error) = make_durable(device)
             {
-                warn!(peer = used.session.peer, %error, "the last writes may be lost");
+                used.note_undurable(&error.to_string());
             }
             used.take_in(None, is_gone, now);
         };
@@ -396,6 +396,13 @@ impl DeviceUse {
     }
 
     /// Releases what a session returns: the device, or for a block device nothing.
+    /// Reports that what the user of a device has written may not be durable.
+    fn note_undurable(&self, error: &str) {
+        let peer = self.session.peer.as_str();
+        warn!(peer, error, "the last writes may be lost");
+        publish(Event::new(Kind::Unwritten).host(peer).how("not durable").why(error));
+    }
+
     fn take_in(&self, device: Option<Box<dyn Device>>, is_gone: bool, now: Instant) {
         let DeviceUse { shared, session, .. } = self;
         let bus_id = session.take_device();

@@ -25,6 +25,7 @@ use tracing::{debug, info, warn};
 
 use crate::common::events::{Event, Kind, publish};
 use crate::common::stop_signal::StopSignal;
+use crate::common::write_out::write_out_before_the_end;
 use crate::devices::reservation::in_words;
 use crate::importer::session::status::SessionStatus;
 use crate::link::greeting;
@@ -306,6 +307,8 @@ impl<A: Attached> Linked<A> {
             let left_s = left.as_secs_f64().ceil();
             warn!(host = self.host, left_s, "the lease of the device ends soon: detach it, or extend the lease");
             publish(Event::new(Kind::LeaseEnding).host(self.host.as_str()).how(format!("in {left_s} s")));
+            let status = self.status.clone();
+            write_out_before_the_end(left, move || status.end().is_some());
         }
         if let Some(reserved) = self.remote.reserved() {
             self.note_reserved(reserved);
@@ -333,7 +336,14 @@ impl<A: Attached> Linked<A> {
             self.remote.handle_over(Cause::Network, "no link to its exporter in time", done);
         }
         if let Some(end) = self.end() {
+            let is_new = self.status.end().is_none();
             self.status.note_end(end);
+            let bytes = self.remote.unwritten_bytes();
+            if is_new && bytes > 0 {
+                warn!(host = self.host, bytes, "what programs wrote was not written at the exporter of the device");
+                let why = format!("{bytes} bytes that programs wrote were not written");
+                publish(Event::new(Kind::Unwritten).host(self.host.as_str()).why(why));
+            }
         }
     }
 
