@@ -154,6 +154,8 @@ pub struct InUse {
     pub user: String,
     /// How long it has been used, seconds.
     pub used_s: u64,
+    /// What is left of a lease of it, seconds, if the host has that and does not use the device at present.
+    pub lease_left_s: Option<u64>,
 }
 
 /// Device numbers have 7 bits on a bus (USB 2.0 §9.4.6), and so have ours. Number 1 is the root hub.
@@ -305,10 +307,12 @@ impl Registry {
         offered
             .map(|export| {
                 let mut record = export.record.clone();
-                let lessee = export.claims.lease(now).map(|lease| (lease.who.name(), lease.since));
-                let user = export.claims.holder().map(|holder| (holder.who.as_str(), holder.since));
-                if let Some((who, since)) = user.or(lessee) {
-                    let use_ = format!(";user={who};used_s={}", (now - since).as_secs());
+                let lessee = export.claims.lease(now).map(|lease| (lease.who.name(), lease.since, Some(lease.until)));
+                let user = export.claims.holder().map(|holder| (holder.who.as_str(), holder.since, None));
+                if let Some((who, since, until)) = user.or(lessee) {
+                    let lease = until.map(|until| format!(";lease_s={}", (until - now).as_secs())).unwrap_or_default();
+                    // An earlier release takes a lessee for a user.
+                    let use_ = format!(";user={who};used_s={}{lease}", (now - since).as_secs());
                     // A name with one of our separators would be misread.
                     let is_plain = !who.contains([';', '=']);
                     if is_plain && record.path.len() + use_.len() <= PATH_BYTES_MAX {
@@ -536,5 +540,7 @@ pub fn is_of_farbus(record: &DeviceRecord) -> bool {
 pub fn in_use(record: &DeviceRecord) -> Option<InUse> {
     let mut words = record.path.strip_prefix(PATH_PREFIX)?.split(';').skip(1);
     let user = words.next()?.strip_prefix("user=")?.to_owned();
-    Some(InUse { user, used_s: words.next()?.strip_prefix("used_s=")?.parse().ok()? })
+    let used_s = words.next()?.strip_prefix("used_s=")?.parse().ok()?;
+    let lease_left_s = words.next().and_then(|word| word.strip_prefix("lease_s=")?.parse().ok());
+    Some(InUse { user, used_s, lease_left_s })
 }

@@ -132,7 +132,7 @@ impl Device {
 
     fn request(&mut self, user: usize, priority: u8, now: Instant) {
         let who = Party::paired(&name(user));
-        let request = Request { who, span: SPAN, priority, reason: None, waits: true };
+        let request = Request { who, span: SPAN, priority, reason: None, waits: true, is_provisional: false };
         let before = self.claims.ends_at();
         match self.claims.request(&request, now).unwrap() {
             Requested::Granted { is_new: true } => {
@@ -230,6 +230,7 @@ impl Device {
     fn advance(&mut self, now: Instant) {
         while let Some(due) = self.claims.advance(now) {
             match due {
+                Due::Lapse => unreachable!("nobody asks for several devices"),
                 Due::Warn(left) => assert!(left <= NOTICE && !self.claims.holders().is_empty()),
                 Due::End(ending) => {
                     assert!(matches!(ending, Ending::Expired | Ending::Preempted));
@@ -337,7 +338,7 @@ fn holder_is_warned_once_a_minute_before_the_end_and_again_after_an_extension() 
     let mut claims = Claims::default();
     let who = Party::paired("host0");
     let span = Duration::from_secs(600);
-    let request = Request { who: who.clone(), span, priority: 0, reason: None, waits: false };
+    let request = Request { who: who.clone(), span, priority: 0, reason: None, waits: false, is_provisional: false };
     claims.request(&request, at_s(0)).unwrap();
     assert_eq!(claims.poll_timeout(), Some(at_s(600)), "nobody uses it, so nobody is warned");
     claims.claim(&peer(0), Mode::Exclusive, at_s(1)).unwrap();
@@ -359,7 +360,7 @@ fn client_of_a_lower_priority_is_preempted_after_a_minute_even_without_a_lease_o
     // A stock USB/IP client has no name, and never asked for a lease.
     claims.claim("192.0.2.9:4711", Mode::Exclusive, at_s(0)).unwrap();
     let who = Party::paired("host0");
-    let request = Request { who, span: SPAN, priority: 1, reason: None, waits: true };
+    let request = Request { who, span: SPAN, priority: 1, reason: None, waits: true, is_provisional: false };
     let waits = Requested::Waits { place: 1, until: Some(at_s(70)) };
     assert_eq!(claims.request(&request, at_s(10)), Ok(waits.clone()));
     assert_eq!(claims.request(&request, at_s(15)), Ok(waits), "asking again does not shorten it");
@@ -374,7 +375,9 @@ fn paired_host_is_not_the_host_at_the_address_that_is_its_name() {
     let mut claims = Claims::default();
     let now = Instant::from_nanos(1);
     let who = Party::paired("192.0.2.9");
-    claims.request(&Request { who, span: SPAN, priority: 0, reason: None, waits: false }, now).unwrap();
+    claims
+        .request(&Request { who, span: SPAN, priority: 0, reason: None, waits: false, is_provisional: false }, now)
+        .unwrap();
     assert!(claims.claim("192.0.2.9:4711", Mode::Exclusive, now).is_err());
     assert_eq!(claims.claim("192.0.2.9 (10.0.0.1:4711)", Mode::Exclusive, now), Ok(()));
 }

@@ -69,7 +69,7 @@ fn record_of_a_device_in_use_names_its_user() {
     claim(&mut registry, &bus_id);
     let record = registry.records(Instant::ZERO + Duration::from_secs(77)).remove(0);
     assert_eq!(name_of(&record), "zero");
-    assert_eq!(in_use(&record), Some(InUse { user: WHO.into(), used_s: 77 }));
+    assert_eq!(in_use(&record), Some(InUse { user: WHO.into(), used_s: 77, lease_left_s: None }));
     for path in ["/sys/devices/pci0/usb1/1-1", "/farbus/x;user=", "/farbus/x;user=a;used_s=-1", "/farbus/x;y;z"] {
         let record = farbus_session::DeviceRecord { path: path.into(), ..record.clone() };
         assert!(in_use(&record).is_none(), "{path}");

@@ -10,6 +10,7 @@ use farbus_io::sys::confine::Needs;
 use farbus_io::sys::writeback::protect_writeback_path;
 use farbus_modules::Asked;
 use farbus_session::OpStatus;
+use farbus_session::registry::InUse;
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -397,9 +398,10 @@ impl<'a> Patience<'a> {
                         return Err(error.into());
                     };
                     let ClientError::Refused { target, user, .. } = &error else { return Err(error.into()) };
-                    let user = user.as_ref().map(|user| user.user.clone());
+                    let state = |user: &InUse| if user.lease_left_s.is_some() { "leased to" } else { "in use by" };
+                    let user = user.as_ref().map(|user| format!("{} {}", state(user), user.user));
                     if self.tells && said.as_ref() != Some(&user) {
-                        let by = user.as_ref().map(|user| format!(" (in use by {user})")).unwrap_or_default();
+                        let by = user.as_ref().map(|user| format!(" ({user})")).unwrap_or_default();
                         say(format!("waiting for {}{by}   (Ctrl-C ends)", target.shown()));
                         said = Some(user);
                     }

@@ -21,7 +21,13 @@ pub enum LeaseAct {
         /// Whether to take a place in the queue.
         #[serde(default)]
         waits: bool,
+        /// Whether the lease ends after 10 s unless it is confirmed. An earlier release does not know this, and grants
+        /// what needs no confirmation.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        provisional: bool,
     },
+    /// Confirm a provisional lease.
+    Confirm,
     /// Leave the queue.
     Withdraw,
     /// Move its end to so long from now, if that is later.
@@ -97,6 +103,8 @@ mod tests {
         for text in [
             r#"{"do":"request","for_s":7200,"waits":true}"#,
             r#"{"do":"request","for_s":60,"priority":3,"reason":"nightly","waits":false}"#,
+            r#"{"do":"request","for_s":60,"waits":false,"provisional":true}"#,
+            r#"{"do":"confirm"}"#,
             r#"{"do":"withdraw"}"#,
             r#"{"do":"extend","for_s":60}"#,
             r#"{"do":"give","to":"abc"}"#,

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 pub struct LeaseStatus {
     /// The host, by its name at the exporter.
     pub host: String,
-    /// `held`, or `ending` in its last minute.
+    /// `held`, or `ending` in its last minute; `provisional` while its host asks for others, too.
     pub state: String,
     /// For how long it has been held, seconds.
     pub since_s: f64,
@@ -41,7 +41,12 @@ impl LeaseStatus {
         let left = lease.until - now;
         Self {
             host: lease.who.name().to_owned(),
-            state: if left <= NOTICE || lease.is_preempted { "ending" } else { "held" }.to_owned(),
+            state: match left <= NOTICE || lease.is_preempted {
+                _ if lease.to_confirm.is_some() => "provisional",
+                true => "ending",
+                false => "held",
+            }
+            .to_owned(),
             since_s: (now - lease.since).as_secs_f64(),
             left_s: left.as_secs_f64(),
             until: timestamp(SystemTime::now() + left),
@@ -89,6 +94,10 @@ pub struct LeaseAnswer {
     /// How long until the present lease or use ends at the latest, seconds, if it has an end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ends_in_s: Option<f64>,
+    /// Whether the lease was granted, or confirmed, by this question; `None` if it asked for neither, or an earlier
+    /// release answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub is_new: Option<bool>,
 }
 
 impl LeaseAnswer {

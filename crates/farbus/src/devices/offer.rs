@@ -1,8 +1,10 @@
 //! An offered device, as `farbus list` shows it.
 
-use farbus_io::trust::DeviceNotes;
+use std::time::{Duration, SystemTime};
+
+use farbus_io::trust::{DeviceNotes, timestamp};
 use farbus_session::DeviceRecord;
-use farbus_session::registry::{PATH_PREFIX, in_use};
+use farbus_session::registry::{InUse, PATH_PREFIX, in_use};
 use serde::Serialize;
 
 use crate::devices::class_words::{classes, name_of};
@@ -156,6 +158,22 @@ impl From<&DeviceRecord> for Listed {
     /// Reads a plain USB/IP record. An exporter of farbus reports more, in the record's path.
     fn from(record: &DeviceRecord) -> Self {
         let user = in_use(record);
+        // A lessee is not a user.
+        let (lessee, user): (Option<InUse>, _) = match user {
+            Some(InUse { lease_left_s: Some(_), .. }) => (user, None),
+            _ => (None, user),
+        };
+        let lease = lessee.map(|InUse { user, lease_left_s, .. }| {
+            let left_s = lease_left_s.unwrap_or_default();
+            ListedLease {
+                host: user,
+                state: "held".to_owned(),
+                left_s,
+                until: timestamp(SystemTime::now() + Duration::from_secs(left_s)),
+                reason: None,
+                is_yours: false,
+            }
+        });
         let state = match user {
             Some(_) => Some("in use"),
             None => record.path.starts_with(PATH_PREFIX).then_some("available"),
@@ -178,7 +196,7 @@ impl From<&DeviceRecord> for Listed {
             users: Vec::new(),
             successor: None,
             reason: None,
-            lease: None,
+            lease,
             waiting: 0,
             notes: DeviceNotes::default(),
             title: String::new(),

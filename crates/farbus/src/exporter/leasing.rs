@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use farbus_session::claims::lease::{Due, LeaseRefusal, Party, Request, Requested};
 use farbus_session::claims::{Claims, Ending};
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use crate::common::events::{Event, Kind, publish};
 use crate::common::failure::{Attribute, FailureReport};
@@ -48,12 +48,12 @@ pub fn act(
     let now = shared.serving.clock.now();
     let registry = &shared.registry;
     match act {
-        LeaseAct::Request { for_s, priority, reason, waits } => {
+        LeaseAct::Request { for_s, priority, reason, waits, provisional } => {
             if priority > 0 && !may_prefer {
                 return Err(refused("a priority above 0 needs its owner's permission: farbus allow --reserve-high"));
             }
             let span = Duration::from_secs(for_s);
-            let request = Request { who: who.clone(), span, priority, reason, waits };
+            let request = Request { who: who.clone(), span, priority, reason, waits, is_provisional: provisional };
             let requested = with_claims(registry, bus_id, |claims| {
                 let requested = claims.request(&request, now);
                 // Its own sessions keep their number: they are not fenced off by the lease of their host.
@@ -61,7 +61,8 @@ pub fn act(
             })?;
             let (requested, is_used) = requested;
             let requested = requested.map_err(|refusal| refused_by(&refusal, Some(waits)))?;
-            if requested == (Requested::Granted { is_new: true }) {
+            let is_new = requested == (Requested::Granted { is_new: true });
+            if is_new && !provisional {
                 granted(shared, bus_id, who, is_used)?;
             }
             if matches!(requested, Requested::Waits { .. }) && priority > 0 {
@@ -73,7 +74,18 @@ pub fn act(
                 Requested::Granted { .. } => ("held", None),
                 Requested::Waits { place, .. } => ("waiting", Some(place)),
             };
-            answer(shared, bus_id, who, state, place)
+            Ok(LeaseAnswer { is_new: Some(is_new), ..answer(shared, bus_id, who, state, place)? })
+        }
+        LeaseAct::Confirm => {
+            let confirmed = with_claims(registry, bus_id, |claims| {
+                claims.confirm(who, now).map(|(_, is_new)| (is_new, !claims.holders().is_empty()))
+            })?;
+            let (is_new, is_used) = confirmed.map_err(|refusal| refused_by(&refusal, None))?;
+            if is_new {
+                granted(shared, bus_id, who, is_used)?;
+            }
+            watch(shared);
+            Ok(LeaseAnswer { is_new: Some(is_new), ..answer(shared, bus_id, who, "held", None)? })
         }
         LeaseAct::Withdraw => {
             let state = with_claims(registry, bus_id, |claims| claims.withdraw(who))?;
@@ -97,8 +109,9 @@ pub fn act(
         }
         LeaseAct::Release { force } => {
             let released = with_claims(registry, bus_id, |claims| claims.give_up(who, force, now))?;
-            released.map_err(|refusal| refused_by(&refusal, None))?;
-            ended(shared, bus_id, Ending::Released);
+            if released.map_err(|refusal| refused_by(&refusal, None))? {
+                ended(shared, bus_id, Ending::Released);
+            }
             answer(shared, bus_id, who, "released", None)
         }
     }
@@ -167,6 +180,8 @@ fn granted(shared: &Shared, bus_id: &str, who: &Party, keeps_number: bool) -> Re
 fn keep(shared: &Shared, bus_id: &str) {
     let now = shared.serving.clock.now();
     let lease = shared.registry.lock().claims_mut(bus_id).and_then(|claims| claims.lease(now).cloned());
+    // What is not confirmed is forgotten with this process.
+    let lease = lease.filter(|lease| lease.to_confirm.is_none());
     if let Err(error) = shared.registry.keep_lease(bus_id, lease.as_ref(), now) {
         warn!(device = bus_id, %error, "its lease is not stored, and ends with this process");
     }
@@ -198,7 +213,7 @@ fn answer(
             claims.lease(now).map(|lease| LeaseStatus { is_yours: lease.who == *who, ..LeaseStatus::of(lease, now) });
         let user = claims.holder().filter(|_| lease.is_none()).map(|holder| holder.who.clone());
         let ends_in_s = claims.ends_at().map(|until| (until - now).as_secs_f64());
-        LeaseAnswer { device, state: state.to_owned(), lease, user, place, ends_in_s }
+        LeaseAnswer { device, state: state.to_owned(), lease, user, place, ends_in_s, is_new: None }
     })
 }
 
@@ -239,6 +254,7 @@ fn advance(shared: &Shared) -> Option<Duration> {
                 shared.sessions.holders_of(&bus_id).iter().for_each(|session| session.leave_lease_left(left));
                 publish(Event::of(Kind::LeaseEnding, name_of(shared, &bus_id)).how(format!("in {left_s} s")));
             }
+            Due::Lapse => debug!(device = bus_id, "a provisional lease was not confirmed"),
             Due::End(ending) => ended(shared, &bus_id, ending),
         }
     }

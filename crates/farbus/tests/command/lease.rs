@@ -50,7 +50,8 @@ fn leased_device_is_its_holders_alone_and_goes_to_who_waits() {
     let refused = rack.run(&["lease", target, "--no-wait"]);
     assert!(refused.code == Some(3) && refused.stderr.contains("desk has it"), "{refused:?}");
     let refused = rack.run(&["attach", target, "--via", "fuse"]);
-    assert!(refused.code == Some(3) && refused.stderr.contains("in use by desk"), "{refused:?}");
+    assert!(refused.code == Some(3) && refused.stderr.contains("leased to desk for another 2 hours"), "{refused:?}");
+    assert!(refused.stderr.contains("farbus lease lab3/disk --for 1h"), "{refused:?}");
     let listed = rack.json(&["lease", "list", "lab3", "--json"]);
     assert_eq!((&listed[0]["host"], &listed[0]["is_yours"]), (&json!("desk"), &json!(false)), "{listed}");
     assert!(rack.ok(&["list", "lab3"]).contains("leased"));
@@ -119,6 +120,7 @@ fn lease_that_ends_takes_the_device_from_its_user_and_fences_it_off() {
     let ended: Vec<_> = device["history"].as_array().unwrap().iter().map(|past| &past["ended"]).collect();
     assert_eq!(ended, ["lease expired", "lease expired"], "its use and itself: {device}");
     lab.share.assert_logged("the lease of its user ends soon");
+    attach.assert_logged("the file systems of this machine have written out what they held");
 }
 
 #[test]
@@ -173,7 +175,7 @@ fn commands_of_chapter() -> Vec<(String, Vec<String>, String)> {
 fn commands_of_the_chapter_do_what_it_says() {
     let harness = Harness::new();
     let hosts = three(&harness);
-    let _lab = Lab::new(&hosts, &["zero,name=board"]);
+    let _lab = Lab::new(&hosts, &["zero,name=board", "zero,name=probe"]);
     let commands = commands_of_chapter();
     assert!(commands.len() >= 9, "{commands:?}");
     let mut waiting: Option<Running> = None;
@@ -249,4 +251,110 @@ fn lease_and_its_use_go_on_when_the_daemon_is_replaced() {
     desk.ok(&["lease", "release", "lab3/disk"]);
     rack.ok(&["lease", "lab3/disk", "--no-wait"]);
     next.end();
+}
+
+/// The leases of lab3's devices, as a host sees them: `device host`.
+fn leases(host: &Host<'_>) -> Vec<String> {
+    let all = host.json(&["lease", "list", "lab3", "--json"]);
+    let line = |lease: &serde_json::Value| {
+        format!(
+            "{} {} {}",
+            lease["target"].as_str().unwrap(),
+            lease["host"].as_str().unwrap(),
+            lease["state"].as_str().unwrap()
+        )
+    };
+    all.as_array().unwrap().iter().map(line).collect()
+}
+
+#[test]
+fn several_devices_are_leased_together_or_not_at_all() {
+    let harness = Harness::new();
+    let hosts = three(&harness);
+    let [lab3, desk, rack] = &hosts;
+    let lab = Lab::new(&hosts, &["zero,name=a", "zero,name=b", "keyboard,name=c"]);
+    desk.ok(&["lease", "lab3/b", "--for", "1h"]);
+    let refused = rack.run(&["lease", "lab3/a", "lab3/b", "lab3/c", "--for", "1h", "--no-wait"]);
+    assert!(refused.code == Some(3) && refused.stderr.contains("lab3/b (desk has it)"), "{refused:?}");
+    assert_eq!(leases(rack), ["lab3/b desk held"], "nothing is kept of what could be had");
+    assert!(lab.lease().is_null());
+
+    let mut waits = rack.start(&["lease", "lab3/c", "lab3/b", "lab3/a", "--for", "1h", "--reason", "a test"]);
+    assert!(waits.wait_for_line("waiting for 3 at once").contains("lab3/b (desk has it)"));
+    let other = desk.json(&["lease", "lab3/a", "lab3/b", "--for", "10m", "--json"]);
+    assert_eq!(other["leases"].as_array().map(Vec::len), Some(2), "who waits holds nothing: {other}");
+    desk.ok(&["lease", "release", "lab3/b"]);
+    desk.ok(&["lease", "release", "lab3/a"]);
+    waits.wait_for_line("lab3/a is leased for");
+    assert_eq!(waits.wait_for_end(PATIENCE), Some(0));
+    assert_eq!(leases(desk), ["lab3/a rack held", "lab3/b rack held", "lab3/c rack held"]);
+    let number = |at: usize| lab3.json(&["status", "--json"])[0]["devices"][at]["lease"]["number"].as_u64();
+    assert!((0..3).all(|at| number(at) > Some(0)), "a confirmed lease has a number");
+
+    let again = rack.json(&["lease", "lab3/a", "lab3/b", "--no-wait", "--json"]);
+    assert_eq!(again["leases"][0]["lease"]["number"].as_u64(), number(0), "to ask again changes nothing");
+    for (words, code, why) in [
+        (&["lease", "lab3/a", "lab3/a"][..], 1, "named twice"),
+        (&["lease", "lab3/a", "free"], 1, "not both"),
+        (&["lease", "lab3/a", "--count", "2"], 1, "only 1"),
+        (&["lease", "lab3/a", "lab3/tape", "--no-wait"], 4, "shares no 'tape'"),
+        (&["lease", "label:board=imx8"], 4, "no device"),
+        (&["lease", "colour=red"], 2, "class=, vendor="),
+    ] {
+        let refused = rack.run(words);
+        assert!(refused.code == Some(code) && refused.stderr.contains(why), "{words:?}: {refused:?}");
+    }
+}
+
+#[test]
+fn query_leases_as_many_of_the_devices_it_means_as_are_asked_for() {
+    let harness = Harness::new();
+    let hosts = three(&harness);
+    let [lab3, desk, rack] = &hosts;
+    let _lab = Lab::new(&hosts, &["zero,name=a", "zero,name=b", "zero,name=c", "keyboard,name=k"]);
+    for device in ["a", "b", "c"] {
+        lab3.ok(&["label", device, "board=imx8"]);
+    }
+    let said = desk.ok(&["lease", "label:board=imx8", "host=lab3", "--no-wait"]);
+    assert!(said.starts_with("lab3/a is leased for"), "{said}");
+    let said = rack.ok(&["lease", "label:board=imx8", "--count", "2", "--for", "5m"]);
+    assert_eq!(said.lines().count(), 2, "{said}");
+    assert_eq!(leases(rack), ["lab3/a desk held", "lab3/b rack held", "lab3/c rack held"]);
+    let refused = desk.run(&["lease", "label:board=imx8", "--count", "2", "--no-wait"]);
+    assert!(refused.code == Some(3) && refused.stderr.contains("nothing is leased"), "{refused:?}");
+    assert_eq!(leases(desk).len(), 3, "what desk had before stays its own");
+    let mut waits = desk.start(&["lease", "label:board=imx8", "--count", "3"]);
+    waits.wait_for_line("waiting for 3 at once");
+    waits.signal(Signal::INT);
+    assert_eq!(waits.wait_for_end(PATIENCE), Some(0));
+    assert_eq!(leases(desk), ["lab3/a desk held", "lab3/b rack held", "lab3/c rack held"]);
+}
+
+#[test]
+fn connection_of_a_stock_client_is_closed_when_a_host_of_a_higher_priority_is_to_have_the_device() {
+    let harness = Harness::new();
+    let hosts = three(&harness);
+    let [lab3, desk, rack] = &hosts;
+    let image = harness.image("disk.img", 1 << 20);
+    let (_daemon, plain, secure) = exporter(&harness, lab3, &format!("{{what='disk:{}'}}", image.display()));
+    desk.ok(&["list", "lab3", "--address", &secure]);
+    lab3.ok(&["allow", "desk", "disk", "--reserve-high"]);
+    let (target, socket) = (format!("{plain}/disk"), harness.path("rack.sock"));
+    // USB/IP alone, as 'usbip attach' speaks it: it never asked for a lease, and cannot be warned.
+    let mut stock =
+        rack.start(&["attach", &target, "--grace", "0", "--via", "nbd", "--socket", socket.to_str().unwrap()]);
+    stock.wait_for_line("attached as");
+    let mut waits = desk.start(&["lease", "lab3/disk", "--priority", "1"]);
+    assert!(waits.wait_for_line("waiting for").contains("in use by"));
+    // It has a minute.
+    let end = stock.wait_for_end(Duration::from_secs(90));
+    assert!(end.is_some_and(|code| code > 0), "{end:?} {}", stock.log());
+    waits.wait_for_line("is leased for");
+    assert_eq!(waits.wait_for_end(PATIENCE), Some(0));
+    let device = lab3.json(&["status", "--json"])[0]["devices"][0].clone();
+    assert_eq!(
+        (&device["lease"]["host"], &device["history"][0]["ended"]),
+        (&json!("desk"), &json!("preempted")),
+        "{device}"
+    );
 }

@@ -7,6 +7,7 @@
 //! | verb | who may | effect |
 //! |---|---|---|
 //! | `request` | any host | the lease, or a place in the queue; asking again is how a host goes on waiting |
+//! | `confirm` | the holder of a provisional lease ([`several`](super::several)) | the lease that it requested begins |
 //! | `extend` | the holder, while nobody waits | a later end |
 //! | `give` | the holder, while it does not use the device | another host has the rest of the time |
 //! | `give_up` | the holder | the next host in the queue gets the device |
@@ -38,6 +39,9 @@ pub const SPAN_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
 pub const REQUEST_PATIENCE: Duration = Duration::from_secs(10);
 /// The highest priority of a request; 0 is that of everyone, and of an attach.
 pub const PRIORITY_MAX: u8 = 9;
+
+/// How long a provisional lease lasts, unless it is confirmed.
+pub const PROVISIONAL: Duration = Duration::from_secs(10);
 
 /// A host, as leases tell hosts apart: a paired host by its name here, any other by its address. A paired host whose
 /// name looks like an address is not the host at that address.
@@ -82,6 +86,8 @@ pub struct Request {
     pub reason: Option<String>,
     /// Whether it takes a place in the queue if the device is not free.
     pub waits: bool,
+    /// Whether the lease lasts [`PROVISIONAL`] at first, until it is confirmed.
+    pub is_provisional: bool,
 }
 
 /// A lease that a host requested, and has.
@@ -101,6 +107,9 @@ pub struct Lease {
     pub number: u64,
     /// Whether it ends early, for a host of a higher priority or the owner.
     pub is_preempted: bool,
+    /// For how long it was requested, if it is provisional and not confirmed. Such a lease has no number, is not
+    /// stored, and takes the device from nobody when it ends.
+    pub to_confirm: Option<Duration>,
 }
 
 /// The answer to a request.
@@ -146,6 +155,8 @@ pub enum LeaseRefusal {
     Preempted,
     /// The host uses the device.
     InUse,
+    /// The lease is provisional: it is confirmed, or it ends.
+    Provisional,
 }
 
 impl fmt::Display for LeaseRefusal {
@@ -162,6 +173,9 @@ impl fmt::Display for LeaseRefusal {
             Self::OthersWait(1) => f.write_str("another host waits for it: the lease ends when it was to end"),
             Self::OthersWait(count) => write!(f, "{count} hosts wait for it: the lease ends when it was to end"),
             Self::Preempted => f.write_str("the lease ends early, for its owner or a host of a higher priority"),
+            Self::Provisional => {
+                f.write_str("the lease is not confirmed yet: this host asks for several devices at once")
+            }
             Self::InUse => f.write_str("this host has it attached"),
         }
     }
@@ -172,6 +186,8 @@ impl fmt::Display for LeaseRefusal {
 pub enum Due {
     /// The users of the device are to be warned: their lease ends in so long.
     Warn(Duration),
+    /// A provisional lease was not confirmed. Whoever uses the device goes on.
+    Lapse,
     /// The lease has ended in this way. Its users are to be fenced off.
     End(Ending),
 }

@@ -6,7 +6,8 @@ use farbus_model::Instant;
 
 use super::claiming::Claims;
 use super::lease::{
-    Due, Lease, LeaseRefusal, NOTICE, PRIORITY_MAX, Party, REQUEST_PATIENCE, Request, Requested, SPAN_MAX, SPAN_MIN,
+    Due, Lease, LeaseRefusal, NOTICE, PRIORITY_MAX, PROVISIONAL, Party, REQUEST_PATIENCE, Request, Requested, SPAN_MAX,
+    SPAN_MIN,
 };
 use super::uses::{Ending, HISTORY_MAX, Holder, Mode, Past, QUEUE_MAX, TRIES_MIN, Waiting, host_of, shortened};
 
@@ -48,11 +49,12 @@ impl Claims {
             self.lease = Some(Lease {
                 who: request.who.clone(),
                 since: now,
-                until: now + request.span,
+                until: now + if request.is_provisional { PROVISIONAL } else { request.span },
                 priority: request.priority,
                 reason: request.reason.as_deref().map(shortened),
                 number: 0,
                 is_preempted: false,
+                to_confirm: request.is_provisional.then_some(request.span),
             });
             self.is_warned = false;
             return Ok(Requested::Granted { is_new: true });
@@ -135,6 +137,20 @@ impl Claims {
         self.lease.as_mut().filter(|lease| now < lease.until && lease.who == *who).ok_or(LeaseRefusal::NotHeld)
     }
 
+    /// Confirms a provisional lease: it lasts from now for as long as it was requested. Returns its end, and whether it
+    /// is new: a lease that was confirmed already stays as it is.
+    ///
+    /// # Errors
+    /// [`LeaseRefusal`].
+    pub fn confirm(&mut self, who: &Party, now: Instant) -> Result<(Instant, bool), LeaseRefusal> {
+        let lease = self.held_by(who, now)?;
+        let confirmed = lease.to_confirm.take();
+        if let Some(span) = confirmed {
+            (lease.since, lease.until) = (now, now + span);
+        }
+        Ok((lease.until, confirmed.is_some()))
+    }
+
     /// Moves the end of a lease to `span` from now, unless it is later already. Returns the end.
     ///
     /// # Errors
@@ -147,6 +163,9 @@ impl Claims {
         let lease = self.held_by(who, now)?;
         if lease.is_preempted {
             return Err(LeaseRefusal::Preempted);
+        }
+        if lease.to_confirm.is_some() {
+            return Err(LeaseRefusal::Provisional);
         }
         if now + span > lease.until {
             if waiting > 0 {
@@ -167,6 +186,9 @@ impl Claims {
     pub fn give(&mut self, who: &Party, to: &Party, now: Instant) -> Result<(), LeaseRefusal> {
         let is_used = !self.holders.is_empty();
         let lease = self.held_by(who, now)?;
+        if lease.to_confirm.is_some() {
+            return Err(LeaseRefusal::Provisional);
+        }
         if is_used {
             return Err(LeaseRefusal::InUse);
         }
@@ -179,17 +201,18 @@ impl Claims {
         Ok(())
     }
 
-    /// Ends a lease early because its holder needs it no more.
+    /// Ends a lease early because its holder needs it no more. Returns whether its uses are to be ended: not those
+    /// under a provisional lease.
     ///
     /// # Errors
-    /// [`LeaseRefusal`]: also while the host has the device attached, unless `is_forced`. Its uses are to be ended then.
-    pub fn give_up(&mut self, who: &Party, is_forced: bool, now: Instant) -> Result<(), LeaseRefusal> {
-        self.held_by(who, now)?;
-        if !self.holders.is_empty() && !is_forced {
+    /// [`LeaseRefusal`]: also while the host has the device attached, unless `is_forced`.
+    pub fn give_up(&mut self, who: &Party, is_forced: bool, now: Instant) -> Result<bool, LeaseRefusal> {
+        let is_provisional = self.held_by(who, now)?.to_confirm.is_some();
+        if !is_provisional && !self.holders.is_empty() && !is_forced {
             return Err(LeaseRefusal::InUse);
         }
         self.end_lease(Ending::Released, now);
-        Ok(())
+        Ok(!is_provisional)
     }
 
     /// Ends the present lease, or the present use, [`NOTICE`] from now at the latest. Returns the end; `None` if nobody
@@ -207,7 +230,7 @@ impl Claims {
 
     /// Ends the lease that a host requested, if there is one. Its uses are to be ended.
     pub fn end_lease(&mut self, ending: Ending, now: Instant) {
-        if let Some(lease) = self.lease.take() {
+        if let Some(lease) = self.lease.take().filter(|lease| lease.to_confirm.is_none()) {
             let past = past_of(lease.who.clone(), &lease, now, ending);
             self.remember_past(past);
         }
@@ -222,6 +245,11 @@ impl Claims {
     /// What is due at `now`.
     pub fn advance(&mut self, now: Instant) -> Option<Due> {
         let until = self.ends_at()?;
+        let is_provisional = self.is_provisional();
+        if now >= until && is_provisional {
+            self.end_lease(Ending::Expired, until);
+            return Some(Due::Lapse);
+        }
         if now >= until {
             let ending = match &self.lease {
                 Some(lease) if !lease.is_preempted => Ending::Expired,
@@ -231,7 +259,7 @@ impl Claims {
             self.use_ends = None;
             return Some(Due::End(ending));
         }
-        let is_due = !self.is_warned && !self.holders.is_empty() && now + NOTICE >= until;
+        let is_due = !is_provisional && !self.is_warned && !self.holders.is_empty() && now + NOTICE >= until;
         is_due.then(|| {
             self.is_warned = true;
             Due::Warn(until - now)
@@ -242,7 +270,12 @@ impl Claims {
     pub fn poll_timeout(&self) -> Option<Instant> {
         let until = self.ends_at()?;
         let warn_at = Instant::from_nanos(until.as_nanos().saturating_sub(NOTICE.as_nanos() as u64));
-        Some(if self.is_warned || self.holders.is_empty() { until } else { warn_at })
+        let warns = !self.is_warned && !self.holders.is_empty() && !self.is_provisional();
+        Some(if warns { warn_at } else { until })
+    }
+
+    fn is_provisional(&self) -> bool {
+        self.lease.as_ref().is_some_and(|lease| lease.to_confirm.is_some())
     }
 
     pub(super) fn remember_past(&mut self, past: Past) {

@@ -18,6 +18,7 @@
 mod claiming;
 pub mod lease;
 mod leasing;
+pub mod several;
 mod uses;
 
 pub use claiming::Claims;

@@ -89,6 +89,7 @@ fn restored(stored: StoredLease, now: Instant) -> Lease {
         reason: stored.reason,
         number: stored.number,
         is_preempted: false,
+        to_confirm: None,
     }
 }
 
@@ -109,6 +110,7 @@ mod tests {
             reason: Some("a test".into()),
             number: 9,
             is_preempted: false,
+            to_confirm: None,
         }
     }
 

@@ -2,13 +2,15 @@
 
 use std::fmt;
 use std::io;
+use std::time::{Duration, SystemTime};
 
 use farbus_host::PortError;
 use farbus_io::link::LinkError;
-use farbus_io::trust::HandshakeError;
+use farbus_io::trust::{HandshakeError, timestamp};
 use farbus_model::Identity;
 use farbus_session::registry::InUse;
 use farbus_session::{OpStatus, Reject};
+use indicatif::HumanDuration;
 
 use super::target::Target;
 use crate::common::failure::{Attribute, Failure};
@@ -150,8 +152,18 @@ impl fmt::Display for ClientError {
             }
             ClientError::Refused { target, status: OpStatus::Busy, user } => {
                 let shown = target.shown();
+                if let Some(InUse { user, lease_left_s: Some(left_s), .. }) = user {
+                    let left = Duration::from_secs(*left_s);
+                    let until = timestamp(SystemTime::now() + left);
+                    return write!(
+                        f,
+                        "{shown} is leased to {user} for another {} (until {until})\n  \
+                         get in line: farbus lease {shown} --for 1h",
+                        HumanDuration(left)
+                    );
+                }
                 match user {
-                    Some(InUse { user, used_s }) => write!(f, "{shown} is in use by {user} since {used_s} s")?,
+                    Some(InUse { user, used_s, .. }) => write!(f, "{shown} is in use by {user} since {used_s} s")?,
                     None => write!(f, "{shown} is in use")?,
                 }
                 write!(

@@ -106,15 +106,16 @@ pub fn lease(
     connector: &Connector,
     target: &Target,
     act: LeaseAct,
+    time_max: Duration,
 ) -> Result<Result<LeaseAnswer, FailureReport>, ClientError> {
     let address = target.address.as_str();
     let untrusted = |what: &str| ClientError::Untrusted { address: address.to_owned(), what: what.to_owned() };
     let question = Question::Lease { device: target.device.clone(), act };
-    match ask(connector, address, &question, ANSWER_TIME_MAX)? {
+    match ask(connector, address, &question, time_max)? {
         Some(Answer::Lease(answer)) => Ok(Ok(answer.readable())),
         Some(Answer::Failed(failure)) => Ok(Err(failure)),
         Some(Answer::Refused(what)) if !what.starts_with(NOT_A_QUESTION) => Err(untrusted(&what)),
-        Some(_) => Err(untrusted("its farbus is older than this one, and has no leases")),
+        Some(_) => Err(untrusted("its farbus is older than this one, and does not know that of a lease")),
         None => Err(untrusted(
             "a host leases to paired hosts only, and this one is not paired\n  pair with it: farbus pair",
         )),

@@ -172,7 +172,28 @@ impl Client {
         target: &Target,
         act: LeaseAct,
     ) -> Result<Result<LeaseAnswer, FailureReport>, ClientError> {
-        offers::lease(&self.connector, target, act)
+        self.lease_within(target, act, ANSWER_TIME_MAX)
+    }
+
+    /// As [`Client::lease`]; the host may take `time_max` to answer.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub(crate) fn lease_within(
+        &self,
+        target: &Target,
+        act: LeaseAct,
+        time_max: Duration,
+    ) -> Result<Result<LeaseAnswer, FailureReport>, ClientError> {
+        offers::lease(&self.connector, target, act, time_max)
+    }
+
+    /// The key of the paired host that `address` names; `None` if it names none.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub(crate) fn key_of(&self, address: &str) -> Result<Option<String>, ClientError> {
+        Ok(self.connector.known(address)?.map(|known| known.fingerprint().to_string()))
     }
 
     /// A link on which a paired host answers many questions; `None` if `address` names no paired host.

@@ -14,7 +14,7 @@ use crate::common::host_address::DEFAULT_PORT;
 use crate::common::socket_place::Place;
 use crate::devices::offer::Listed;
 use crate::hosts::trust::Trust;
-use crate::importer::client::{Attribute, Client, FailureReport};
+use crate::importer::client::{Attribute, Client, ClientError, FailureReport};
 use crate::importer::discovery::local_shares;
 
 /// How long announcements are awaited: a host that has just answered another query may answer again a second later (RFC
@@ -90,8 +90,12 @@ fn ask(hosts: Vec<Candidate>) -> Vec<Neighbour> {
     let until = Instant::now() + LISTS_TIME_MAX;
     for (at, host) in hosts.iter().enumerate() {
         let (answers, address) = (answers.clone(), host.asked.clone());
-        // The receiving thread may have stopped waiting.
-        thread::spawn(move || answers.send((at, Client::default().offers(&address, LIST_TIME_MAX))));
+        thread::spawn(move || {
+            let offers = Client::default().offers(&address, LIST_TIME_MAX);
+            let report = offers.map_err(|error| error_report(&error));
+            // The receiving thread may have stopped waiting.
+            let _ = answers.send((at, report));
+        });
     }
     drop(answers);
     let silent = |host: &Candidate| FailureReport {
@@ -100,11 +104,14 @@ fn ask(hosts: Vec<Candidate>) -> Vec<Neighbour> {
     };
     let mut results: Vec<_> = hosts.iter().map(|host| Err(silent(host))).collect();
     while let Ok((at, result)) = answered.recv_timeout(until.saturating_duration_since(Instant::now())) {
-        results[at] =
-            result.map_err(|error| FailureReport { attribute: error.attribute(), message: error.to_string() });
+        results[at] = result;
     }
     let all = hosts.into_iter().zip(results).filter(|(host, result)| !host.is_guess || result.is_ok());
     named_here(all.map(|(host, devices)| Neighbour { name: host.name, devices }).collect())
+}
+
+fn error_report(error: &ClientError) -> FailureReport {
+    FailureReport { attribute: error.attribute(), message: error.to_string() }
 }
 
 /// Names this machine's shares as `attach` takes them, unless two of them have a device of the same name.

@@ -1,5 +1,8 @@
 //! `farbus lease`.
 
+mod answers;
+mod several;
+
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -8,6 +11,8 @@ use serde_json::{Value, json};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
+use answers::{json_of, until};
+
 use super::Failure;
 use super::migrate::key_of;
 use super::output::{format_span, print_json, print_table, say, table};
@@ -15,8 +20,9 @@ use crate::common::host_address::check_host;
 use crate::common::lease_words::{LeaseAct, parse_span};
 use crate::devices::lease::LeaseAnswer;
 use crate::devices::offer::{Listed, ListedLease};
+use crate::devices::query::Query;
 use crate::hosts::trust::Trust;
-use crate::importer::client::{ANSWER_TIME_MAX, Client, Target, address_of};
+use crate::importer::client::{ANSWER_TIME_MAX, Attribute, Client, Target, address_of};
 use crate::importer::discovery::everywhere;
 
 /// How often a request that waits is repeated: often enough to keep its place, and to see its turn soon.
@@ -29,15 +35,20 @@ const ASK_EVERY: Duration = Duration::from_secs(1);
     after_help = "Examples:\n  \
         farbus lease lab3/board --for 2h          mine for two hours, or wait for it\n  \
         farbus lease lab3/board --for 10m --no-wait\n  \
+        farbus lease lab3/board lab4/probe        both, or none\n  \
+        farbus lease label:board=imx8 --count 2   two of those\n  \
         farbus lease extend lab3/board --for 1h   until an hour from now\n  \
         farbus lease release lab3/board\n  \
         farbus lease list",
     after_long_help = "While this host has the lease, no other host can attach the device, and this one may as often as it likes. If the device is in use or leased, the command waits in the queue and says its place; Ctrl-C leaves the queue. The time begins when the lease is granted.\n\n\
         A lease ends at its time, whatever happens to links and programs. A device that is still attached then is taken away: it is written out as far as its exporter has the data, and the number under which this host used it is refused from then on. Detach it before, or extend the lease; that is possible while nobody waits.\n\n\
+        Several devices are leased together or not at all: the command asks one host after the other, keeps what it got for 10 s at most while it lacks another, and tries again after a pause. It never waits in a queue for one while it has another.\n\n\
         'farbus attach' needs no lease: the device is this host's as long as it is attached.\n\n\
         Examples:\n  \
         farbus lease lab3/board --for 2h          mine for two hours, or wait for it\n  \
         farbus lease lab3/board --for 10m --no-wait\n  \
+        farbus lease lab3/board lab4/probe        both, or none\n  \
+        farbus lease label:board=imx8 --count 2   two of those\n  \
         farbus lease extend lab3/board --for 1h   until an hour from now\n  \
         farbus lease release lab3/board\n  \
         farbus lease list"
@@ -45,9 +56,15 @@ const ASK_EVERY: Duration = Duration::from_secs(1);
 pub struct Args {
     #[command(subcommand)]
     verb: Option<Verb>,
-    /// The device: HOST[:PORT]/DEVICE.
-    #[arg(required = true)]
-    target: Option<Target>,
+    /// The device: HOST[:PORT]/DEVICE. Several: all or none; or a query.
+    ///
+    /// Of several devices all are leased, or none. Words of a query (class=serial, label:board=imx8, free, as for
+    /// 'farbus list') mean whatever device of the paired hosts they are true for.
+    #[arg(required = true, value_name = "DEVICE|WORD", value_parser = checked_word)]
+    words: Vec<String>,
+    /// How many of the devices: all that are named, or one that is meant.
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u8).range(1..=64))]
+    count: Option<u8>,
     /// For how long: 90s, 15m, 2h, 3d, 1h30m.
     #[arg(long = "for", value_name = "SPAN", default_value = "1h", value_parser = parse_span)]
     span: Duration,
@@ -132,6 +149,11 @@ struct GiveArgs {
 }
 
 impl Args {
+    fn as_asked(&self) -> several::Asked<'_> {
+        let Self { count, span, priority, no_wait, json, .. } = *self;
+        several::Asked { count, span, priority, no_wait, json, reason: self.reason.as_deref() }
+    }
+
     /// Whether the output is for a program.
     pub fn is_for_programs(&self) -> bool {
         match &self.verb {
@@ -162,9 +184,31 @@ pub fn run(args: Args) -> Result<(), Failure> {
             told(json, &target, &answer, &format!("leased to {to}{}", until(&answer)))
         }
         None => {
-            let target = args.target.clone().ok_or_else(|| Failure::local("which device? HOST/DEVICE"))?;
-            request(&args, &target)
+            let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::local)?;
+            let (query, targets): (Vec<&str>, Vec<&str>) =
+                args.words.iter().map(String::as_str).partition(|word| Query::is_word(word));
+            let query = Query::parse(query).map_err(Failure::local)?;
+            let targets: Result<Vec<Target>, String> = targets.into_iter().map(str::parse).collect();
+            match &targets.map_err(Failure::local)?[..] {
+                [_, ..] if !query.is_empty() => {
+                    Err(Failure::local("devices or the words of a query, not both: which are to be leased?"))
+                }
+                targets if args.count.is_some_and(|count| usize::from(count) > targets.len() && query.is_empty()) => {
+                    Err(Failure::local(format!("--count: only {} are named", targets.len())))
+                }
+                // One device is waited for in its queue.
+                [target] => request(&args, target, &mut signals),
+                targets => several::request(&args.as_asked(), targets, &query, &mut signals),
+            }
         }
+    }
+}
+
+/// A device, or a word of a query.
+fn checked_word(text: &str) -> Result<String, String> {
+    match Query::is_word(text) {
+        true => Query::parse([text]).map(|_| text.to_owned()),
+        false => text.parse::<Target>().map(|_| text.to_owned()),
     }
 }
 
@@ -181,20 +225,8 @@ fn told(as_json: bool, target: &Target, answer: &LeaseAnswer, done: &str) -> Res
     Ok(())
 }
 
-fn json_of(target: &Target, answer: &LeaseAnswer) -> Result<Value, Failure> {
-    let mut value = serde_json::to_value(answer).map_err(Failure::local)?;
-    value["target"] = json!(target.shown());
-    Ok(value)
-}
-
-fn until(answer: &LeaseAnswer) -> String {
-    let Some(lease) = &answer.lease else { return String::new() };
-    format!(" for {}, until {}", format_span(lease.left()), lease.until)
-}
-
 /// Requests a lease, and waits in the queue if that is wanted.
-fn request(args: &Args, target: &Target) -> Result<(), Failure> {
-    let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::local)?;
+fn request(args: &Args, target: &Target, signals: &mut Signals) -> Result<(), Failure> {
     let mut said = None;
     loop {
         let answer = ask(
@@ -204,12 +236,19 @@ fn request(args: &Args, target: &Target) -> Result<(), Failure> {
                 priority: args.priority,
                 reason: args.reason.clone(),
                 waits: !args.no_wait,
+                provisional: false,
             },
         )?;
-        if answer.state == "held" {
+        // Another command of this host may have it for a moment, and give it back.
+        let is_provisional = answer.lease.as_ref().is_some_and(|lease| lease.state == "provisional");
+        if answer.state == "held" && !is_provisional {
             return told(args.json, target, &answer, &format!("leased{}", until(&answer)));
         }
         let place = answer.place.unwrap_or_default();
+        if is_provisional && args.no_wait {
+            let message = format!("{}: another command of this host asks for it, with others", target.shown());
+            return Err(Failure::new(Attribute::Refused, message));
+        }
         if !args.json && said != Some(place) {
             say(format!("waiting for {}, place {place}{}   (Ctrl-C ends)", target.shown(), who_has_it(&answer)));
             said = Some(place);

@@ -1,0 +1,247 @@
+//! `farbus lease` for several devices, or for whatever a query means.
+
+use std::time::{Duration, Instant};
+
+use farbus_io::trust::fill_random;
+use farbus_model::Instant as Moment;
+use farbus_session::claims::lease::PROVISIONAL;
+use farbus_session::claims::several::{ANSWER_TIME, Ask, DEVICES_MAX, Heard, Several, Step};
+use serde_json::{Value, json};
+use signal_hook::iterator::Signals;
+
+use super::answers::{json_of, until};
+use crate::cli::Failure;
+use crate::cli::output::{print_json, say};
+use crate::common::failure::FailureReport;
+use crate::common::lease_words::LeaseAct;
+use crate::devices::lease::LeaseAnswer;
+use crate::devices::query::Query;
+use crate::importer::client::{ANSWER_TIME_MAX, Attribute, Client, ClientError, Target};
+use crate::importer::discovery::everywhere;
+
+/// How long the command sleeps at a time while it pauses: so soon a signal ends it.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+
+/// What is asked for, besides the devices.
+pub struct Asked<'a> {
+    /// How many of the devices: all that are named, or one that is meant.
+    pub count: Option<u8>,
+    /// For how long.
+    pub span: Duration,
+    /// 0 to 9.
+    pub priority: u8,
+    /// What for.
+    pub reason: Option<&'a str>,
+    /// Whether to fail if they are not free.
+    pub no_wait: bool,
+    /// Whether the result is printed as JSON.
+    pub json: bool,
+}
+
+/// A device that may be leased. All hosts order devices by host key and name, so those that want the same meet at the
+/// first of them.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Candidate {
+    host_key: String,
+    device: String,
+    address: String,
+}
+
+impl Candidate {
+    fn target(&self) -> Target {
+        Target { address: self.address.clone(), device: self.device.clone() }
+    }
+}
+
+/// The devices that the command line names: as targets, or by a query.
+///
+/// # Errors
+/// A target is not offered, is named twice, or is of no paired host; the query means too few or too many devices.
+fn candidates(client: &Client, targets: &[Target], query: &Query, wanted: usize) -> Result<Vec<Candidate>, Failure> {
+    let mut all: Vec<Candidate> = Vec::new();
+    for target in targets {
+        let key = client.key_of(&target.address)?.ok_or_else(|| {
+            let why = "a host leases to paired hosts only, and this one is not paired\n  pair with it: farbus pair";
+            Failure::new(Attribute::Refused, format!("{}: {why}", target.shown()))
+        })?;
+        let offered = client.offers(&target.address, ANSWER_TIME_MAX)?;
+        let found = offered.iter().find(|device| device.name == target.device || device.bus_id == target.device);
+        let Some(found) = found else {
+            let offered = offered.into_iter().map(|device| device.name).collect();
+            return Err(ClientError::NoDevice { target: target.clone(), offered }.into());
+        };
+        let candidate = Candidate { host_key: key, device: found.name.clone(), address: target.address.clone() };
+        if all.iter().any(|other| (&other.host_key, &other.device) == (&candidate.host_key, &candidate.device)) {
+            return Err(Failure::local(format!("{} is named twice", target.shown())));
+        }
+        all.push(candidate);
+    }
+    if targets.is_empty() {
+        for host in everywhere::all() {
+            let address = crate::importer::client::address_of(&host.name);
+            // This machine's own shares and unpaired hosts lease nothing.
+            let Ok(Some(key)) = client.key_of(&address) else { continue };
+            match host.devices {
+                Ok(devices) => {
+                    all.extend(devices.into_iter().filter(|device| query.matches(&host.name, device)).map(|device| {
+                        Candidate { host_key: key.clone(), device: device.name, address: address.clone() }
+                    }))
+                }
+                Err(failure) => eprintln!("farbus: {}: {}: {}", failure.attribute.as_str(), host.name, failure.message),
+            }
+        }
+    }
+    let count = all.len();
+    if count < wanted {
+        let what = match count {
+            0 => "no device".to_owned(),
+            1 => "one device alone".to_owned(),
+            _ => format!("{count} devices alone"),
+        };
+        let why = format!("{what} of the paired hosts is meant, and {wanted} are asked for\n  see: farbus list");
+        return Err(Failure::new(Attribute::Gone, why));
+    }
+    all.sort();
+    // The first in the order are tried first; so many are enough.
+    all.truncate(DEVICES_MAX);
+    if wanted > all.len() {
+        return Err(Failure::local(format!("{DEVICES_MAX} devices at once at most")));
+    }
+    Ok(all)
+}
+
+/// Has `count` of the devices that are named or meant, or none.
+///
+/// # Errors
+/// What another host has, if it is not waited for; see [`candidates`].
+pub fn request(args: &Asked<'_>, targets: &[Target], query: &Query, signals: &mut Signals) -> Result<(), Failure> {
+    let client = Client::default();
+    let wanted = args.count.map_or(targets.len().max(1), usize::from);
+    let all = candidates(&client, targets, query, wanted)?;
+    let mut seed = [0; 8];
+    fill_random(&mut seed);
+    let mut several = Several::new(all.len(), wanted, !args.no_wait, u64::from_le_bytes(seed));
+    let began = Instant::now();
+    let now = || Moment::from_nanos(u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX));
+    let mut answers: Vec<Option<LeaseAnswer>> = all.iter().map(|_| None).collect();
+    let mut whys: Vec<Option<FailureReport>> = all.iter().map(|_| None).collect();
+    let mut said = None;
+    let mut is_interrupted = false;
+    let is_done = loop {
+        if signals.pending().next().is_some() && !is_interrupted {
+            is_interrupted = true;
+            several.interrupt();
+        }
+        match several.poll(now()) {
+            Step::Ask(at, ask) => {
+                let asked_at = now();
+                let heard = put(&client, args, &all[at].target(), ask, &mut answers[at], &mut whys[at]);
+                several.handle(at, heard, asked_at);
+            }
+            Step::Pause(until) => {
+                let taken: Vec<String> =
+                    several.refused().iter().map(|&at| line_of(&all[at], whys[at].as_ref())).collect();
+                if !args.json && said.as_ref() != Some(&taken) {
+                    say(format!("waiting for {wanted} at once; not free: {}   (Ctrl-C ends)", taken.join(", ")));
+                    said = Some(taken);
+                }
+                std::thread::sleep((until - now()).min(LOOK_AGAIN));
+            }
+            Step::Done => break true,
+            Step::Failed => break false,
+        }
+    };
+    for at in several.stranded() {
+        let target = all[at].target().shown();
+        eprintln!("farbus: warning: {target} may be leased to this host: it was not reached to release it");
+        eprintln!("  when it is: farbus lease release {target}");
+    }
+    if is_done {
+        return tell(args.json, &all, &several.granted(), &answers);
+    }
+    if is_interrupted {
+        return Ok(());
+    }
+    let taken: Vec<String> = several.refused().iter().map(|&at| line_of(&all[at], whys[at].as_ref())).collect();
+    let attribute = whys.iter().flatten().map(|why| why.attribute).find(|attribute| *attribute != Attribute::Refused);
+    let next = if args.no_wait { "\n  wait for them: leave out --no-wait" } else { "" };
+    let why = format!("{wanted} at once are not to be had: {}; nothing is leased{next}", taken.join(", "));
+    Err(Failure::new(attribute.unwrap_or(Attribute::Refused), why))
+}
+
+/// A device that is not free, and why.
+fn line_of(candidate: &Candidate, why: Option<&FailureReport>) -> String {
+    let why = why.and_then(|why| why.message.lines().next()).unwrap_or("not asked");
+    format!("{} ({why})", candidate.target().shown())
+}
+
+/// Asks one host; notes what it answered.
+fn put(
+    client: &Client,
+    args: &Asked<'_>,
+    target: &Target,
+    ask: Ask,
+    answer: &mut Option<LeaseAnswer>,
+    why: &mut Option<FailureReport>,
+) -> Heard {
+    let act = match ask {
+        Ask::Provisional => LeaseAct::Request {
+            for_s: args.span.as_secs(),
+            priority: args.priority,
+            reason: args.reason.map(str::to_owned),
+            waits: false,
+            provisional: true,
+        },
+        Ask::Confirm => LeaseAct::Confirm,
+        Ask::Release => LeaseAct::Release { force: false },
+    };
+    let refused = |message: &str| FailureReport { attribute: Attribute::Refused, message: message.to_owned() };
+    let (heard, report) = match client.lease_within(target, act, ANSWER_TIME) {
+        Ok(Ok(said)) => {
+            let heard = heard_of(ask, &said);
+            *answer = Some(said);
+            (heard, (heard == Heard::NotNow).then(|| refused("another command of this host asks for it")))
+        }
+        Ok(Err(report)) if report.attribute == Attribute::Gone => (Heard::Never, Some(report)),
+        Ok(Err(report)) => (Heard::NotNow, Some(report)),
+        Err(error @ ClientError::Untrusted { .. }) => {
+            (Heard::Never, Some(FailureReport { attribute: error.attribute(), message: error.to_string() }))
+        }
+        Err(error) => {
+            (Heard::Nothing, Some(FailureReport { attribute: error.attribute(), message: error.to_string() }))
+        }
+    };
+    // The message of a release says nothing of why it was needed.
+    if ask != Ask::Release {
+        *why = report;
+    }
+    heard
+}
+
+/// What an answer means.
+fn heard_of(ask: Ask, said: &LeaseAnswer) -> Heard {
+    let is_provisional = said.lease.as_ref().is_some_and(|lease| lease.state == "provisional");
+    match ask {
+        // An earlier release knows of no provisional leases, and does not say whether one is new.
+        Ask::Provisional if said.is_new.unwrap_or(true) => Heard::Done { is_provisional },
+        Ask::Provisional if is_provisional => Heard::NotNow,
+        Ask::Provisional => Heard::HadBefore,
+        Ask::Confirm | Ask::Release => Heard::Done { is_provisional: false },
+    }
+}
+
+fn tell(as_json: bool, all: &[Candidate], granted: &[usize], answers: &[Option<LeaseAnswer>]) -> Result<(), Failure> {
+    let of = |at: &usize| (all[*at].target(), answers[*at].as_ref());
+    if as_json {
+        let lines = granted.iter().map(of).filter_map(|(target, answer)| Some(json_of(&target, answer?)));
+        let leases = lines.collect::<Result<Vec<Value>, Failure>>()?;
+        return print_json(&json!({ "state": "held", "leases": leases }));
+    }
+    for (target, answer) in granted.iter().map(of) {
+        say(format!("{} is leased{}", target.shown(), answer.map(until).unwrap_or_default()));
+    }
+    Ok(())
+}
+
+/// What is granted for [`PROVISIONAL`] is confirmed before that.
+const _: () = assert!(ANSWER_TIME.as_secs() < PROVISIONAL.as_secs());
