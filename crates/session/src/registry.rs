@@ -443,9 +443,12 @@ impl Registry {
         Some(&mut self.export_mut(bus_id)?.claims)
     }
 
-    /// What is due of the leases at `now`, with the bus ids of the devices.
-    pub fn advance_leases(&mut self, now: Instant) -> Vec<(String, Due)> {
-        let due = |export: &mut Export| Some((export.record.bus_id.clone(), export.claims.advance(now)?));
+    /// What is due of the leases at `now`, when the wall clock shows `wall_ms`, with the bus ids of the devices.
+    pub fn advance_leases(&mut self, now: Instant, wall_ms: u64) -> Vec<(String, Due)> {
+        let due = |export: &mut Export| {
+            export.claims.note_wall(now, wall_ms);
+            Some((export.record.bus_id.clone(), export.claims.advance(now)?))
+        };
         self.exports.iter_mut().filter_map(due).collect()
     }
 

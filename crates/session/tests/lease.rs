@@ -230,7 +230,7 @@ impl Device {
     fn advance(&mut self, now: Instant) {
         while let Some(due) = self.claims.advance(now) {
             match due {
-                Due::Lapse => unreachable!("nobody asks for several devices"),
+                Due::Lapse | Due::Begin => unreachable!("nobody asks for several devices, or ahead of time"),
                 Due::Warn(left) => assert!(left <= NOTICE && !self.claims.holders().is_empty()),
                 Due::End(ending) => {
                     assert!(matches!(ending, Ending::Expired | Ending::Preempted));

@@ -198,6 +198,10 @@ fn say_more(device: &Value) {
     {
         say(format!("{name}: {}", in_words(&notes.readable())));
     }
+    for booked in device["booked"].as_array().into_iter().flatten() {
+        let [host, from, until] = ["host", "from", "until"].map(|key| text(&booked[key]));
+        say(format!("{name}: booked by {host} from {from} until {until}"));
+    }
     if let Some(successor) = device["successor"].as_str() {
         say(format!("{name}: waits for {successor}, to which its user has handed it over"));
     }

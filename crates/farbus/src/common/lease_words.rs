@@ -1,6 +1,6 @@
 //! What a host or an owner asks for about a lease, in the words of the protocols.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
@@ -28,6 +28,16 @@ pub enum LeaseAct {
     },
     /// Confirm a provisional lease.
     Confirm,
+    /// Request it from a time of day on.
+    Book {
+        /// When it begins, milliseconds of Unix time.
+        from_unix_ms: u64,
+        /// For how long, seconds.
+        for_s: u64,
+        /// What for.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        reason: Option<String>,
+    },
     /// Leave the queue.
     Withdraw,
     /// Move its end to so long from now, if that is later.
@@ -84,6 +94,39 @@ pub fn parse_span(text: &str) -> Result<Duration, String> {
     if text.is_empty() { Err(wrong()) } else { Ok(Duration::from_secs(total_s)) }
 }
 
+/// A time as people write it: `+90m` from now, or `2026-11-27T08:00Z` (RFC 3339 in UTC; seconds may be left out).
+///
+/// # Errors
+/// A sentence that says what a time is.
+pub fn parse_time(text: &str) -> Result<SystemTime, String> {
+    let wrong = || format!("'{}' is no time: +90m, or 2026-11-27T08:00Z (UTC)", text.escape_debug());
+    if let Some(span) = text.strip_prefix('+') {
+        return parse_span(span).map(|span| SystemTime::now() + span).map_err(|_| wrong());
+    }
+    let (date, time) = text.strip_suffix('Z').and_then(|text| text.split_once('T')).ok_or_else(wrong)?;
+    let numbers = |text: &str, between: char, digits: &[usize]| -> Option<Vec<u64>> {
+        let parts: Vec<&str> = text.split(between).collect();
+        let is_so = |(part, digits): (&&str, &usize)| part.len() == *digits && part.bytes().all(|b| b.is_ascii_digit());
+        let is_right = parts.len() <= digits.len() && parts.iter().zip(digits).all(is_so);
+        is_right.then(|| parts.iter().map_while(|part| part.parse().ok()).collect())
+    };
+    let date = numbers(date, '-', &[4, 2, 2]).ok_or_else(wrong)?;
+    let time = numbers(time, ':', &[2, 2, 2]).ok_or_else(wrong)?;
+    let ([year, month, day], [hour, minute, rest @ ..]) = (&date[..], &time[..]) else { return Err(wrong()) };
+    let second = rest.first().copied().unwrap_or_default();
+    let is_leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+    let lengths = [31, if is_leap { 29 } else { 28 }, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
+    let length = usize::try_from(*month).ok().and_then(|month| lengths.get(month.wrapping_sub(1)).copied());
+    let is_day = length.is_some_and(|length| (1..=length).contains(day));
+    if *year < 1970 || !is_day || *hour > 23 || *minute > 59 || second > 59 {
+        return Err(wrong());
+    }
+    let leaps = |year: u64| year / 4 - year / 100 + year / 400;
+    let days = (year - 1970) * 365 + leaps(year - 1) - leaps(1969);
+    let days = days + lengths.iter().take(*month as usize - 1).sum::<u64>() + day - 1;
+    Ok(UNIX_EPOCH + Duration::from_secs(days * 86_400 + hour * 3600 + minute * 60 + second))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -99,12 +142,50 @@ mod tests {
     }
 
     #[test]
+    fn times_are_utc_or_from_now_and_nothing_else() {
+        let unix = |text: &str| parse_time(text).map(|at| at.duration_since(UNIX_EPOCH).unwrap().as_secs());
+        for (text, s) in [
+            ("1970-01-01T00:00Z", 0),
+            ("2000-02-29T12:30:15Z", 951_827_415),
+            ("2026-11-27T08:00Z", 1_795_766_400),
+            ("2100-03-01T00:00:00Z", 4_107_542_400),
+        ] {
+            assert_eq!(unix(text), Ok(s), "{text}");
+        }
+        let soon = parse_time("+90m").unwrap().duration_since(SystemTime::now()).unwrap();
+        assert!(soon <= Duration::from_secs(5400) && soon > Duration::from_secs(5300));
+        for text in [
+            "",
+            "+",
+            "+x",
+            "22:00",
+            "2026-11-27",
+            "2026-11-27T08:00",
+            "2026-11-27T08:00+01:00",
+            "2026-13-01T00:00Z",
+            "2026-00-01T00:00Z",
+            "2026-02-29T00:00Z",
+            "2100-02-29T00:00Z",
+            "2026-11-31T00:00Z",
+            "2026-11-27T24:00Z",
+            "2026-11-27T08Z",
+            "1969-12-31T23:59Z",
+            "2026-1-01T00:00Z",
+            "2026-11-27T08:00:00:00Z",
+            "+2026-11-27T08:00Z",
+        ] {
+            assert!(parse_time(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
     fn acts_are_stable_json() {
         for text in [
             r#"{"do":"request","for_s":7200,"waits":true}"#,
             r#"{"do":"request","for_s":60,"priority":3,"reason":"nightly","waits":false}"#,
             r#"{"do":"request","for_s":60,"waits":false,"provisional":true}"#,
             r#"{"do":"confirm"}"#,
+            r#"{"do":"book","from_unix_ms":1795000000000,"for_s":60}"#,
             r#"{"do":"withdraw"}"#,
             r#"{"do":"extend","for_s":60}"#,
             r#"{"do":"give","to":"abc"}"#,

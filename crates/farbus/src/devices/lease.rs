@@ -1,9 +1,10 @@
 //! The lease of a device, for people and programs.
 
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use farbus_io::trust::timestamp;
 use farbus_model::Instant;
+use farbus_session::claims::bookings::Booking;
 use farbus_session::claims::lease::{Lease, NOTICE};
 use farbus_session::claims::shortened;
 use serde::{Deserialize, Serialize};
@@ -75,12 +76,50 @@ impl LeaseStatus {
     }
 }
 
+/// A lease ahead of time.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BookedStatus {
+    /// The host, by its name at the exporter.
+    pub host: String,
+    /// When it begins: RFC 3339, UTC, by the exporter's clock.
+    pub from: String,
+    /// When it ends.
+    pub until: String,
+    /// What for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}
+
+impl BookedStatus {
+    /// The status of a booking.
+    pub fn of(booking: &Booking) -> Self {
+        let time = |ms| timestamp(UNIX_EPOCH + Duration::from_millis(ms));
+        Self {
+            host: booking.who.name().to_owned(),
+            from: time(booking.from_ms),
+            until: time(booking.until_ms()),
+            reason: booking.reason.clone(),
+        }
+    }
+
+    /// The same without what a terminal would obey: another host wrote these texts.
+    #[must_use]
+    pub fn readable(self) -> Self {
+        Self {
+            host: shortened(&self.host),
+            from: shortened(&self.from),
+            until: shortened(&self.until),
+            reason: self.reason.as_deref().map(shortened),
+        }
+    }
+}
+
 /// The answer to what was asked about a lease.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LeaseAnswer {
     /// The device, by its name at the exporter.
     pub device: String,
-    /// `held`, `waiting`, `released`, `given` or `withdrawn`.
+    /// `held`, `booked`, `waiting`, `released`, `given` or `withdrawn`.
     pub state: String,
     /// The present lease, of any host.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -8,7 +8,7 @@ use farbus_session::registry::{InUse, PATH_PREFIX, in_use};
 use serde::Serialize;
 
 use crate::devices::class_words::{classes, name_of};
-use crate::devices::lease::LeaseStatus;
+use crate::devices::lease::{BookedStatus, LeaseStatus};
 use crate::devices::serial_port::is_serial_adapter;
 use crate::devices::status::{DeviceStatus, UserStatus};
 use crate::devices::usb_names::UsbNames;
@@ -98,6 +98,9 @@ pub struct Listed {
     /// The lease of it that a host has, whether it uses the device or not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lease: Option<ListedLease>,
+    /// Leases of it ahead of time, in the order of their beginnings.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub booked: Vec<BookedStatus>,
     /// How many hosts wait for it.
     #[serde(skip_serializing_if = "is_zero")]
     pub waiting: usize,
@@ -197,6 +200,7 @@ impl From<&DeviceRecord> for Listed {
             successor: None,
             reason: None,
             lease,
+            booked: Vec::new(),
             waiting: 0,
             notes: DeviceNotes::default(),
             title: String::new(),
@@ -230,6 +234,7 @@ impl From<DeviceStatus> for Listed {
             used_s: status.used_s.map(|used_s| used_s.max(0.0) as u64),
             reason: status.reason,
             lease: status.lease.map(ListedLease::from),
+            booked: status.booked.into_iter().map(BookedStatus::readable).collect(),
             waiting: status.waiting.len(),
             notes: status.notes.readable(),
         }

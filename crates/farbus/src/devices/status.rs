@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::devices::class_words::classes;
 use crate::devices::identities::labels::IdentityStatus;
-use crate::devices::lease::LeaseStatus;
+use crate::devices::lease::{BookedStatus, LeaseStatus};
 use crate::devices::media_journal::RemoteIdentity;
 use crate::devices::reservation::ReservationStatus;
 use crate::devices::retirement::RetirementStatus;
@@ -82,6 +82,9 @@ pub struct DeviceStatus {
     /// Set if a host has moved the disk to its own machine, or is moving it: what is here is or will be old.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub moved: Option<RetirementStatus>,
+    /// Leases of it ahead of time, in the order of their beginnings.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub booked: Vec<BookedStatus>,
     /// Hosts that wait for it, the longest waiting first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waiting: Vec<WaitingStatus>,
@@ -213,6 +216,7 @@ impl DeviceStatus {
             reason: entry.holder.and_then(|holder| holder.reason.clone()),
             lease: entry.claims.lease(now).map(|lease| LeaseStatus::of(lease, now)),
             moved: None,
+            booked: entry.claims.bookings().iter().map(BookedStatus::of).collect(),
             waiting: waiting_of(entry.claims, now),
             history: history_of(entry.claims, now),
             counts: entry.tally.into_iter().flat_map(Tally::read).map(|(name, n)| (name.to_owned(), n)).collect(),

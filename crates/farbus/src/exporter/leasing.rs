@@ -7,8 +7,10 @@
 
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
+use farbus_io::trust::timestamp;
+use farbus_session::claims::bookings::{BookRefusal, Booking};
 use farbus_session::claims::lease::{Due, LeaseRefusal, Party, Request, Requested};
 use farbus_session::claims::{Claims, Ending};
 use tracing::{debug, info, warn};
@@ -18,6 +20,7 @@ use crate::common::failure::{Attribute, FailureReport};
 use crate::common::lease_words::LeaseAct;
 use crate::devices::lease::{LeaseAnswer, LeaseStatus};
 use crate::exporter::owner::end_users_of;
+use crate::exporter::state::lease_store::unix_ms;
 use crate::exporter::state::registry::DeviceRegistry;
 use crate::exporter::state::shared::{STACK_BYTES, Shared};
 
@@ -47,6 +50,7 @@ pub fn act(
     let Asking { who, may_prefer } = asking;
     let now = shared.serving.clock.now();
     let registry = &shared.registry;
+    with_claims(registry, bus_id, |claims| claims.note_wall(now, unix_ms()))?;
     match act {
         LeaseAct::Request { for_s, priority, reason, waits, provisional } => {
             if priority > 0 && !may_prefer {
@@ -87,6 +91,19 @@ pub fn act(
             watch(shared);
             Ok(LeaseAnswer { is_new: Some(is_new), ..answer(shared, bus_id, who, "held", None)? })
         }
+        LeaseAct::Book { from_unix_ms, for_s, reason } => {
+            let booking = Booking { who: who.clone(), from_ms: from_unix_ms, span: Duration::from_secs(for_s), reason };
+            let booked = with_claims(registry, bus_id, |claims| claims.book(booking, now))?;
+            booked.map_err(|refusal| refused(book_refusal(&refusal)))?;
+            if let Err(error) = registry.keep_bookings(bus_id) {
+                // What would be forgotten is not booked.
+                with_claims(registry, bus_id, |claims| claims.cancel_bookings(who))?;
+                return Err(report(Attribute::Local, format!("the booking cannot be stored: {error}")));
+            }
+            info!(device = bus_id, host = who.name(), "booked");
+            watch(shared);
+            answer(shared, bus_id, who, "booked", None)
+        }
         LeaseAct::Withdraw => {
             let state = with_claims(registry, bus_id, |claims| claims.withdraw(who))?;
             answer(shared, bus_id, who, if state { "withdrawn" } else { "released" }, None)
@@ -109,6 +126,13 @@ pub fn act(
         }
         LeaseAct::Release { force } => {
             let released = with_claims(registry, bus_id, |claims| claims.give_up(who, force, now))?;
+            if released == Err(LeaseRefusal::NotHeld)
+                && with_claims(registry, bus_id, |claims| claims.cancel_bookings(who))?
+            {
+                // It has no lease yet: its bookings are what it gives up.
+                keep_bookings(shared, bus_id);
+                return answer(shared, bus_id, who, "released", None);
+            }
             if released.map_err(|refusal| refused_by(&refusal, None))? {
                 ended(shared, bus_id, Ending::Released);
             }
@@ -144,6 +168,43 @@ fn refused_by(refusal: &LeaseRefusal, waits: Option<bool>) -> FailureReport {
         _ => "",
     };
     refused(format!("{refusal}{next}"))
+}
+
+/// Why a device is not booked, with times.
+fn book_refusal(refusal: &BookRefusal) -> String {
+    match refusal {
+        BookRefusal::Overlaps { from_ms, until_ms, .. } => {
+            let time = |ms: &u64| timestamp(UNIX_EPOCH + Duration::from_millis(*ms));
+            format!("{refusal}: {} to {}\n  see: farbus lease list", time(from_ms), time(until_ms))
+        }
+        _ => refusal.to_string(),
+    }
+}
+
+fn keep_bookings(shared: &Shared, bus_id: &str) {
+    if let Err(error) = shared.registry.keep_bookings(bus_id) {
+        warn!(device = bus_id, %error, "its bookings are not stored, and end with this process");
+    }
+}
+
+/// A booking has begun: its lease gets a number and is stored.
+fn begun(shared: &Shared, bus_id: &str) {
+    keep_bookings(shared, bus_id);
+    let now = shared.serving.clock.now();
+    let began = with_claims(&shared.registry, bus_id, |claims| {
+        let lease = claims.lease(now)?;
+        Some((lease.who.clone(), lease.number > 0, !claims.holders().is_empty()))
+    });
+    match began {
+        // The host had it already, and has it for longer now.
+        Ok(Some((_, true, _))) => keep(shared, bus_id),
+        Ok(Some((who, false, is_used))) => {
+            if let Err(failure) = granted(shared, bus_id, &who, is_used) {
+                warn!(device = bus_id, failure.message, "a booking is not honoured");
+            }
+        }
+        Ok(None) | Err(_) => {}
+    }
 }
 
 /// Numbers and stores a lease that was granted just now. `keeps_number`: its host uses the device already.
@@ -221,14 +282,22 @@ fn answer(
 pub fn restore(shared: &Arc<Shared>, bus_id: &str) {
     let now = shared.serving.clock.now();
     match shared.registry.load_lease(bus_id, now) {
-        Ok(Some(lease)) => {
+        Ok((lease, bookings)) if !bookings.is_empty() => {
+            if let Some(claims) = shared.registry.lock().claims_mut(bus_id) {
+                claims.note_wall(now, unix_ms());
+                claims.restore_bookings(bookings);
+                lease.into_iter().for_each(|lease| claims.restore_lease(lease));
+            }
+            watch(shared);
+        }
+        Ok((Some(lease), _)) => {
             info!(device = bus_id, host = lease.who.name(), "leased, since before this process");
             if let Some(claims) = shared.registry.lock().claims_mut(bus_id) {
                 claims.restore_lease(lease);
             }
             watch(shared);
         }
-        Ok(None) => {}
+        Ok((None, _)) => {}
         Err(error) => warn!(device = bus_id, %error, "what was stored of its leases is not known"),
     }
 }
@@ -245,7 +314,7 @@ pub fn keep_in(shared: &Arc<Shared>, folder: farbus_io::trust::Folder) {
 /// Does what is due of all leases. Returns for how long nothing is; `None` if no lease has an end.
 fn advance(shared: &Shared) -> Option<Duration> {
     let now = shared.serving.clock.now();
-    let due = shared.registry.lock().advance_leases(now);
+    let due = shared.registry.lock().advance_leases(now, unix_ms());
     for (bus_id, due) in due {
         match due {
             Due::Warn(left) => {
@@ -254,6 +323,7 @@ fn advance(shared: &Shared) -> Option<Duration> {
                 shared.sessions.holders_of(&bus_id).iter().for_each(|session| session.leave_lease_left(left));
                 publish(Event::of(Kind::LeaseEnding, name_of(shared, &bus_id)).how(format!("in {left_s} s")));
             }
+            Due::Begin => begun(shared, &bus_id),
             Due::Lapse => debug!(device = bus_id, "a provisional lease was not confirmed"),
             Due::End(ending) => ended(shared, &bus_id, ending),
         }

@@ -358,3 +358,38 @@ fn connection_of_a_stock_client_is_closed_when_a_host_of_a_higher_priority_is_to
         "{device}"
     );
 }
+
+#[test]
+fn booking_outlives_the_exporter_and_who_uses_the_device_then_gives_way_to_it() {
+    let harness = Harness::new();
+    let hosts = three(&harness);
+    let [lab3, desk, rack] = &hosts;
+    let image = harness.image("disk.img", 1 << 20);
+    let what = format!("disk:{}", image.display());
+    let mut lab = Lab::new(&hosts, &[&what]);
+    let said = desk.ok(&["lease", &lab.target, "--from", "+1h", "--for", "1h", "--reason", "a demo"]);
+    assert!(said.contains("is booked from 20"), "{said}");
+    lab.share.kill();
+    let lab = Lab::new(&hosts, &[&what]);
+    let target = lab.target.as_str();
+    let listed = rack.json(&["lease", "list", "lab3", "--json"]);
+    assert_eq!((&listed[0]["state"], &listed[0]["host"]), (&json!("booked"), &json!("desk")), "{listed}");
+    assert!(lab3.ok(&["status"]).contains("booked by desk from 20"));
+    let refused = rack.run(&["lease", target, "--for", "2h", "--no-wait"]);
+    assert!(refused.code == Some(3) && refused.stderr.contains("desk has booked it"), "{refused:?}");
+    rack.ok(&["lease", target, "--for", "10m", "--no-wait"]);
+    rack.ok(&["lease", "release", target]);
+    let refused = rack.run(&["lease", target, "--from", "+90m", "--for", "5m"]);
+    assert!(refused.code == Some(3) && refused.stderr.contains("desk has it for a part of that time"), "{refused:?}");
+    assert_eq!(rack.run(&["lease", target, "--from", "yesterday"]).code, Some(2));
+    desk.ok(&["lease", "release", target]);
+    assert_eq!(rack.json(&["lease", "list", "lab3", "--json"]), json!([]));
+
+    let socket = harness.path("rack.sock");
+    let mut attach = rack.start(&["attach", target, "--via", "nbd", "--socket", socket.to_str().unwrap()]);
+    attach.wait_for_line("attached as");
+    desk.ok(&["lease", target, "--from", "+2s", "--for", "1h"]);
+    assert_eq!(attach.wait_for_end(PATIENCE), Some(3), "{}", attach.log());
+    wait_until(PATIENCE, "the booking is a lease", || lab.lease()["host"] == "desk");
+    assert!(lab.lease()["number"].as_u64() > Some(0) && lab.lease()["left_s"].as_f64() <= Some(3600.0));
+}

@@ -25,6 +25,9 @@ pub struct KnownLease {
     /// Set if a host moves the device's disk to its own machine, or has moved it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retirement: Option<Retirement>,
+    /// Leases ahead of time.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub bookings: Vec<StoredBooking>,
     #[serde(flatten)]
     rest: Map<String, Value>,
 }
@@ -82,6 +85,20 @@ pub struct StoredLease {
     /// The priority of the request.
     #[serde(default)]
     pub priority: u8,
+    /// What for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}
+
+/// A lease ahead of time, as it is stored.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoredBooking {
+    /// The host, by its name here.
+    pub host: String,
+    /// When it begins, milliseconds of Unix time.
+    pub from_unix_ms: u64,
+    /// For how long, milliseconds.
+    pub span_ms: u64,
     /// What for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
@@ -159,6 +176,14 @@ impl KnownLease {
     /// [`StateError`]; nothing is changed then.
     pub fn forget_retirement(folder: &Folder, device: DeviceId) -> Result<bool, StateError> {
         Self::change(folder, device, |known| known.retirement.take().is_some())
+    }
+
+    /// Stores the leases ahead of time of a device.
+    ///
+    /// # Errors
+    /// [`StateError`]; nothing is changed then.
+    pub fn keep_bookings(folder: &Folder, device: DeviceId, bookings: Vec<StoredBooking>) -> Result<(), StateError> {
+        Self::change(folder, device, |known| known.bookings = bookings)
     }
 
     fn change<T>(folder: &Folder, device: DeviceId, change: impl FnOnce(&mut Self) -> T) -> Result<T, StateError> {

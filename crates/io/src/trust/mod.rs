@@ -32,7 +32,7 @@ pub use devices::{DeviceId, Devices, KnownDevice, PREFIX_DIGITS_MIN};
 pub use fingerprint::{Fingerprint, NotAFingerprint};
 pub use folder::{Folder, StateError};
 pub use identity::Identity;
-pub use leases::{KnownLease, Retirement, StoredLease};
+pub use leases::{KnownLease, Retirement, StoredBooking, StoredLease};
 pub use name::{NotAName, host_name, name_from};
 pub use notes::{DeviceNotes, KnownNotes, LABELS_MAX, NoteChange, NotedDevice, check_label_name, is_shown};
 pub use pake::{Code, Exchange, NotACode, Proofs, Side};

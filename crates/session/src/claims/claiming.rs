@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use farbus_model::Instant;
 
+use super::bookings::Bookings;
 use super::lease::{Lease, Party};
 use super::uses::{Ending, Holder, Mode, PATIENCE, Past, QUEUE_MAX, Refusal, Waiting, host_of, shortened};
 
@@ -23,6 +24,10 @@ pub struct Claims {
     pub(super) use_ends: Option<Instant>,
     /// Whether the end of the lease, or of the use, was announced.
     pub(super) is_warned: bool,
+    /// Leases ahead of time.
+    pub(super) bookings: Bookings,
+    /// A moment, and what the wall clock showed then, milliseconds of Unix time.
+    pub(super) wall: Option<(Instant, u64)>,
 }
 
 impl Claims {
@@ -44,6 +49,10 @@ impl Claims {
         match self.lease(now) {
             Some(lease) if lease.who == Party::of(who) => {}
             Some(_) => {
+                self.remember(host, now);
+                return Err(Refusal::Leased);
+            }
+            None if self.booking_that_began(now).is_some_and(|booking| booking.who != Party::of(who)) => {
                 self.remember(host, now);
                 return Err(Refusal::Leased);
             }

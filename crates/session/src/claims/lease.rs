@@ -11,6 +11,7 @@
 //! | `extend` | the holder, while nobody waits | a later end |
 //! | `give` | the holder, while it does not use the device | another host has the rest of the time |
 //! | `give_up` | the holder | the next host in the queue gets the device |
+//! | `book` | any host | the lease, from a time of day on ([`bookings`](super::bookings)) |
 //! | `withdraw` | a host that waits | it leaves the queue |
 //! | `preempt` | a request of a higher priority, the owner | the lease, or the use, ends after [`NOTICE`] |
 //!
@@ -155,6 +156,13 @@ pub enum LeaseRefusal {
     Preempted,
     /// The host uses the device.
     InUse,
+    /// Another host has booked the device, and has it in so long.
+    Booked {
+        /// That host.
+        by: String,
+        /// How long until then.
+        within: Duration,
+    },
     /// The lease is provisional: it is confirmed, or it ends.
     Provisional,
 }
@@ -173,6 +181,9 @@ impl fmt::Display for LeaseRefusal {
             Self::OthersWait(1) => f.write_str("another host waits for it: the lease ends when it was to end"),
             Self::OthersWait(count) => write!(f, "{count} hosts wait for it: the lease ends when it was to end"),
             Self::Preempted => f.write_str("the lease ends early, for its owner or a host of a higher priority"),
+            Self::Booked { by, within } => {
+                write!(f, "{by} has booked it, and has it in {} s: a lease until then is possible", within.as_secs())
+            }
             Self::Provisional => {
                 f.write_str("the lease is not confirmed yet: this host asks for several devices at once")
             }
@@ -186,6 +197,8 @@ impl fmt::Display for LeaseRefusal {
 pub enum Due {
     /// The users of the device are to be warned: their lease ends in so long.
     Warn(Duration),
+    /// A booking has begun: it is a lease now, or the lease of its host was prolonged by it.
+    Begin,
     /// A provisional lease was not confirmed. Whoever uses the device goes on.
     Lapse,
     /// The lease has ended in this way. Its users are to be fenced off.

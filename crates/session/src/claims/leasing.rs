@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use farbus_model::Instant;
 
+use super::bookings::{BookRefusal, Booking, Bookings, moment_of};
 use super::claiming::Claims;
 use super::lease::{
     Due, Lease, LeaseRefusal, NOTICE, PRIORITY_MAX, PROVISIONAL, Party, REQUEST_PATIENCE, Request, Requested, SPAN_MAX,
@@ -19,7 +20,103 @@ impl Claims {
 
     /// When the present lease ends, or the present use if it is being preempted; `None` if it has no end.
     pub fn ends_at(&self) -> Option<Instant> {
-        self.lease.as_ref().map(|lease| lease.until).or(self.use_ends)
+        let use_ends = || self.use_ends.into_iter().chain(self.use_is_booked_at()).min();
+        self.lease.as_ref().map(|lease| lease.until).or_else(use_ends)
+    }
+
+    /// Notes what the wall clock shows, milliseconds of Unix time. Bookings begin by it.
+    pub fn note_wall(&mut self, now: Instant, wall_ms: u64) {
+        self.wall = Some((now, wall_ms));
+    }
+
+    fn wall_at(&self, now: Instant) -> Option<u64> {
+        self.wall.map(|(at, wall_ms)| wall_ms.saturating_add((now - at).as_millis() as u64))
+    }
+
+    /// The leases ahead of time.
+    pub fn bookings(&self) -> &Bookings {
+        &self.bookings
+    }
+
+    /// Continues the bookings of the process before this one.
+    pub fn restore_bookings(&mut self, bookings: Bookings) {
+        self.bookings = bookings;
+    }
+
+    /// Books the device.
+    ///
+    /// # Errors
+    /// [`BookRefusal`].
+    pub fn book(&mut self, booking: Booking, now: Instant) -> Result<(), BookRefusal> {
+        let wall_ms = self.wall_at(now).unwrap_or_default();
+        if let Some(lease) = self.lease(now).filter(|lease| lease.who != booking.who && booking.from_ms >= wall_ms) {
+            let until_ms = wall_ms.saturating_add((lease.until - now).as_millis() as u64);
+            if booking.from_ms < until_ms {
+                return Err(BookRefusal::Overlaps { by: lease.who.name().to_owned(), from_ms: wall_ms, until_ms });
+            }
+        }
+        self.bookings.book(booking, wall_ms)
+    }
+
+    /// Takes away all bookings of a host. Returns whether there were any.
+    pub fn cancel_bookings(&mut self, who: &Party) -> bool {
+        self.bookings.cancel(who, None)
+    }
+
+    /// The booking whose time it is, if it has not become a lease yet.
+    pub(super) fn booking_that_began(&self, now: Instant) -> Option<&Booking> {
+        let wall_ms = self.wall_at(now)?;
+        self.bookings.overlapping(wall_ms, wall_ms.saturating_add(1))
+    }
+
+    /// Why a host cannot have the device for so long from now: another has booked it.
+    fn refused_by_booking(&self, who: &Party, span: Duration, now: Instant) -> Option<LeaseRefusal> {
+        let wall_ms = self.wall_at(now)?;
+        let until_ms = wall_ms.saturating_add(span.as_millis() as u64);
+        let mut others = self.bookings.iter().filter(|booking| booking.who != *who);
+        let booking = others.find(|booking| booking.from_ms < until_ms && booking.until_ms() > wall_ms)?;
+        let within = Duration::from_millis(booking.from_ms.saturating_sub(wall_ms));
+        Some(LeaseRefusal::Booked { by: booking.who.name().to_owned(), within })
+    }
+
+    /// When the present use ends because another host has booked the device.
+    fn use_is_booked_at(&self) -> Option<Instant> {
+        let (at, wall_ms) = self.wall?;
+        let is_of_another = |booking: &&Booking| {
+            self.holders.iter().any(|holder| Party::of(&holder.who) != booking.who) && booking.until_ms() > wall_ms
+        };
+        self.bookings.iter().find(is_of_another).map(|booking| moment_of(booking.from_ms, at, wall_ms))
+    }
+
+    /// Makes the booking that has begun a lease, if nobody else has the device. Returns whether it did.
+    fn begin_booking(&mut self, now: Instant) -> bool {
+        let Some(wall_ms) = self.wall_at(now) else { return false };
+        let Some(booking) = self.booking_that_began(now) else { return false };
+        let is_of_another = self.holders.iter().any(|holder| Party::of(&holder.who) != booking.who);
+        let is_leased = self.lease.as_ref().is_some_and(|lease| lease.who != booking.who || lease.to_confirm.is_some());
+        if is_of_another || is_leased {
+            return false;
+        }
+        let Some(Booking { who, reason, from_ms, span }) = self.bookings.take_begun(wall_ms) else { return false };
+        let until_ms = from_ms.saturating_add(span.as_millis() as u64);
+        let until = moment_of(until_ms, now, wall_ms);
+        match &mut self.lease {
+            Some(lease) => lease.until = lease.until.max(until),
+            None => {
+                self.lease = Some(Lease {
+                    who,
+                    since: now,
+                    until,
+                    priority: 0,
+                    reason,
+                    number: 0,
+                    is_preempted: false,
+                    to_confirm: None,
+                });
+            }
+        }
+        (self.is_warned, self.use_ends) = (false, None);
+        true
     }
 
     /// Requests a lease, or repeats the request and so keeps its place in the queue. A host that has the lease already
@@ -39,6 +136,9 @@ impl Claims {
         }
         if let Some(left) = self.kept_out_for(request.who.name(), now) {
             return Err(LeaseRefusal::KeptOut(left));
+        }
+        if let Some(refusal) = self.refused_by_booking(&request.who, request.span, now) {
+            return Err(refusal);
         }
         self.queue.retain(|waiting| waiting.is_patient(now));
         let others_use = self.holders.iter().any(|holder| Party::of(&holder.who) != request.who);
@@ -160,6 +260,7 @@ impl Claims {
             return Err(LeaseRefusal::Span);
         }
         let waiting = self.queue(now).filter(|waiting| waiting.host != who.name()).count();
+        let booked = self.refused_by_booking(who, span, now);
         let lease = self.held_by(who, now)?;
         if lease.is_preempted {
             return Err(LeaseRefusal::Preempted);
@@ -168,6 +269,9 @@ impl Claims {
             return Err(LeaseRefusal::Provisional);
         }
         if now + span > lease.until {
+            if let Some(refusal) = booked {
+                return Err(refusal);
+            }
             if waiting > 0 {
                 return Err(LeaseRefusal::OthersWait(waiting));
             }
@@ -244,6 +348,9 @@ impl Claims {
 
     /// What is due at `now`.
     pub fn advance(&mut self, now: Instant) -> Option<Due> {
+        if self.begin_booking(now) {
+            return Some(Due::Begin);
+        }
         let until = self.ends_at()?;
         let is_provisional = self.is_provisional();
         if now >= until && is_provisional {
@@ -268,6 +375,19 @@ impl Claims {
 
     /// When [`Claims::advance`] has something next.
     pub fn poll_timeout(&self) -> Option<Instant> {
+        self.end_timeout().into_iter().chain(self.booking_timeout()).min()
+    }
+
+    /// When the next booking begins, unless another host has the device then.
+    fn booking_timeout(&self) -> Option<Instant> {
+        let (at, wall_ms) = self.wall?;
+        let booking = self.bookings.iter().find(|booking| booking.until_ms() > wall_ms)?;
+        let from = moment_of(booking.from_ms, at, wall_ms);
+        let lease = self.lease.as_ref().filter(|lease| lease.who != booking.who || lease.to_confirm.is_some());
+        Some(lease.map_or(from, |lease| lease.until.max(from)))
+    }
+
+    fn end_timeout(&self) -> Option<Instant> {
         let until = self.ends_at()?;
         let warn_at = Instant::from_nanos(until.as_nanos().saturating_sub(NOTICE.as_nanos() as u64));
         let warns = !self.is_warned && !self.holders.is_empty() && !self.is_provisional();

@@ -15,6 +15,7 @@
 //!
 //! Time is an argument. Peers are told apart by host, because each try comes from another port.
 
+pub mod bookings;
 mod claiming;
 pub mod lease;
 mod leasing;

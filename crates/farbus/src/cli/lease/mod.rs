@@ -4,9 +4,10 @@ mod answers;
 mod several;
 
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use clap::Subcommand;
+use farbus_io::trust::timestamp;
 use serde_json::{Value, json};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -17,8 +18,8 @@ use super::Failure;
 use super::migrate::key_of;
 use super::output::{format_span, print_json, print_table, say, table};
 use crate::common::host_address::check_host;
-use crate::common::lease_words::{LeaseAct, parse_span};
-use crate::devices::lease::LeaseAnswer;
+use crate::common::lease_words::{LeaseAct, parse_span, parse_time};
+use crate::devices::lease::{BookedStatus, LeaseAnswer};
 use crate::devices::offer::{Listed, ListedLease};
 use crate::devices::query::Query;
 use crate::hosts::trust::Trust;
@@ -35,6 +36,7 @@ const ASK_EVERY: Duration = Duration::from_secs(1);
     after_help = "Examples:\n  \
         farbus lease lab3/board --for 2h          mine for two hours, or wait for it\n  \
         farbus lease lab3/board --for 10m --no-wait\n  \
+        farbus lease lab3/board --from +90m       from then on, for an hour\n  \
         farbus lease lab3/board lab4/probe        both, or none\n  \
         farbus lease label:board=imx8 --count 2   two of those\n  \
         farbus lease extend lab3/board --for 1h   until an hour from now\n  \
@@ -47,6 +49,7 @@ const ASK_EVERY: Duration = Duration::from_secs(1);
         Examples:\n  \
         farbus lease lab3/board --for 2h          mine for two hours, or wait for it\n  \
         farbus lease lab3/board --for 10m --no-wait\n  \
+        farbus lease lab3/board --from +90m       from then on, for an hour\n  \
         farbus lease lab3/board lab4/probe        both, or none\n  \
         farbus lease label:board=imx8 --count 2   two of those\n  \
         farbus lease extend lab3/board --for 1h   until an hour from now\n  \
@@ -68,6 +71,12 @@ pub struct Args {
     /// For how long: 90s, 15m, 2h, 3d, 1h30m.
     #[arg(long = "for", value_name = "SPAN", default_value = "1h", value_parser = parse_span)]
     span: Duration,
+    /// From when: +90m, or 2026-11-27T08:00Z.
+    ///
+    /// The lease begins then by the clock of the device's exporter, whether or not this host runs. Without it, it
+    /// begins now.
+    #[arg(long, value_name = "TIME", value_parser = parse_time, conflicts_with_all = ["no_wait", "priority"])]
+    from: Option<SystemTime>,
     /// Fail if the device is not free.
     #[arg(long)]
     no_wait: bool,
@@ -196,6 +205,10 @@ pub fn run(args: Args) -> Result<(), Failure> {
                 targets if args.count.is_some_and(|count| usize::from(count) > targets.len() && query.is_empty()) => {
                     Err(Failure::local(format!("--count: only {} are named", targets.len())))
                 }
+                [target] if args.from.is_some() => book(&args, target),
+                _ if args.from.is_some() => {
+                    Err(Failure::local("one device at a time is booked: name it, with --from and --for"))
+                }
                 // One device is waited for in its queue.
                 [target] => request(&args, target, &mut signals),
                 targets => several::request(&args.as_asked(), targets, &query, &mut signals),
@@ -223,6 +236,16 @@ fn told(as_json: bool, target: &Target, answer: &LeaseAnswer, done: &str) -> Res
     }
     say(format!("{} is {done}", target.shown()));
     Ok(())
+}
+
+/// Books a device ahead of time.
+fn book(args: &Args, target: &Target) -> Result<(), Failure> {
+    let from = args.from.unwrap_or_else(SystemTime::now);
+    let from_ms = from.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis());
+    let from_unix_ms = u64::try_from(from_ms).map_err(Failure::local)?;
+    let act = LeaseAct::Book { from_unix_ms, for_s: args.span.as_secs(), reason: args.reason.clone() };
+    let answer = ask(target, act)?;
+    told(args.json, target, &answer, &format!("booked from {} until {}", timestamp(from), timestamp(from + args.span)))
 }
 
 /// Requests a lease, and waits in the queue if that is wanted.
@@ -275,7 +298,11 @@ fn who_has_it(answer: &LeaseAnswer) -> String {
 
 fn list(args: &ListArgs) -> Result<(), Failure> {
     let mut leases: Vec<(String, ListedLease, usize)> = Vec::new();
+    let mut booked: Vec<(String, BookedStatus)> = Vec::new();
     let mut add = |host: &str, devices: Vec<Listed>| {
+        for Listed { name, booked: ahead, .. } in &devices {
+            booked.extend(ahead.iter().map(|one| (format!("{host}/{name}"), one.clone())));
+        }
         let leased = devices.into_iter().filter_map(|device| Some((device.name, device.lease?, device.waiting)));
         leases.extend(leased.map(|(name, lease, waiting)| (format!("{host}/{name}"), lease, waiting)));
     };
@@ -298,9 +325,15 @@ fn list(args: &ListArgs) -> Result<(), Failure> {
             (value["target"], value["waiting"]) = (json!(target), json!(waiting));
             Ok(value)
         };
-        return print_json(&leases.iter().map(one).collect::<Result<Vec<Value>, Failure>>()?);
+        let mut all = leases.iter().map(one).collect::<Result<Vec<Value>, Failure>>()?;
+        for (target, one) in &booked {
+            let mut value = serde_json::to_value(one).map_err(Failure::local)?;
+            (value["target"], value["state"]) = (json!(target), json!("booked"));
+            all.push(value);
+        }
+        return print_json(&all);
     }
-    if leases.is_empty() {
+    if leases.is_empty() && booked.is_empty() {
         say("No device is leased. Try: farbus lease HOST/DEVICE --for 2h");
         return Ok(());
     }
@@ -309,6 +342,9 @@ fn list(args: &ListArgs) -> Result<(), Failure> {
         let who = if lease.is_yours { format!("{} (this host)", lease.host) } else { lease.host };
         let left = format_span(Duration::from_secs(lease.left_s));
         table.add_row([target, who, left, lease.until, waiting.to_string(), lease.reason.unwrap_or_default()]);
+    }
+    for (target, BookedStatus { host, from, until, reason }) in booked {
+        table.add_row([target, host, format!("from {from}"), until, String::new(), reason.unwrap_or_default()]);
     }
     print_table(&table);
     Ok(())

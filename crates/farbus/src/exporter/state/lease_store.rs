@@ -5,8 +5,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use farbus_io::link::since_boot;
 use farbus_io::store::boot_number;
-use farbus_io::trust::{DeviceId, Folder, KnownLease, StateError, StoredLease};
+use farbus_io::trust::{DeviceId, Folder, KnownLease, StateError, StoredBooking, StoredLease};
 use farbus_model::Instant;
+use farbus_session::claims::bookings::{Booking, Bookings};
 use farbus_session::claims::lease::{Lease, Party};
 
 /// Where the leases of devices with a lasting identity are kept. Without a folder they end with the process.
@@ -38,14 +39,36 @@ impl LeaseStore {
         KnownLease::keep(folder, device, lease.map(|lease| stored(lease, now)))
     }
 
-    /// The highest count that was reserved for a device, and the lease that was kept.
+    /// Keeps the leases ahead of time of a device.
     ///
     /// # Errors
     /// [`StateError`].
-    pub fn load(&self, device: DeviceId, now: Instant) -> Result<(u64, Option<Lease>), StateError> {
-        let Some(folder) = self.folder.get() else { return Ok((0, None)) };
+    pub fn keep_bookings(&self, device: DeviceId, bookings: &Bookings) -> Result<(), StateError> {
+        let Some(folder) = self.folder.get() else { return Ok(()) };
+        let stored = |booking: &Booking| StoredBooking {
+            host: booking.who.name().to_owned(),
+            from_unix_ms: booking.from_ms,
+            span_ms: booking.span.as_millis() as u64,
+            reason: booking.reason.clone(),
+        };
+        KnownLease::keep_bookings(folder, device, bookings.iter().map(stored).collect())
+    }
+
+    /// The highest count that was reserved for a device, the lease that was kept, and those ahead of time.
+    ///
+    /// # Errors
+    /// [`StateError`].
+    pub fn load(&self, device: DeviceId, now: Instant) -> Result<(u64, Option<Lease>, Bookings), StateError> {
+        let Some(folder) = self.folder.get() else { return Ok((0, None, Bookings::default())) };
         let known = KnownLease::load(folder, device)?;
-        Ok((known.reserved, known.lease.map(|lease| restored(lease, now))))
+        let booking = |stored: StoredBooking| Booking {
+            who: Party::paired(&stored.host),
+            from_ms: stored.from_unix_ms,
+            span: Duration::from_millis(stored.span_ms),
+            reason: stored.reason,
+        };
+        let bookings = Bookings::restore(known.bookings.into_iter().map(booking).collect());
+        Ok((known.reserved, known.lease.map(|lease| restored(lease, now)), bookings))
     }
 }
 

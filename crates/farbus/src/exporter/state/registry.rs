@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use farbus_io::trust::{DeviceId, StateError};
 use farbus_model::{Device, Identity, Instant};
+use farbus_session::claims::bookings::Bookings;
 use farbus_session::claims::lease::Lease;
 use farbus_session::leases::{DeviceKey, Leases};
 use farbus_session::native::control as native;
@@ -224,17 +225,28 @@ impl DeviceRegistry {
         self.stored_as(bus_id).map_or(Ok(()), |id| self.store.keep(id, lease, now))
     }
 
-    /// Takes over the numbers that were reserved for a device before this process, and returns its lease.
+    /// Stores the leases ahead of time of a device.
     ///
     /// # Errors
     /// [`StateError`].
-    pub fn load_lease(&self, bus_id: &str, now: Instant) -> Result<Option<Lease>, StateError> {
-        let Some(id) = self.stored_as(bus_id) else { return Ok(None) };
-        let (reserved, lease) = self.store.load(id, now)?;
+    pub fn keep_bookings(&self, bus_id: &str) -> Result<(), StateError> {
+        let bookings = self.lock().claims_mut(bus_id).map(|claims| claims.bookings().clone());
+        let known = self.stored_as(bus_id).zip(bookings);
+        known.map_or(Ok(()), |(id, bookings)| self.store.keep_bookings(id, &bookings))
+    }
+
+    /// Takes over the numbers that were reserved for a device before this process, and returns its lease, and those
+    /// ahead of time.
+    ///
+    /// # Errors
+    /// [`StateError`].
+    pub fn load_lease(&self, bus_id: &str, now: Instant) -> Result<(Option<Lease>, Bookings), StateError> {
+        let Some(id) = self.stored_as(bus_id) else { return Ok((None, Bookings::default())) };
+        let (reserved, lease, bookings) = self.store.load(id, now)?;
         if reserved > 0 {
             self.leases().note_reserved(&self.key_of(bus_id), reserved);
         }
-        Ok(lease)
+        Ok((lease, bookings))
     }
 
     /// Returns whether no thread ended leases in time before this call; the caller does from now on.
