@@ -20,8 +20,9 @@ sound="-D hw:0,0 -t raw -f S16_LE -r 48000 -c 2 --buffer-time=1000000"
 numbers() { echo "$(cat "$folder_of_sound/devnum") $(cat "$folder_of_disk/devnum") $(cat "$folder_of_keyboard/../devnum" "$folder_of_keyboard/devnum" 2>/dev/null)"; }
 before=$(numbers)
 # Reads all events at once, before the load: the kernel keeps 64 events for a reader, and drops all of them if the reader is late.
-chrt -f 50 cat "/dev/input/${input##*/}" >/run/events &
+cat "/dev/input/${input##*/}" >/run/events &
 reader=$!
+chrt -f -p 50 $reader || fail "chrt"
 mount -t ext4 "/dev/$dev" /mnt || fail "mount"
 (cd /mnt && sha256sum -c MANIFEST >/run/check 2>&1) || fail "the host's tree"
 mkdir -p /run/block && mount -t ext4 /dev/vda /run/block && mkdir -p /run/block/guest || fail "mount of the block disk"

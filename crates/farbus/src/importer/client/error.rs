@@ -10,7 +10,6 @@ use farbus_io::trust::{HandshakeError, timestamp};
 use farbus_model::Identity;
 use farbus_session::registry::InUse;
 use farbus_session::{OpStatus, Reject};
-use indicatif::HumanDuration;
 
 use super::target::Target;
 use crate::common::failure::{Attribute, Failure};
@@ -155,11 +154,11 @@ impl fmt::Display for ClientError {
                 if let Some(InUse { user, lease_left_s: Some(left_s), .. }) = user {
                     let left = Duration::from_secs(*left_s);
                     let until = timestamp(SystemTime::now() + left);
+                    let left = if *left_s < 120 { format!("{left_s} s") } else { format!("{} min", left_s / 60) };
                     return write!(
                         f,
-                        "{shown} is leased to {user} for another {} (until {until})\n  \
-                         get in line: farbus lease {shown} --for 1h",
-                        HumanDuration(left)
+                        "{shown} is leased to {user} for another {left} (until {until})\n  \
+                         get in line: farbus lease {shown} --for 1h"
                     );
                 }
                 match user {
