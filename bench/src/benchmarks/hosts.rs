@@ -74,7 +74,9 @@ impl Host<'_> {
         let mut waiting = self.start(&["pair", "--listen", "127.0.0.1:0", "--json"])?;
         let said: Value = serde_json::from_str(&waiting.wait_for("\"code\"")?)?;
         let word = |what: &str| said[what].as_str().map(str::to_owned).context("a host that pairs says where and how");
-        joins.ok(&["pair", &word("address")?, &word("code")?])
+        joins.ok(&["pair", &word("address")?, &word("code")?])?;
+        // The other end may know it first.
+        waiting.end()
     }
 
     /// The disk as this host names it.

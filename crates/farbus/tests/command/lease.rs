@@ -50,7 +50,7 @@ fn leased_device_is_its_holders_alone_and_goes_to_who_waits() {
     let refused = rack.run(&["lease", target, "--no-wait"]);
     assert!(refused.code == Some(3) && refused.stderr.contains("desk has it"), "{refused:?}");
     let refused = rack.run(&["attach", target, "--via", "fuse"]);
-    assert!(refused.code == Some(3) && refused.stderr.contains("leased to desk for another 2 hours"), "{refused:?}");
+    assert!(refused.code == Some(3) && refused.stderr.contains("leased to desk for another 120 min"), "{refused:?}");
     assert!(refused.stderr.contains("farbus lease lab3/disk --for 1h"), "{refused:?}");
     let listed = rack.json(&["lease", "list", "lab3", "--json"]);
     assert_eq!((&listed[0]["host"], &listed[0]["is_yours"]), (&json!("desk"), &json!(false)), "{listed}");
