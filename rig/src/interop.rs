@@ -51,6 +51,8 @@ const OTHERS: &[(&str, Peer, Peer)] = &[
     ("storage-uas", FARBUS_UAS, SHARE),
     ("storage-uas-ro", FARBUS_UAS, SHARE),
     ("storage-auto", FARBUS_UAS, SHARE),
+    ("storage-swap", FARBUS_UAS, SHARE),
+    ("driverless", FARBUS_KERNEL, SHARE),
     ("device-raw", FARBUS_KERNEL, SHARE),
     ("storage-far", FARBUS_UAS, SHARE),
     ("nothing-lost-uas", FARBUS_UAS, SHARE),

@@ -154,7 +154,8 @@ impl fmt::Display for ClientError {
                 if let Some(InUse { user, lease_left_s: Some(left_s), .. }) = user {
                     let left = Duration::from_secs(*left_s);
                     let until = timestamp(SystemTime::now() + left);
-                    let left = if *left_s < 120 { format!("{left_s} s") } else { format!("{} min", left_s.div_ceil(60)) };
+                    let left =
+                        if *left_s < 120 { format!("{left_s} s") } else { format!("{} min", left_s.div_ceil(60)) };
                     return write!(
                         f,
                         "{shown} is leased to {user} for another {left} (until {until})\n  \
