@@ -12,6 +12,16 @@ listen_for() {
     : >"/run/said-$word"
   ) </dev/ttyS1 &
 }
+# check_pass NUMBER: one pass of a load on /mnt that verifies itself: a file that is written, synced and read back past the cache, and the
+# host's tree.
+check_pass() {
+  head -c 300000 /dev/urandom >/run/written
+  cp /run/written /mnt/written && sync || fail "write in pass $1"
+  echo 3 >/proc/sys/vm/drop_caches
+  cmp /run/written /mnt/written || fail "what was written in pass $1 is not what is read"
+  (cd /mnt && sha256sum -c MANIFEST >/run/check 2>&1) || fail "the host's tree in pass $1: $(grep -v OK /run/check | head -n 5)"
+}
+
 has_heard() { [ -e "/run/said-$1" ]; }
 
 fail() {

@@ -108,6 +108,12 @@ fn only_the_host_that_has_a_disk_alone_can_say_that_it_moves() {
         assert_eq!(world.said(NOTHING, step), None);
         assert_eq!(world.notes.steps, [], "nothing is noted for the others");
     }
+    for said in 4..100 {
+        let answer = world.said(ALONE, Step::Moving);
+        assert_eq!(answer == Some(Word::Noted(Step::Moving)), said <= 64, "each may be written to a disk");
+    }
+    assert_eq!(world.notes.steps.len(), 61);
+    let mut world = World::new();
     world.notes.is_full = true;
     assert_eq!(world.said(ALONE, Step::Moving), Some(Word::Unable(Step::Moving, "no room".into())));
     let later = world.asked(Message::control(Kind::Retire, ALONE, 0, vec![9, 9].into()));

@@ -39,5 +39,5 @@ fn importer_knows_how_much_was_not_written_when_the_lease_of_its_disk_ends() {
     hear(&mut disk, &mut done, Kind::Closed, end.encode());
     assert_eq!(disk.unwritten_bytes(), 512 + 1024 + 4096, "what was read is not missed");
     let failed = std::iter::from_fn(|| done.pop()).filter(|done| done.result != Ok(())).count();
-    assert_eq!(failed, 4, "and whoever wrote is told");
+    assert_eq!(failed, 4, "and each program that wrote is told");
 }

@@ -9,6 +9,7 @@
 //! | `open_image` | opens and locks a disk image and passes it |
 //! | `identify_image`, `identify_usb`, `identify_made` | identifies a device: looks only at its evidence, and notes that in the host's state |
 //! | `note_name` | stores the name of a device beside its identity |
+//! | `notes_of` | tells what the owner says of a shared device by `farbus label` |
 //! | `shared` | takes the devices that the process identified before it gave its rights away; once |
 //! | `retirement` | notes and tells what a host said of a disk that it moves to its own machine; only of devices that are shared here |
 //! | `open_frames` | opens a FIFO, device or file to read a stream's frames from, and passes it |

@@ -34,7 +34,7 @@ use super::identifying::Identifying;
 use super::protocol::{Answer, HandoverState, Kind, MountedAt, Question, to_json};
 use super::replacement;
 use super::schedules::Schedules;
-use super::system_access::{drivers, may_plug, notes_of, word_of};
+use super::system_access::{drivers, may_plug, notes_of, retirement_of, word_of};
 use super::taken::Taken;
 use crate::common::control::{Question as OwnerQuestion, ask_all, running};
 use crate::common::processor_leases::ask_for;
@@ -42,7 +42,6 @@ use crate::common::socket_access::SocketAccess;
 use crate::common::socket_place::Place;
 use crate::devices::identities::naming::check_name;
 use crate::devices::media_journal;
-use crate::devices::retirement::retirement;
 use crate::hosts::known_host::{self, KnownHost};
 use crate::hosts::reach::{self, Hints};
 use crate::hosts::trust::Use;
@@ -271,8 +270,7 @@ impl Rights {
             }
             Question::Retirement { device, said } => {
                 self.hold(self.identifying.has(device), || format!("{device} is not shared here"))?;
-                let folder = Folder::of_user().map_err(io::Error::other)?;
-                done(json!(retirement(&folder, device, said.as_ref()).map_err(io::Error::other)?))
+                done(json!(retirement_of(device, said.as_ref())?))
             }
             Question::OpenFrames { path } => {
                 let is_meant = opened(&self.broker_policy).frames.contains(&path);

@@ -264,10 +264,7 @@ impl SystemAccess {
     /// It cannot be noted, or not be read.
     pub(crate) fn retirement(&self, device: DeviceId, said: Option<Said>) -> io::Result<Option<Retirement>> {
         match self {
-            SystemAccess::Own => {
-                let folder = Folder::of_user().map_err(io::Error::other)?;
-                retirement(&folder, device, said.as_ref()).map_err(io::Error::other)
-            }
+            SystemAccess::Own => retirement_of(device, said.as_ref()),
             SystemAccess::Through(broker) => {
                 broker.ask(&Question::Retirement { device, said }, None).map(|(stored, _)| stored)
             }
@@ -411,6 +408,12 @@ fn dial_through(broker: &Broker, host: &str, time_max: Duration, hints: Hints) -
 pub(super) fn notes_of(id: Option<DeviceId>, name: &str) -> io::Result<DeviceNotes> {
     let Ok(folder) = Folder::of_user() else { return Ok(DeviceNotes::default()) };
     KnownNotes::of(&folder, &NotedDevice::of(id, name)).map_err(io::Error::other)
+}
+
+/// Notes what a host said of a disk that it moves to its own machine, if anything, and returns what is stored then.
+pub(super) fn retirement_of(device: DeviceId, said: Option<&Said>) -> io::Result<Option<Retirement>> {
+    let folder = Folder::of_user().map_err(io::Error::other)?;
+    retirement(&folder, device, said).map_err(io::Error::other)
 }
 
 /// The drivers that took the device on `port`.

@@ -28,7 +28,7 @@ const CLASSES: [(&str, &[&str]); 16] = [
     ("vendor", &["vendor specific"]),
 ];
 
-/// A query.
+/// The words that a device has to satisfy, all of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Query(Vec<Word>);
 

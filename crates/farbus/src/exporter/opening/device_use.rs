@@ -395,7 +395,6 @@ impl DeviceUse {
         true
     }
 
-    /// Releases what a session returns: the device, or for a block device nothing.
     /// Reports that what the user of a device has written may not be durable.
     fn note_undurable(&self, error: &str) {
         let peer = self.session.peer.as_str();
@@ -403,6 +402,7 @@ impl DeviceUse {
         publish(Event::new(Kind::Unwritten).host(peer).how("not durable").why(error));
     }
 
+    /// Releases what a session returns: the device, or for a block device nothing.
     fn take_in(&self, device: Option<Box<dyn Device>>, is_gone: bool, now: Instant) {
         let DeviceUse { shared, session, .. } = self;
         let bus_id = session.take_device();

@@ -25,7 +25,7 @@ use tracing::{debug, info, warn};
 
 use crate::common::events::{Event, Kind, publish};
 use crate::common::stop_signal::StopSignal;
-use crate::common::write_out::write_out_before_the_end;
+use crate::common::write_out::WriteOut;
 use crate::devices::reservation::in_words;
 use crate::importer::session::status::SessionStatus;
 use crate::link::greeting;
@@ -82,6 +82,8 @@ pub struct Linked<A: Attached> {
     identity: Option<Identity>,
     /// Whether the exporter was told that the session ends, or another process continues it.
     is_let_go: bool,
+    /// Has file systems write out before a lease ends.
+    write_out: WriteOut,
 }
 
 impl<A: Attached> Linked<A> {
@@ -188,6 +190,7 @@ impl<A: Attached> Linked<A> {
             reserved: None,
             identity: None,
             is_let_go: false,
+            write_out: WriteOut::default(),
         };
         linked.dial_further(Duration::ZERO);
         Ok(linked)
@@ -304,11 +307,13 @@ impl<A: Attached> Linked<A> {
             self.status.note_timed(timed);
         }
         if let Some(left) = self.remote.take_lease_left() {
-            let left_s = left.as_secs_f64().ceil();
-            warn!(host = self.host, left_s, "the lease of the device ends soon: detach it, or extend the lease");
-            publish(Event::new(Kind::LeaseEnding).host(self.host.as_str()).how(format!("in {left_s} s")));
             let status = self.status.clone();
-            write_out_before_the_end(left, move || status.end().is_some());
+            // An exporter that says it again and again is heard once.
+            if self.write_out.before_the_end(left, move || status.end().is_some()) {
+                let left_s = left.as_secs_f64().ceil();
+                warn!(host = self.host, left_s, "the lease of the device ends soon: detach it, or extend the lease");
+                publish(Event::new(Kind::LeaseEnding).host(self.host.as_str()).how(format!("in {left_s} s")));
+            }
         }
         if let Some(reserved) = self.remote.reserved() {
             self.note_reserved(reserved);
@@ -336,8 +341,7 @@ impl<A: Attached> Linked<A> {
             self.remote.handle_over(Cause::Network, "no link to its exporter in time", done);
         }
         if let Some(end) = self.end() {
-            let is_new = self.status.end().is_none();
-            self.status.note_end(end);
+            let is_new = self.status.note_end(end);
             let bytes = self.remote.unwritten_bytes();
             if is_new && bytes > 0 {
                 warn!(host = self.host, bytes, "what programs wrote was not written at the exporter of the device");
@@ -455,6 +459,7 @@ impl<A: Attached> Linked<A> {
             reserved: None,
             identity: None,
             is_let_go: false,
+            write_out: WriteOut::default(),
         })
     }
 

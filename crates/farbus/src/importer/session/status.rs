@@ -284,12 +284,15 @@ impl SessionStatus {
         self.0.answered.notify_all();
     }
 
-    /// Records the end.
-    pub(crate) fn note_end(&self, end: &End) {
-        self.with(|state| {
+    /// Records the end. Returns whether it is new; the first one counts.
+    pub(crate) fn note_end(&self, end: &End) -> bool {
+        let is_new = self.with(|state| {
+            let is_new = state.end.is_none();
             state.end.get_or_insert_with(|| end.clone());
+            is_new
         });
         self.0.answered.notify_all();
+        is_new
     }
 }
 
@@ -322,9 +325,10 @@ mod tests {
         assert_eq!(status.unlinked(), None);
         status.note_link(false);
         let end = End { cause: Cause::Network, message: "no link".into() };
-        status.note_end(&end);
+        assert!(status.note_end(&end) && !status.note_end(&end));
         assert_eq!((status.unlinked(), status.end()), (None, Some(end)), "nothing is waited for any more");
         status.note_left();
         assert_eq!(status.end(), None, "the attachment goes on with another disk");
+        assert!(!status.note_end(&End { cause: Cause::Asked, message: String::new() }), "and it ended once");
     }
 }

@@ -11,6 +11,10 @@ use super::session::{ATTACHMENTS_MAX, ExporterSession, Services, in_turn};
 use crate::Reject;
 use crate::native::known_device::compare;
 
+/// How often the importer of a disk may say what becomes of it, while it has the disk: a swap says three steps, and
+/// each may be written to the exporter's own disk.
+const STEPS_MAX: u32 = 64;
+
 impl ExporterSession {
     /// The importer names the identity of the device that it expects to open.
     pub(super) fn hear_identity(&mut self, number: u16, arrived: &Arrived) -> Result<(), Reject> {
@@ -42,9 +46,11 @@ impl ExporterSession {
             Some(_) => return Err(Reject::new("step", 0, "an importer says steps, and an exporter answers them")),
         };
         // It was on its way when this end closed the attachment.
-        let Some(attached) = self.attachments.get(&number) else { return Ok(()) };
+        let Some(attached) = self.attachments.get_mut(&number) else { return Ok(()) };
         let is_owner = attached.open.class == Class::BLOCK && attached.lease != 0 && attached.migration.is_none();
+        attached.steps = attached.steps.saturating_add(1);
         let noted = match is_owner {
+            true if attached.steps > STEPS_MAX => Err("it was said too often: attach the disk again".to_owned()),
             true => services.note_step(&attached.open, attached.lease, step),
             false => Err("only the host that has a disk alone, to write to it, can move it".to_owned()),
         };

@@ -78,13 +78,15 @@ pub(super) struct Attached {
     pub(super) migration: Option<Migration>,
     /// Set while the device is not ready: the importer has not been told yet that it is open. Holds its modules.
     pub(super) unsaid: Option<Unsaid>,
+    /// How often the importer said what becomes of the disk that it moves.
+    pub(super) steps: u32,
 }
 
 pub(super) struct Unsaid(Option<Agreed>);
 
 impl Attached {
     pub(super) fn new(open: Open, lease: u64, served: Box<dyn Served>) -> Self {
-        Self { open, lease, served, migration: None, unsaid: None }
+        Self { open, lease, served, migration: None, unsaid: None, steps: 0 }
     }
 }
 
