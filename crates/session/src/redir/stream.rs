@@ -6,9 +6,10 @@
 //! | interrupt IN, bulk IN | packets for which the connection has no room | no URB is submitted until there is room: the device keeps its data |
 //! | isochronous OUT | packets of the guest that no URB has taken | the oldest is dropped and counted |
 //!
-//! Isochronous OUT starts when the queue is half full, and again after it has run empty.
+//! Isochronous OUT starts when the queue is half full, and again after it has run empty. While the guest moves, what its
+//! URBs have not sent returns to the queue and moves with it: the stream goes on there as full as it was.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use farbus_model::{BufferPool, Direction, Done, EpAddr, IsoPacket, Payload, Status, Urb, UrbFlags, UrbId};
 use farbus_wire::usbredir::message::DataPacket;
@@ -46,6 +47,14 @@ struct Ahead {
     payload: Payload,
 }
 
+/// A submitted URB.
+#[derive(Debug)]
+struct InFlight {
+    id: UrbId,
+    /// Isochronous OUT: its packets.
+    row: Vec<Ahead>,
+}
+
 /// The result of a completed URB.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Ended {
@@ -68,7 +77,9 @@ pub struct Stream {
     urbs_max: usize,
     /// Most packets in the queue.
     ahead_max: usize,
-    in_flight: VecDeque<UrbId>,
+    in_flight: VecDeque<InFlight>,
+    /// Isochronous OUT during a pause: what cancelled URBs have not sent.
+    unsent: BTreeMap<UrbId, Vec<Ahead>>,
     ahead: VecDeque<Ahead>,
     ahead_bytes: usize,
     /// Isochronous OUT: whether there were enough packets to start.
@@ -90,6 +101,7 @@ impl Stream {
             urbs_max,
             ahead_max,
             in_flight: VecDeque::new(),
+            unsent: BTreeMap::new(),
             ahead: VecDeque::new(),
             ahead_bytes: 0,
             has_begun: false,
@@ -125,6 +137,17 @@ impl Stream {
     /// Pauses or continues submitting.
     pub fn pause(&mut self, is_paused: bool) {
         self.is_paused = is_paused;
+        self.put_back();
+    }
+
+    /// Puts what cancelled URBs have not sent before the queue, in its order.
+    fn put_back(&mut self) {
+        for ahead in std::mem::take(&mut self.unsent).into_values().rev().flat_map(|row| row.into_iter().rev()) {
+            self.ahead.push_front(ahead);
+        }
+        while self.ahead.len() > self.ahead_max {
+            self.drop_oldest();
+        }
     }
 
     /// The message by which a guest starts a stream like this one.
@@ -151,7 +174,8 @@ impl Stream {
         if self.direction() == Direction::In {
             return Vec::new();
         }
-        self.ahead_bytes = 0;
+        self.put_back();
+        self.ahead_bytes -= self.ahead.iter().map(|ahead| ahead.payload.len()).sum::<usize>();
         let (endpoint, outcome) = (self.endpoint, Outcome::Success);
         let packet = |Ahead { payload, .. }| {
             Message::Iso(DataPacket { endpoint, outcome, length: payload.len() as u32, stream: 0, payload })
@@ -161,10 +185,10 @@ impl Stream {
 
     /// Its URBs in flight.
     pub fn in_flight(&self) -> impl Iterator<Item = UrbId> {
-        self.in_flight.iter().copied()
+        self.in_flight.iter().map(|urb| urb.id)
     }
 
-    /// Bytes in its queue.
+    /// Bytes in its queue, and of the packets that its URBs carry out.
     pub fn ahead_bytes(&self) -> usize {
         self.ahead_bytes
     }
@@ -195,10 +219,6 @@ impl Stream {
 
     /// The next URB, with this id. Call it only as often as [`Stream::urbs_wanted`] said.
     pub fn urb(&mut self, id: UrbId, pool: &mut BufferPool) -> Urb {
-        self.in_flight.push_back(id);
-        let Kind::Iso { packets_per_urb } = self.kind else {
-            return Urb::data_in(id, self.endpoint, self.packet_bytes);
-        };
         let flags = UrbFlags { iso_asap: true, ..UrbFlags::default() };
         let mut place = 0;
         let mut packet = |length: u32| {
@@ -206,21 +226,23 @@ impl Stream {
             place += length;
             packet
         };
-        match self.direction() {
-            Direction::In => {
+        let (urb, row) = match (self.kind, self.direction()) {
+            (Kind::Iso { packets_per_urb }, Direction::In) => {
                 let iso: Vec<IsoPacket> = (0..packets_per_urb).map(|_| packet(self.packet_bytes)).collect();
-                Urb { iso, flags, ..Urb::data_in(id, self.endpoint, place) }
+                (Urb { iso, flags, ..Urb::data_in(id, self.endpoint, place) }, Vec::new())
             }
-            Direction::Out => {
+            (Kind::Iso { packets_per_urb }, Direction::Out) => {
                 let row: Vec<Ahead> = self.ahead.drain(..packets_per_urb).collect();
                 let iso = row.iter().map(|ahead| packet(ahead.payload.len() as u32)).collect();
                 let mut bytes = pool.take(place as usize);
                 let mut at = 0;
                 row.iter().for_each(|ahead| at += ahead.payload.copy_to(&mut bytes[at..]));
-                self.ahead_bytes -= at;
-                Urb { iso, flags, ..Urb::data_out(id, self.endpoint, bytes.into()) }
+                (Urb { iso, flags, ..Urb::data_out(id, self.endpoint, bytes.into()) }, row)
             }
-        }
+            _ => (Urb::data_in(id, self.endpoint, self.packet_bytes), Vec::new()),
+        };
+        self.in_flight.push_back(InFlight { id, row });
+        urb
     }
 
     /// Queues a packet of the guest.
@@ -251,8 +273,14 @@ impl Stream {
 
     /// Handles a completed URB. `None`: it belongs to an earlier stream of this endpoint.
     pub fn handle_done(&mut self, done: Done) -> Option<Ended> {
-        let at = self.in_flight.iter().position(|id| *id == done.id)?;
-        self.in_flight.remove(at);
+        let at = self.in_flight.iter().position(|urb| urb.id == done.id)?;
+        let mut row = self.in_flight.remove(at)?.row;
+        let sent = match done.status {
+            Status::Cancelled if self.is_paused => done.iso.iter().take_while(|packet| is_sent(packet)).count(),
+            _ => row.len(),
+        };
+        self.ahead_bytes -= row.drain(..sent.min(row.len())).map(|ahead| ahead.payload.len()).sum::<usize>();
+        self.unsent.extend((!row.is_empty()).then_some((done.id, row)));
         Some(match done.status {
             Status::Ok | Status::Short => self.take_in(done),
             // Data that came before the cancel is delivered, except for isochronous streams, where the next packet is
@@ -331,4 +359,9 @@ impl Stream {
         };
         Some(Packet { id, message })
     }
+}
+
+/// Whether an isochronous OUT packet of a cancelled URB has reached the device.
+fn is_sent(packet: &IsoPacket) -> bool {
+    packet.status == Status::Ok && packet.actual == packet.length
 }
