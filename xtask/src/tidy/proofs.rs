@@ -1,34 +1,56 @@
-//! Rule `proof`: the files, folders and rig cases that `docs/proofs.md` names exist.
+//! Rule `proof`: a row of `docs/proofs.md` or `docs/security.md` in a column *proof* names something, and what it names
+//! exists: a file, a folder, a test (`FILE::TEST`), or a case of the rig.
 
 use super::source::{Source, TokenKind};
 use super::tree::Tree;
 use super::violation::Violation;
 use std::collections::BTreeSet;
 
-const PROOFS: &str = "docs/proofs.md";
+const PAGES: [&str; 2] = ["docs/proofs.md", "docs/security.md"];
 const CASES: &str = "rig/src/cases/";
 
 pub fn check(tree: &Tree, sources: &[Source]) -> Vec<Violation> {
-    let Some(text) = tree.get(PROOFS) else { return Vec::new() };
     let cases = cases(sources);
     let mut violations = Vec::new();
-    for (at, line) in text.lines().enumerate() {
-        let Some(proof) = last_cell(line) else { continue };
-        for word in proof.split('`').skip(1).step_by(2) {
-            let advice = match word.contains('/') {
-                true if !tree.has(word) => format!("there is no {word}"),
-                false if !cases.iter().any(|case| matches(word, case)) => format!("the rig has no case {word}"),
-                _ => continue,
+    for page in PAGES {
+        let Some(text) = tree.get(page) else { continue };
+        let mut is_proof = false;
+        for (at, line) in text.lines().enumerate() {
+            let Some(cell) = last_cell(line) else {
+                is_proof = false;
+                continue;
             };
-            violations.push(Violation::new(PROOFS, at + 1, "proof", advice));
+            if cell == "proof" || cell.starts_with("---") {
+                is_proof |= cell == "proof";
+                continue;
+            }
+            let mut proofs = cell.split('`').skip(1).step_by(2).peekable();
+            let is_bare = is_proof && proofs.peek().is_none();
+            let wrong = is_bare.then(|| "a row without a proof".to_owned());
+            let found = proofs.filter(|_| is_proof).filter_map(|proof| missing(proof, tree, sources, &cases));
+            violations.extend(wrong.into_iter().chain(found).map(|what| Violation::new(page, at + 1, "proof", what)));
         }
     }
     violations
 }
 
+/// What is missing of a proof.
+fn missing(proof: &str, tree: &Tree, sources: &[Source], cases: &BTreeSet<&str>) -> Option<String> {
+    if let Some((file, test)) = proof.split_once("::") {
+        let source = sources.iter().find(|source| source.path == file);
+        let tests = source.into_iter().flat_map(|source| &source.functions).filter(|function| function.is_test);
+        let has_it = tests.into_iter().any(|function| function.name == test);
+        return (!has_it).then(|| format!("{file} has no test {test}"));
+    }
+    match proof.contains('/') {
+        true => (!tree.has(proof)).then(|| format!("there is no {proof}")),
+        false => (!cases.iter().any(|case| matches(proof, case))).then(|| format!("the rig has no case {proof}")),
+    }
+}
+
 /// The last cell of a table's row: what proves the first.
 fn last_cell(line: &str) -> Option<&str> {
-    line.strip_prefix('|')?.trim_end().strip_suffix('|')?.rsplit(" | ").next()
+    line.strip_prefix('|')?.trim_end().strip_suffix('|')?.rsplit('|').next().map(str::trim)
 }
 
 /// The names of the rig's cases: what the sources of the cases have behind `name:`.
@@ -66,13 +88,22 @@ mod tests {
     #[test]
     fn proofs_that_are_not_there_are_found() {
         let table = "| works | command | proof |\n|---|---|---|\n\
-                     | a | `b/c` | rig: `far-*`, `near-*`; `crates/wire/src`, `crates/wire/src/gone.rs` |\n";
+                     | a | `b/c` | rig: `far-*`, `near-*`; `crates/wire/src`, `crates/wire/src/gone.rs` |\n\
+                     | d | `e` | said |\n\n| what | where |\n|---|---|\n| f | `g` |\n";
+        let promises = "| promise | proof |\n|---|---|\n\
+                        | a | `crates/wire/tests/lies.rs::lie_is_refused`, `crates/wire/tests/lies.rs::helper` |\n";
         let case = ("rig/src/cases/far.rs", "const A: Case = Case { name: \"far-audio\", steps: 3 };\n");
+        let tests = "#[test]\nfn lie_is_refused() { assert!(helper()); }\nfn helper() -> bool { true }\n";
+        let files = [(PAGES[0], table), (PAGES[1], promises), case, ("crates/wire/tests/lies.rs", tests)];
+        let found: Vec<String> =
+            complaints(&workspace_with(&files)).into_iter().filter(|line| line.contains(": proof: ")).collect();
         assert_eq!(
-            complaints(&workspace_with(&[(PROOFS, table), case])),
+            found,
             [
                 "docs/proofs.md:3: proof: the rig has no case near-*",
-                "docs/proofs.md:3: proof: there is no crates/wire/src/gone.rs"
+                "docs/proofs.md:3: proof: there is no crates/wire/src/gone.rs",
+                "docs/proofs.md:4: proof: a row without a proof",
+                "docs/security.md:3: proof: crates/wire/tests/lies.rs has no test helper"
             ]
         );
     }

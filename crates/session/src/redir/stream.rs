@@ -6,8 +6,8 @@
 //! | interrupt IN, bulk IN | packets for which the connection has no room | no URB is submitted until there is room: the device keeps its data |
 //! | isochronous OUT | packets of the guest that no URB has taken | the oldest is dropped and counted |
 //!
-//! Isochronous OUT starts when the queue is half full, and again after it has run empty. While the guest moves, what its
-//! URBs have not sent returns to the queue and moves with it: the stream goes on there as full as it was.
+//! Isochronous OUT starts when the queue is half full, and again after it has run empty. While the guest moves, what
+//! its URBs have not sent returns to the queue and moves with it: the stream goes on there as full as it was.
 
 use std::collections::{BTreeMap, VecDeque};
 
