@@ -101,9 +101,11 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     bar.finish_and_clear();
     let moved = moved?;
     if *json {
-        let Moved { devices, downtime_ms, total_ms, sent_bytes, ended_ms, departed, departed_ms } = &moved;
+        let Moved { devices, downtime_ms, total_ms, sent_bytes, completed_unix_us, ended_ms, departed, departed_ms } =
+            &moved;
         return print_json(&serde_json::json!({
             "to": to, "devices": devices, "downtime_ms": downtime_ms, "total_ms": total_ms, "sent_bytes": sent_bytes,
+            "completed_unix_us": completed_unix_us,
             "ended_ms": ended_ms,
             "departed": departed,
             "departed_ms": departed_ms,

@@ -333,6 +333,11 @@ impl<D: Device> DeviceSession<D> {
         Ok(())
     }
 
+    /// What the guest that moved here had asked is there: its streams go on at once.
+    pub fn go_on_here(&mut self) {
+        self.streams.values_mut().for_each(Stream::go_on);
+    }
+
     fn keep(&mut self, mut packet: Packet) -> Result<(), Reject> {
         let mut payload = packet.message.take_payload();
         payload.own();

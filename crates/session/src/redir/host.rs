@@ -140,7 +140,8 @@ impl<D: Device> RedirHost<D> {
             rest = &rest[count..];
             self.advance(now)?;
         }
-        Ok(())
+        self.session.go_on_here();
+        self.advance(now)
     }
 
     /// Takes the device in its current state, for another user.

@@ -7,7 +7,7 @@
 //! | isochronous OUT | packets of the guest that no URB has taken | the oldest is dropped and counted |
 //!
 //! Isochronous OUT starts when the queue is half full, and again after it has run empty. While the guest moves, what
-//! its URBs have not sent returns to the queue and moves with it: the stream goes on there as full as it was.
+//! its URBs have not sent returns to the queue and moves with it, and the stream goes on there with what it has.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -148,6 +148,11 @@ impl Stream {
         while self.ahead.len() > self.ahead_max {
             self.drop_oldest();
         }
+    }
+
+    /// The stream went on elsewhere before: it does not wait until the queue is half full.
+    pub fn go_on(&mut self) {
+        self.has_begun = true;
     }
 
     /// The message by which a guest starts a stream like this one.

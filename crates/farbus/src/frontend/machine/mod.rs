@@ -22,7 +22,7 @@ mod tests;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -87,6 +87,8 @@ pub struct Moved {
     pub total_ms: u64,
     /// What was sent of its memory, bytes.
     pub sent_bytes: u64,
+    /// When QEMU here said that it had completed, microseconds of Unix time.
+    pub completed_unix_us: u64,
     /// How long QEMU took to end here after it had completed, milliseconds. Devices that did not depart before waited
     /// for that.
     pub ended_ms: u64,
@@ -384,11 +386,10 @@ impl Migration<'_> {
     /// The machine runs there: its devices go, and QEMU ends here. Devices that could not be let go go with that.
     fn part(mut self, said: &Value) -> Result<Moved, Failure> {
         let completed = Instant::now();
-        let departs = |device: &&Attached| {
-            let process = self.machine.process;
-            process.is_some_and(|process| self.owner.depart(device, process).is_ok())
-        };
-        let departed = self.machine.devices.iter().filter(departs).count();
+        let completed_unix_us =
+            SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as u64);
+        let process = self.machine.process;
+        let departed = process.map_or(0, |process| self.owner.depart(&self.machine.devices, process));
         let departed_ms = completed.elapsed().as_millis().try_into().unwrap_or(u64::MAX);
         let quit = match self.monitor.execute("quit", json!({})) {
             Ok(_) | Err(MonitorError::Closed(_)) if self.monitor.await_end(self.order.answer_within) => Ok(()),
@@ -413,6 +414,7 @@ impl Migration<'_> {
             downtime_ms: number(&said["downtime"]),
             total_ms: number(&said["total-time"]),
             sent_bytes: number(&said["ram"]["transferred"]),
+            completed_unix_us,
             ended_ms: completed.elapsed().as_millis().try_into().unwrap_or(u64::MAX),
             departed,
             departed_ms,

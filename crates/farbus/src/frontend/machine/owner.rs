@@ -1,11 +1,16 @@
 //! The devices that are attached here, and the processes that have them.
 
+use std::thread;
+
 use farbus_io::trust::Fingerprint;
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::common::control::{Answer, Question, ask_all, ask_one};
 use crate::common::failure::{Attribute, Failure};
+
+/// Devices that are told at once that their machine has left.
+const ASKED_AT_ONCE: usize = 16;
 
 /// A device that is attached here.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -35,8 +40,9 @@ pub trait Owner {
     fn attached(&self) -> Result<Vec<Attached>, Failure>;
     /// Lets a device follow its machine.
     fn follow(&self, device: &Attached) -> Result<(), Failure>;
-    /// Lets a device that follows the machine of this process go: the machine has stopped for good.
-    fn depart(&self, device: &Attached, process: u32) -> Result<(), Failure>;
+    /// Lets devices that follow the machine of this process go, all at once: the machine has stopped for good. Returns
+    /// how many do.
+    fn depart(&self, devices: &[Attached], process: u32) -> usize;
     /// Lets a device stay.
     fn resume(&self, device: &Attached) -> Result<(), Failure>;
 }
@@ -73,8 +79,16 @@ impl Owner for Attachments {
         ask(device, Question::Follow { device: device.title.clone(), successor: self.successor.to_string() })
     }
 
-    fn depart(&self, device: &Attached, process: u32) -> Result<(), Failure> {
-        ask(device, Question::Depart { device: device.title.clone(), process })
+    fn depart(&self, devices: &[Attached], process: u32) -> usize {
+        let goes = |device: &Attached| ask(device, Question::Depart { device: device.title.clone(), process }).is_ok();
+        // Each waits for its own process, and all of them for the machine that runs already.
+        let ask_some = |some: &[Attached]| {
+            thread::scope(|scope| {
+                let asking: Vec<_> = some.iter().map(|device| scope.spawn(move || goes(device))).collect();
+                asking.into_iter().filter_map(|asking| asking.join().ok()).filter(|has_gone| *has_gone).count()
+            })
+        };
+        devices.chunks(ASKED_AT_ONCE).map(ask_some).sum()
     }
 
     fn resume(&self, device: &Attached) -> Result<(), Failure> {

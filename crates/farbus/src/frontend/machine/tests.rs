@@ -256,14 +256,13 @@ impl Owner for Devices {
         Ok(())
     }
 
-    fn depart(&self, device: &Attached, process: u32) -> Result<(), Failure> {
+    fn depart(&self, devices: &[Attached], process: u32) -> usize {
         assert_eq!(process, std::process::id());
-        assert!(self.following.borrow().contains(&device.title), "only what follows departs");
-        if self.old == Some(&*device.name) {
-            return Err(Failure::new(Attribute::Gone, "it is not asked that"));
-        }
-        self.departed.borrow_mut().push(device.title.clone());
-        Ok(())
+        let asked = devices.iter().filter(|device| self.old != Some(&*device.name));
+        let titles: Vec<String> = asked.map(|device| device.title.clone()).collect();
+        assert!(titles.iter().all(|title| self.following.borrow().contains(title)), "only what follows departs");
+        self.departed.borrow_mut().extend(titles.iter().cloned());
+        titles.len()
     }
 
     fn resume(&self, device: &Attached) -> Result<(), Failure> {
