@@ -2,13 +2,15 @@
 //!
 //! A file for each device, named by the device's id: the many devices of a laboratory do not wait for each other's. A
 //! number is stored before it is given, so a number that was given is never given again, whatever the clock of this
-//! machine says after a restart.
+//! machine says after a restart. It is stored in a file of its own ([`super::lease_count`]); this one has a number that
+//! is far enough ahead to be written rarely, which counts where that file is lost, and for earlier versions.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::devices::DeviceId;
 use super::folder::{Folder, StateError};
+use super::lease_count;
 
 /// The largest file that is read: a name, a reason and a dozen numbers, with room for what later versions add.
 const LEASE_BYTES_MAX: u64 = 64 << 10;
@@ -19,6 +21,10 @@ pub struct KnownLease {
     /// The highest count that was reserved for a lease of the device.
     #[serde(default)]
     pub reserved: u64,
+    /// What this version stored as `reserved`. If an earlier version has counted on since, the exact count is not that
+    /// of the latest lease.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    ahead: Option<u64>,
     /// The lease that a host requested and has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease: Option<StoredLease>,
@@ -63,6 +69,10 @@ impl Retirement {
         }
     }
 }
+
+/// How far the stored number is ahead of the latest lease's at most. Counts go on from the time of day in milliseconds:
+/// this is about a minute of it.
+const AHEAD_MAX: u64 = 1 << 16;
 
 /// The longest text of a retirement, bytes.
 const TEXT_BYTES_MAX: usize = 1024;
@@ -110,6 +120,11 @@ impl KnownLease {
     /// # Errors
     /// [`StateError`]: the file cannot be read, or is damaged. No number may be given then.
     pub fn load(folder: &Folder, device: DeviceId) -> Result<Self, StateError> {
+        let known = Self::load_file(folder, device)?;
+        Ok(Self { reserved: known.latest(folder, device)?, ..known })
+    }
+
+    fn load_file(folder: &Folder, device: DeviceId) -> Result<Self, StateError> {
         let name = file_of(device);
         let Some(bytes) = folder.read(&name, LEASE_BYTES_MAX, false)? else { return Ok(Self::default()) };
         serde_json::from_slice(&bytes).map_err(|error| folder.trouble(&name, &format!("it is damaged: {error}")))
@@ -120,10 +135,25 @@ impl KnownLease {
     /// # Errors
     /// [`StateError`]; nothing is reserved then.
     pub fn reserve(folder: &Folder, device: DeviceId, above: u64) -> Result<u64, StateError> {
-        Self::change(folder, device, |known| {
-            known.reserved = known.reserved.max(above).saturating_add(1);
-            known.reserved
-        })
+        let _lock = folder.lock()?;
+        let before = Self::load_file(folder, device)?;
+        let latest = before.latest(folder, device)?;
+        let count = latest.max(above).saturating_add(1);
+        if count > before.reserved || before.ahead != Some(before.reserved) {
+            if lease_count::read(folder, device)? != Some(latest) {
+                lease_count::write(folder, device, latest)?;
+            }
+            let reserved = before.reserved.max(count.saturating_add(AHEAD_MAX));
+            Self { reserved, ahead: Some(reserved), ..before }.store(folder, device)?;
+        }
+        lease_count::write(folder, device, count)?;
+        Ok(count)
+    }
+
+    /// The count of the latest lease.
+    fn latest(&self, folder: &Folder, device: DeviceId) -> Result<u64, StateError> {
+        let exact = if self.ahead == Some(self.reserved) { lease_count::read(folder, device)? } else { None };
+        Ok(exact.unwrap_or(self.reserved))
     }
 
     /// Stores the lease of a device, or that it has none.
@@ -188,16 +218,20 @@ impl KnownLease {
 
     fn change<T>(folder: &Folder, device: DeviceId, change: impl FnOnce(&mut Self) -> T) -> Result<T, StateError> {
         let _lock = folder.lock()?;
-        let before = Self::load(folder, device)?;
+        let before = Self::load_file(folder, device)?;
         let mut after = before.clone();
         let result = change(&mut after);
         if after != before {
-            let name = file_of(device);
-            let mut text = serde_json::to_vec(&after).map_err(|error| folder.trouble(&name, &error))?;
-            text.push(b'\n');
-            folder.write(&name, &text)?;
+            after.store(folder, device)?;
         }
         Ok(result)
+    }
+
+    fn store(&self, folder: &Folder, device: DeviceId) -> Result<(), StateError> {
+        let name = file_of(device);
+        let mut text = serde_json::to_vec(self).map_err(|error| folder.trouble(&name, &error))?;
+        text.push(b'\n');
+        folder.write(&name, &text)
     }
 }
 
@@ -238,6 +272,35 @@ mod tests {
         assert_eq!(KnownLease::reserve(folder, one, 5).unwrap(), 1_900_002, "another process, whose clock is behind");
         assert_eq!(KnownLease::reserve(folder, other, 5).unwrap(), 6, "each device has its own");
         assert_eq!(KnownLease::load(folder, one).unwrap().reserved, 1_900_002);
+    }
+
+    #[test]
+    fn latest_count_is_exact_while_the_file_is_there_and_never_too_low_without_it() {
+        let Scratch(folder) = &Scratch::new("exact");
+        let device = DeviceId::random();
+        let (reserve, latest) = (
+            |above| KnownLease::reserve(folder, device, above).unwrap(),
+            || KnownLease::load(folder, device).unwrap().reserved,
+        );
+        let file = folder.file(&file_of(device));
+        assert_eq!((reserve(1000), latest()), (1001, 1001));
+        let stored = fs::read(&file).unwrap();
+        assert_eq!((reserve(5), reserve(5), latest()), (1002, 1003, 1003));
+        assert_eq!(fs::read(&file).unwrap(), stored, "it is replaced rarely");
+        assert_eq!((reserve(1_000_000), latest()), (1_000_001, 1_000_001), "another device's leases went ahead");
+
+        // An earlier version reads the one file, counts on in it, and keeps what it does not know.
+        let text = fs::read_to_string(&file).unwrap();
+        let its: Value = serde_json::from_str(&text).unwrap();
+        let ahead = its["reserved"].as_u64().unwrap();
+        assert!(ahead > 1_000_001, "{text}");
+        fs::write(&file, text.replacen(&ahead.to_string(), &(ahead + 1).to_string(), 1)).unwrap();
+        assert_eq!((latest(), reserve(5), latest()), (ahead + 1, ahead + 2, ahead + 2));
+
+        fs::remove_file(folder.file(&format!("count-{device}"))).unwrap();
+        assert!(latest() >= ahead + 2, "{}", latest());
+        let next = latest() + 1;
+        assert_eq!((reserve(5), latest()), (next, next));
     }
 
     #[test]

@@ -13,6 +13,7 @@ mod fingerprint;
 mod folder;
 mod hand_over;
 mod identity;
+mod lease_count;
 mod leases;
 pub mod limits;
 mod name;
