@@ -16,6 +16,9 @@
 pub mod discovery;
 pub mod evidence;
 pub mod frontend;
+#[cfg(test)]
+#[path = "../../wire/tests/fuzzing/mod.rs"]
+mod fuzzing;
 pub mod link;
 pub mod module;
 pub mod saving;

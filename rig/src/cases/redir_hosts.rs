@@ -281,8 +281,9 @@ fn judge_moves(moves: &[Move]) -> (String, bool) {
 
 /// The moment that a program said in microseconds of Unix time.
 fn instant_of(unix_us: &Value) -> Result<Instant> {
-    let told = Duration::from_micros(unix_us.as_u64().unwrap_or_default());
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).ok().and_then(|now| now.checked_sub(told));
+    let told = unix_us.as_u64().map(Duration::from_micros);
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).ok();
+    let since = now.zip(told).and_then(|(now, told)| now.checked_sub(told));
     let at = since.and_then(|since| Instant::now().checked_sub(since));
     at.ok_or_else(|| Error::Expectation(format!("migrate-vm completed at {unix_us}")))
 }

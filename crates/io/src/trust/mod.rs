@@ -11,6 +11,8 @@ mod audit_reading;
 mod devices;
 mod fingerprint;
 mod folder;
+#[cfg(test)]
+mod fuzz_tests;
 mod hand_over;
 mod identity;
 mod lease_count;

@@ -226,6 +226,33 @@ impl<'a> Input<'a> {
         std::mem::take(&mut self.bytes)
     }
 
+    /// One of the texts, mostly with some of its parts replaced, repeated or left out: by parts of the others, by words
+    /// that mean something in such a text, and by any characters.
+    pub fn text(&mut self, texts: &[&str], words: &[&str]) -> String {
+        let mut text = self.pick(texts).to_owned();
+        for _ in 0..self.below(6) {
+            let (from, until) = (self.place_in(&text), self.place_in(&text));
+            let range = from.min(until)..from.max(until).min(from.min(until) + 40);
+            let range = range.start..text.floor_char_boundary(range.end);
+            let other = match self.below(4) {
+                0 => self.pick(words).to_owned(),
+                1 => String::from_utf8_lossy(&self.bytes(3)).into_owned(),
+                2 => text[range.clone()].repeat(2),
+                _ => {
+                    let other = self.pick(texts);
+                    let at = self.place_in(other);
+                    other[at..other.floor_char_boundary(at + 30)].to_owned()
+                }
+            };
+            text.replace_range(range, &other);
+        }
+        text
+    }
+
+    fn place_in(&mut self, text: &str) -> usize {
+        text.floor_char_boundary(self.below(text.len() as u32 + 1) as usize)
+    }
+
     /// Cuts `bytes` into pieces.
     pub fn cut<'b>(&mut self, mut bytes: &'b [u8]) -> Vec<&'b [u8]> {
         let mut pieces = Vec::new();

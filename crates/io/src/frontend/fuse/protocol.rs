@@ -424,4 +424,30 @@ mod tests {
         assert_eq!(Body::folder(b"disk.img", 0, 95).0, whole[..64]);
         assert!(Body::folder(b"disk.img", u64::MAX, 4096).0.is_empty());
     }
+
+    /// A request is refused, or says no more than has arrived.
+    #[test]
+    fn fuzz_fuse_requests() {
+        crate::fuzzing::fuzz(env!("CARGO_MANIFEST_DIR"), "fuzz_fuse_requests", |input| {
+            let opcode = input.below(50);
+            let rest = input.bytes(200);
+            let (mut head, data, mut count) = request(opcode, &rest[..input.below(200) as usize]);
+            if input.once_in(8) {
+                count = input.below(400) as usize;
+            }
+            if input.once_in(8) {
+                head[..4].copy_from_slice(&input.word().to_ne_bytes());
+            }
+            if opcode == 16 && !input.once_in(4) {
+                head[56..60].copy_from_slice(&(count.saturating_sub(HEAD_BYTES) as u32).to_ne_bytes());
+            }
+            let Ok(Request { op, .. }) = Request::parse(&head, &data, count) else { return };
+            assert!(count >= HEADER_BYTES && count <= HEAD_BYTES + data.len());
+            match op {
+                Op::Write { size, .. } => assert_eq!(HEAD_BYTES + size as usize, count),
+                Op::Lookup { name } => assert!(name.len() <= count - HEADER_BYTES && !name.contains(&0)),
+                _ => {}
+            }
+        });
+    }
 }

@@ -426,4 +426,21 @@ mod tests {
             }
         }
     }
+
+    /// The kernel is not hostile, but programs choose much of what it passes on.
+    #[test]
+    fn fuzz_tree_requests() {
+        crate::fuzzing::fuzz(env!("CARGO_MANIFEST_DIR"), "fuzz_tree_requests", |input| {
+            let mut bytes = request(input.below(50), &[]);
+            bytes.extend(input.bytes(64));
+            bytes.truncate(HEADER_BYTES + input.below(64) as usize);
+            let length = if input.once_in(8) { input.word() } else { bytes.len() as u32 };
+            bytes[..4].copy_from_slice(&length.to_ne_bytes());
+            let parsed = parse(&bytes);
+            assert_eq!(parsed.is_some(), length as usize == bytes.len());
+            if let Some(Request { op: Op::Lookup(name), .. }) = parsed {
+                assert!(name.len() <= bytes.len() - HEADER_BYTES && !name.contains(&0));
+            }
+        });
+    }
 }
