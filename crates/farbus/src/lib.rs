@@ -63,6 +63,9 @@ mod daemon;
 mod devices;
 mod exporter;
 mod frontend;
+#[cfg(test)]
+#[path = "../../wire/tests/fuzzing/mod.rs"]
+mod fuzzing;
 mod hosts;
 mod importer;
 mod link;

@@ -650,6 +650,42 @@ fn migrating_guest_gets_each_answer_once_at_its_new_host() {
     assert_eq!(table.device().waiting(ISO_OUT), 1, "with the packet that came along, and at once");
 }
 
+/// A machine's stream that another host hands over is refused, or goes on; nothing that it says breaks the session.
+#[test]
+fn fuzz_migrated_streams() {
+    let known = {
+        let mut table = under_way();
+        calm_down(&mut table);
+        table.host.freeze().to_bytes()
+    };
+    fuzz(env!("CARGO_MANIFEST_DIR"), "fuzz_migrated_streams", |input| {
+        let mut bytes = known.clone();
+        for _ in 0..input.below(6) {
+            let at = input.below(bytes.len() as u32) as usize;
+            match input.below(4) {
+                0 => bytes[at] = input.byte(),
+                1 => bytes[at] ^= 1 << input.below(8),
+                2 => drop(bytes.drain(at..bytes.len().min(at + input.below(9) as usize))),
+                _ => bytes.insert(at, input.byte()),
+            }
+        }
+        let Ok(frozen) = Frozen::from_bytes(&bytes) else { return };
+        assert_eq!(frozen.to_bytes(), bytes, "it says the same again");
+        let mut table = Table::scripted(Manners::default());
+        table.ask(9, Message::SetAltSetting { interface: 1, alternate: 1 });
+        let mut host = std::mem::replace(&mut table.host, RedirHost::new(Scripted::new(Manners::default()), LIMITS));
+        host.quiesce(table.now);
+        drop(host.freeze());
+        table.host = RedirHost::new(host.into_device(), LIMITS);
+        if table.host.thaw(table.now, frozen).is_err() {
+            table.host.disconnect(table.now);
+        }
+        assert!(table.device().holds() <= LIMITS.urbs_in_flight_max, "{} requests", table.device().holds());
+        table.host.disconnect(table.now);
+        assert_eq!(table.host.session().in_flight(), 0);
+    });
+}
+
 /// Starts a stream of sound, of which two URBs of two packets are in flight and one packet waits.
 fn playing() -> Table<Scripted> {
     let mut table = Table::scripted(Manners { cancels_late: true, ..Manners::default() });

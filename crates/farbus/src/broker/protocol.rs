@@ -277,3 +277,31 @@ pub(super) fn to_json(message: &impl Serialize) -> io::Result<Vec<u8>> {
 pub(super) fn in_ms(span: Duration) -> u64 {
     span.as_millis().try_into().unwrap_or(u64::MAX)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the confined process, which may have been taken over, says to the broker; and what it is told.
+    #[test]
+    fn fuzz_broker_lines() {
+        const LINES: [&str; 8] = [
+            r#"{"ask":"open_image","path":"/srv/a.img","read_only":true}"#,
+            r#"{"ask":"identify_usb","bus":1,"device":2}"#,
+            r#"{"ask":"notes_of","device":"00112233445566778899aabbccddeeff","name":"disk"}"#,
+            r#"{"ask":"promise","whom":[1,2],"reserves":[[100,1000]]}"#,
+            r#"{"ask":"schedule","thread":7,"budget_ns":1,"period_ns":2}"#,
+            r#"{"ask":"record","used":"attach","outcome":"ok","who":"x","device":"disk","why":null}"#,
+            r#"{"ask":"proved","host":"lab3","at":"10.0.0.7:3241"}"#,
+            r#"{"ask":"mount","at":"/mnt","read_only":false}"#,
+        ];
+        const WORDS: [&str; 10] =
+            ["null", "-1", "1e99", "18446744073709551616", "\"ask\":", "\\u0000", "../", "[[[[[[", "{", "\"line\""];
+        crate::fuzzing::fuzz(env!("CARGO_MANIFEST_DIR"), "fuzz_broker_lines", |input| {
+            let line = input.text(&LINES, &WORDS);
+            let Ok(question) = serde_json::from_str::<Question>(&line) else { return };
+            let again = serde_json::to_string(&question).unwrap();
+            assert_eq!(serde_json::from_str::<Question>(&again).unwrap(), question, "{line}");
+        });
+    }
+}

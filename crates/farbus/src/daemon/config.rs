@@ -893,4 +893,35 @@ mod tests {
             assert!(message.contains(said), "{text}: {message}");
         }
     }
+
+    /// A configuration is taken, or refused with a place in it.
+    #[test]
+    fn fuzz_configuration() {
+        let example = include_str!("../../../../packaging/farbus.toml");
+        let parts: Vec<String> = example.split("\n\n").map(|part| part.replace("\n#", "\n")).collect();
+        let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
+        const WORDS: [&str; 14] = [
+            "[[share]]",
+            "[secure]",
+            "listen = ",
+            "= -1",
+            "= 1e99",
+            "''",
+            "\"\\u0000\"",
+            "[[[",
+            "name = ",
+            "true",
+            "9999999999999999999",
+            "= [",
+            "\n",
+            "= {",
+        ];
+        crate::fuzzing::fuzz(env!("CARGO_MANIFEST_DIR"), "fuzz_configuration", |input| {
+            let text = input.text(&parts, &WORDS);
+            if let Err(error) = Config::parse_file(Path::new("/etc/farbus.toml"), &text) {
+                let said = error.to_string();
+                assert!(said.contains("/etc/farbus.toml") && said.len() < 20_000, "{said}");
+            }
+        });
+    }
 }

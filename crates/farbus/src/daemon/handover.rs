@@ -544,4 +544,19 @@ mod tests {
         say(&ours, &Word::Go, None).unwrap();
         assert!(new.join().unwrap().unwrap().kept.is_empty());
     }
+
+    /// What the old process says, which may have been taken over.
+    #[test]
+    fn fuzz_handover_words() {
+        const WORDS: [&str; 8] = ["null", "-1", "1e99", "\"say\":", "\\u0000", "[[[[[[", "{", "18446744073709551616"];
+        crate::fuzzing::fuzz(env!("CARGO_MANIFEST_DIR"), "fuzz_handover_words", |input| {
+            let text = input.text(&WORDS_OF_0_1_0, &WORDS);
+            let Ok(word) = serde_json::from_str::<Word>(&text) else { return };
+            if matches!(word, Word::Unknown) {
+                return;
+            }
+            let again = serde_json::to_string(&word).unwrap();
+            assert_eq!(serde_json::to_string(&serde_json::from_str::<Word>(&again).unwrap()).unwrap(), again);
+        });
+    }
 }
