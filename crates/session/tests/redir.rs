@@ -646,8 +646,14 @@ fn migrating_guest_gets_each_answer_once_at_its_new_host() {
         (Some((Outcome::Cancelled, 0)), Some((Outcome::Success, 16)), Some((Outcome::Success, 5)))
     );
     assert_eq!(table.host.counters().resets, 0);
+    assert_eq!(table.device().waiting(ISO_OUT), 1, "the packet that came along, at once");
+    assert!(table.complete(ISO_OUT));
     table.say(0, Message::Iso(out(ISO_OUT, b"sound")));
-    assert_eq!(table.device().waiting(ISO_OUT), 1, "with the packet that came along, and at once");
+    table.say(0, Message::Iso(out(ISO_OUT, b"sound")));
+    table.say(0, Message::Iso(out(ISO_OUT, b"sound")));
+    assert_eq!(table.device().waiting(ISO_OUT), 2, "one that is sent, and the next");
+    assert!(table.complete(ISO_OUT) && table.complete(ISO_OUT));
+    assert_eq!(table.device().waiting(ISO_OUT), 1);
 }
 
 /// A machine's stream that another host hands over is refused, or goes on; nothing that it says breaks the session.
@@ -711,9 +717,8 @@ fn sound_that_was_not_sent_moves_along_and_goes_on_at_once() {
     table.host.thaw(table.now, frozen).expect("a guest said all this");
     table.guest = Conn::continued(Side::Guest, CAPS, CAPS, &LIMITS);
     assert_eq!((table.device().waiting(ISO_OUT), table.host.session().dropped()), (2, 0));
-    assert!(table.complete(ISO_OUT));
     table.say(0, Message::Iso(out(ISO_OUT, &[5; 10])));
-    assert!(table.complete(ISO_OUT) && table.complete(ISO_OUT));
+    while table.complete(ISO_OUT) {}
     assert_eq!(table.host.counters().bytes_out, 60, "each packet once, and nothing left behind");
 }
 

@@ -4,8 +4,11 @@
 //! time that replacing a file takes. Two records, in sectors of their own, are written in turn: a power cut leaves at
 //! least the one before.
 
+use std::fs::File;
 use std::io::Read;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
+
+use rustix::fs::{FlockOperation, flock};
 
 use super::devices::DeviceId;
 use super::folder::{Folder, StateError};
@@ -23,6 +26,24 @@ const FILE_BYTES: usize = APART + RECORD_BYTES;
 /// [`StateError`]: the file cannot be read.
 pub fn read(folder: &Folder, device: DeviceId) -> Result<Option<u64>, StateError> {
     Ok(read_bytes(folder, device)?.and_then(|bytes| counts(&bytes).into_iter().flatten().max()))
+}
+
+/// Keeps other processes and threads from storing a count of this device until dropped; `None` if none was stored yet.
+///
+/// # Errors
+/// [`StateError`]: the file cannot be opened for writing.
+pub fn lock(folder: &Folder, device: DeviceId) -> Result<Option<File>, StateError> {
+    let name = file_of(device);
+    let Some(opened) = folder.opened()? else { return Ok(None) };
+    loop {
+        let Some(file) = opened.file(&name, Access::ReadWrite)? else { return Ok(None) };
+        flock(&file, FlockOperation::LockExclusive).map_err(|errno| folder.trouble(&name, &errno))?;
+        let number = |file: &File| file.metadata().map(|about| about.ino()).ok();
+        // Another one may have replaced the file while this one waited.
+        if opened.file(&name, Access::Read)?.is_some_and(|now| number(&now) == number(&file)) {
+            return Ok(Some(file));
+        }
+    }
 }
 
 /// Stores the count durably. It is higher than the one before.
@@ -77,6 +98,7 @@ fn counts(bytes: &[u8; FILE_BYTES]) -> [Option<u64>; 2] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::trust::leases::KnownLease;
     use std::fs;
 
     struct Scratch(Folder);
@@ -115,6 +137,19 @@ mod tests {
             }
             fs::write(&file, after).unwrap();
         }
+    }
+
+    #[test]
+    fn counts_that_many_threads_store_at_once_are_all_different() {
+        let Scratch(folder) = &Scratch::new("many");
+        let device = DeviceId::random();
+        let reserve = || (0..50).map(|_| KnownLease::reserve(folder, device, 7).unwrap()).collect::<Vec<u64>>();
+        let mut all: Vec<u64> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..4).map(|_| scope.spawn(reserve)).collect();
+            threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+        });
+        all.sort_unstable();
+        assert_eq!(all, (8..208).collect::<Vec<u64>>());
     }
 
     #[test]

@@ -135,7 +135,16 @@ impl KnownLease {
     /// # Errors
     /// [`StateError`]; nothing is reserved then.
     pub fn reserve(folder: &Folder, device: DeviceId, above: u64) -> Result<u64, StateError> {
-        let _lock = folder.lock()?;
+        // Mostly the lock of this device's count is enough: others store theirs meanwhile.
+        if let Some(_lock) = lease_count::lock(folder, device)? {
+            let known = Self::load_file(folder, device)?;
+            let count = known.latest(folder, device)?.max(above).saturating_add(1);
+            if known.ahead == Some(known.reserved) && count <= known.reserved {
+                lease_count::write(folder, device, count)?;
+                return Ok(count);
+            }
+        }
+        let _locks = (folder.lock()?, lease_count::lock(folder, device)?);
         let before = Self::load_file(folder, device)?;
         let latest = before.latest(folder, device)?;
         let count = latest.max(above).saturating_add(1);

@@ -7,7 +7,8 @@
 //! | isochronous OUT | packets of the guest that no URB has taken | the oldest is dropped and counted |
 //!
 //! Isochronous OUT starts when the queue is half full, and again after it has run empty. While the guest moves, what
-//! its URBs have not sent returns to the queue and moves with it, and the stream goes on there with what it has.
+//! its URBs have not sent returns to the queue and moves with it, and the stream goes on there with what it has: until
+//! the queue holds enough for a whole URB, a URB takes less.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -84,6 +85,8 @@ pub struct Stream {
     ahead_bytes: usize,
     /// Isochronous OUT: whether there were enough packets to start.
     has_begun: bool,
+    /// Isochronous OUT: whether URBs take what there is. Two are in flight then: one that is sent, and the next.
+    is_hasty: bool,
     /// The guest is about to move: no URB is submitted, and cancelled URBs end silently.
     is_paused: bool,
     next_id: u64,
@@ -105,6 +108,7 @@ impl Stream {
             ahead: VecDeque::new(),
             ahead_bytes: 0,
             has_begun: false,
+            is_hasty: false,
             is_paused: false,
             next_id: 0,
             failures: 0,
@@ -152,7 +156,7 @@ impl Stream {
 
     /// The stream went on elsewhere before: it does not wait until the queue is half full.
     pub fn go_on(&mut self) {
-        self.has_begun = true;
+        (self.has_begun, self.is_hasty) = (true, true);
     }
 
     /// The message by which a guest starts a stream like this one.
@@ -214,6 +218,10 @@ impl Stream {
         match (self.kind, self.direction()) {
             (Kind::Iso { packets_per_urb }, Direction::Out) => {
                 self.has_begun |= self.ahead.len() >= (packets_per_urb * self.urbs_max).max(1);
+                self.is_hasty &= self.ahead.len() < packets_per_urb;
+                if self.is_hasty {
+                    return usize::from(!self.ahead.is_empty() && self.in_flight.len() < 2);
+                }
                 if self.has_begun { free.min(self.ahead.len() / packets_per_urb) } else { 0 }
             }
             (Kind::Iso { .. }, Direction::In) if has_room || is_due => free,
@@ -237,7 +245,7 @@ impl Stream {
                 (Urb { iso, flags, ..Urb::data_in(id, self.endpoint, place) }, Vec::new())
             }
             (Kind::Iso { packets_per_urb }, Direction::Out) => {
-                let row: Vec<Ahead> = self.ahead.drain(..packets_per_urb).collect();
+                let row: Vec<Ahead> = self.ahead.drain(..packets_per_urb.min(self.ahead.len())).collect();
                 let iso = row.iter().map(|ahead| packet(ahead.payload.len() as u32)).collect();
                 let mut bytes = pool.take(place as usize);
                 let mut at = 0;
@@ -328,7 +336,7 @@ impl Stream {
                 }
             }
             (Kind::Iso { packets_per_urb }, Direction::Out) => {
-                if self.in_flight.is_empty() && self.ahead.len() < packets_per_urb {
+                if self.in_flight.is_empty() && self.ahead.len() < packets_per_urb && !self.is_hasty {
                     self.has_begun = false;
                 }
                 if let Some(packet) = done.iso.iter().find(|packet| Outcome::from(packet.status) != Outcome::Success) {
