@@ -4,7 +4,7 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use farbus::internals::connection::{Dial, Linked};
+use farbus::internals::connection::{Dial, Linked, Terms};
 use farbus::share::Share;
 use farbus_gadgets::zero::{Fill, SourceSink};
 use farbus_io::link::Link;
@@ -64,7 +64,8 @@ fn opened<A: Attached>(
     done: &mut A::Done,
 ) -> Linked<A> {
     let open = Open { class, mode: Mode::Exclusive, epoch: 0, name: name.into(), reason: String::new() };
-    let linked = Linked::open_over(LINKS, dial, make(1, open), GRACE, done).unwrap();
+    let terms = Terms { links: LINKS, ..Terms::of(GRACE) };
+    let linked = Linked::open_on(terms, dial, make(1, open), done).unwrap();
     assert_eq!(linked.end(), None);
     assert_eq!(linked.links(), usize::from(LINKS), "they are there before it is used");
     linked

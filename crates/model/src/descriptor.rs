@@ -68,6 +68,12 @@ impl Descriptors {
         self.strings.get(&index).map(String::as_str)
     }
 
+    /// Whether one of its interfaces stores data (USB mass storage class, `bInterfaceClass` 8).
+    pub fn stores_data(&self) -> bool {
+        const MASS_STORAGE: u8 = 8;
+        self.configurations.iter().flat_map(|each| &each.settings).any(|each| each.class[0] == MASS_STORAGE)
+    }
+
     /// Manufacturer and product in one line, as far as they are known.
     pub fn title(&self) -> String {
         let parts = [self.device.manufacturer_string, self.device.product_string];

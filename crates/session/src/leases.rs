@@ -185,10 +185,10 @@ impl<T> Leases<T> {
         is_his.then_some(&waits.what)
     }
 
-    /// The key of the successor that `device` waits for; `None` if it does not wait, and `Some(None)` if its successor
-    /// has no key.
-    pub fn successor(&self, device: &DeviceKey) -> Option<Key> {
-        self.waiting.get(device).map(|waits| waits.successor)
+    /// The key of the successor that `device` waits for (`None`: that host has no key), and until when; `None` if it
+    /// does not wait.
+    pub fn successor(&self, device: &DeviceKey) -> Option<(Key, Instant)> {
+        self.waiting.get(device).map(|waits| (waits.successor, waits.until))
     }
 
     /// Takes what waited too long.
@@ -293,6 +293,7 @@ mod tests {
         leases.give(&device("tape"));
         leases.hand_over(&device("tape"), None, None, at_s(20), "tape");
         assert_eq!(leases.poll_timeout(), Some(at_s(20)));
+        assert_eq!(leases.successor(&device("disk")), Some((B, at_s(30))));
         assert_eq!(leases.expire(at_s(20)), ["tape"]);
         assert_eq!((leases.expire(at_s(29)), leases.expire(at_s(30))), (vec![], vec!["it"]));
         assert_eq!(leases.worth(&device("disk"), B, lease, false), Worth::Nothing, "too late: as anybody");

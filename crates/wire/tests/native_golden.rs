@@ -408,11 +408,13 @@ fn vectors() -> Vec<(&'static str, Said)> {
 
 fn greetings() -> Vec<(&'static str, Said)> {
     let position = LanePosition { link: 1, incarnation: 0x0123_4567_89ab_cdef, ..LanePosition::default() };
-    let options = Options { grace_ms: Some(20_000), unacknowledged_bytes_max: Some(16 << 20), lanes: None };
+    let options = Options { grace_ms: Some(20_000), unacknowledged_bytes_max: Some(16 << 20), ..Options::default() };
     let session = SessionId(std::array::from_fn(|at| 0xa0 + at as u8));
     let theirs = LanePosition { session, lane: 0, link: 3, received: 42, incarnation: 0xfedc_ba98_7654_3210 };
     let granted = Options { unacknowledged_bytes_max: None, ..options };
     let several = Options { lanes: Some(3), ..granted };
+    let (holding, held) = (Options { hold_ms: Some(12_000), ..granted }, Options { hold_ms: Some(25_000), ..granted });
+    let first = LanePosition { link: 1, received: 0, ..theirs };
     let further = LanePosition { session, lane: 1, ..position };
     let their_further = LanePosition { incarnation: theirs.incarnation, ..further };
     vec![
@@ -426,6 +428,11 @@ fn greetings() -> Vec<(&'static str, Said)> {
         (
             "welcome_further",
             Said::Welcome(Welcome { version: 1, outcome: Outcome::Resumed, position: their_further, options: several }),
+        ),
+        ("hello_hold", Said::Hello(Hello::new(position, holding))),
+        (
+            "welcome_hold",
+            Said::Welcome(Welcome { version: 1, outcome: Outcome::Begun, position: first, options: held }),
         ),
         ("ping", Said::Number(Kind::Ping, 0x1122_3344_5566_7788)),
         ("pong", Said::Number(Kind::Pong, 0x1122_3344_5566_7788)),

@@ -16,7 +16,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use super::Failure;
-use super::link_args::LinkArgs;
+use super::link_args::{LinkArgs, hold_from};
 use super::listen::{SocketAccessArgs, place_told};
 use super::output::{print_done, print_json, say};
 use super::served::say_exports;
@@ -29,6 +29,7 @@ use crate::common::process_status::ProcessStatus;
 use crate::common::socket_place::Place;
 use crate::devices::reservation::{ReservationRequest, together};
 use crate::frontend::drivers::tell_if_no_driver;
+use crate::frontend::hold::check_for_disk;
 use crate::frontend::in_use;
 use crate::frontend::open_users::Act;
 use crate::frontend::{
@@ -135,6 +136,13 @@ pub struct AttachArgs {
     inherit: bool,
     #[command(flatten)]
     link: LinkArgs,
+    /// How long it may wait while it moves, in s.
+    ///
+    /// 'farbus migrate' keeps a device waiting until its user has left, and then until the other host comes: each for
+    /// so long, 1 to 120 s, a disk for 25 s at most. If the exporter's limit ('farbus share --hold') is shorter, that
+    /// counts.
+    #[arg(long, value_name = "SECONDS", default_value = "20", value_parser = hold_from)]
+    hold: Duration,
     /// kernel: fetch ahead of the kernel's requests.
     ///
     /// 'auto': descriptors travel once, all together, and farbus fetches what keyboards, serial adapters and the like
@@ -288,6 +296,7 @@ fn request_from(args: &AttachArgs) -> Result<(Request, &'static dyn FrontEnd), F
         mode: args.mode,
         cache: args.cache.unwrap_or_default(),
         grace: args.link.grace(),
+        hold: args.hold,
         links: args.link.links,
         over: args.link.over,
         ahead: args.ahead,
@@ -298,6 +307,9 @@ fn request_from(args: &AttachArgs) -> Result<(Request, &'static dyn FrontEnd), F
     };
     let front_end = request.via.front_end(&request, &SystemAccess::Own);
     request.place = place_from(args, front_end)?;
+    if front_end.is_for_disks() {
+        check_for_disk(request.hold).map_err(|why| Failure::local(format!("--hold: {why}")))?;
+    }
     match args.mode {
         _ if args.inherit && !front_end.takes_handed_over() => Err(Failure::local(
             "--inherit goes with --via redir and --via nbd: a virtual machine comes along\n  try: --wait=20",

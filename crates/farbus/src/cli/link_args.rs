@@ -9,6 +9,7 @@ use super::Failure;
 use crate::broker::SystemAccess;
 use crate::common::host_address::check_host;
 use crate::exporter::session::threads::GRACE_MAX;
+use crate::frontend::hold::limit_of;
 use crate::importer::client::{Client, ClientConfig, ClientError};
 use crate::importer::options::transport::Over;
 use crate::link::modules::recipe;
@@ -46,6 +47,14 @@ pub struct LinkArgs {
     /// HOST[:PORT]. farbus remembers it after the host has proved its key there.
     #[arg(long, value_name = "HOST", value_parser = check_host)]
     pub address: Option<String>,
+}
+
+/// How long a device that moves may wait.
+///
+/// # Errors
+/// What is wrong with the words.
+pub fn hold_from(seconds: &str) -> Result<Duration, String> {
+    limit_of(seconds.parse().map_err(|_| format!("'{seconds}' is no number of seconds"))?)
 }
 
 impl LinkArgs {

@@ -1,5 +1,7 @@
 //! `farbus migrate`.
 
+use std::time::Duration;
+
 use farbus_io::trust::{Fingerprint, Peers};
 
 use super::Failure;
@@ -17,7 +19,7 @@ use crate::importer::client::Target;
         farbus migrate lab3/disk --to desk2\n  \
         farbus attach lab3/disk --wait=20       on desk2: before, or within 20 s\n  \
         farbus migrate lab3/disk --to desk2 --unmount",
-    after_long_help = "Requests that are under way end first. Then the device keeps its state and waits 20 s for the other host, and for no other. If that host does not attach it in time, the device continues here. Afterwards the exporter refuses requests of the host that had it before.\n\n\
+    after_long_help = "Requests that are under way end first. Then the device keeps its state and waits 20 s for the other host, and for no other; 'farbus attach --hold' here and 'farbus share --hold' at the exporter say another time, and the shorter one counts. If that host does not attach it in time, the device continues here. Afterwards the exporter refuses requests of the host that had it before.\n\n\
         HOST may be the host that shares the device. There, 'farbus attach DEVICE --wait=20' takes it over without a network in between.\n\n\
         The device needs a session: a paired host, or 'farbus attach --grace SECONDS'. A disk whose file programs have open (--via fuse) is not handed over: close them, or use --unmount.\n\n\
         A device that a virtual machine has (--via redir) goes with the machine. On the other host, before anything else, type\n\n  \
@@ -55,33 +57,39 @@ pub fn run(args: Args) -> Result<(), Failure> {
         return follow(&device, &to, &successor, json);
     }
     in_use::make_free(&device, unmount)?;
-    let clients = in_use::nbd_clients(&device)?;
+    let (clients, hold) = (in_use::nbd_clients(&device)?, in_use::longest_hold(&device)?);
     if clients > 0 && !json {
-        say(waits_for(&device, &to, clients));
+        say(waits_for(&device, &to, clients, hold));
     }
     // Once it has been handed over, its process may have ended.
     let target = in_use::target_of(&device)?;
     let question = Question::Migrate { device: device.clone(), successor: successor.to_string() };
     let answer = hear_owner(&device, question);
     let answer = answer.map_err(|failure| in_use::explain(&device, failure, "and try again"))?;
+    // A process of an earlier release says none.
+    let hold_ms = answer["hold_ms"].as_u64().unwrap_or(hold.as_millis() as u64);
+    let hold_s = Duration::from_millis(hold_ms).as_secs_f64();
     if json {
         let is_machine = answer["machine"] == true;
         return print_json(&serde_json::json!({
             "device": device, "done": "migrate", "to": to, "machine": is_machine, "nbd_clients": clients,
+            "hold_ms": hold_ms,
         }));
     }
     if answer["machine"] == true && clients > 0 {
-        say(format!("{device} is held still"));
+        say(format!("{device} is held still, for {hold_s} s at most"));
         return Ok(());
     }
     if answer["machine"] == true {
-        say(format!("{device} is held still: migrate its virtual machine to {to} now, and end it here within 20 s"));
+        say(format!(
+            "{device} is held still: migrate its virtual machine to {to} now, and end it here within {hold_s} s"
+        ));
         return Ok(());
     }
     let is_home = target.as_ref().is_some_and(|target| is_at(&peers, target, &successor));
     let name = target.map_or_else(|| device.clone(), |target| target.device);
     let host = if is_home { "" } else { "HOST/" };
-    say(format!("{device} waits for {to}, 20 s: there, 'farbus attach {host}{name} --wait=20'"));
+    say(format!("{device} waits for {to}, {hold_s} s: there, 'farbus attach {host}{name} --wait={}'", hold_ms / 1000));
     Ok(())
 }
 
@@ -105,12 +113,13 @@ fn is_at(peers: &Peers, target: &Target, key: &Fingerprint) -> bool {
 }
 
 /// What the owner of a disk that NBD clients keep open is told at once.
-fn waits_for(device: &str, to: &str, clients: u64) -> String {
+fn waits_for(device: &str, to: &str, clients: u64, hold: Duration) -> String {
+    let hold_s = hold.as_secs_f64();
     let who = if clients == 1 { "an NBD client is".to_owned() } else { format!("{clients} NBD clients are") };
     format!(
         "{device}: {who} connected. What is under way is answered, what comes then waits, and the disk goes to {to} once all have left\n  \
          a virtual machine: migrate it to {to}, and end it here; another program: end it\n  \
-         after 20 s it stays here and goes on; 'farbus resume {device}' lets it go on at once"
+         after {hold_s} s it stays here and goes on; 'farbus resume {device}' lets it go on at once"
     )
 }
 

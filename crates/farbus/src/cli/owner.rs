@@ -203,7 +203,11 @@ fn say_more(device: &Value) {
         say(format!("{name}: booked by {host} from {from} until {until}"));
     }
     if let Some(successor) = device["successor"].as_str() {
-        say(format!("{name}: waits for {successor}, to which its user has handed it over"));
+        let left = device["successor_left_ms"].as_u64().map(|ms| format!(", {} s more", ms.div_ceil(1000)));
+        say(format!("{name}: waits for {successor}, to which its user has handed it over{}", left.unwrap_or_default()));
+    }
+    if let (Some("held" | "handed over"), Some(ms)) = (device["state"].as_str(), device["hold_ms"].as_u64()) {
+        say(format!("{name}: while it moves, it is held for {} s at most", Duration::from_millis(ms).as_secs_f64()));
     }
     if let Some(reason) = device["reason"].as_str() {
         say(format!("{name}: used for: {reason}"));

@@ -37,8 +37,9 @@ use crate::exporter::access::networks::Network;
 use crate::exporter::session::threads::GRACE_MAX;
 use crate::exporter::sources::what::What;
 use crate::exporter::state::note_book::ConfiguredNotes;
+use crate::frontend::hold::{check_for_disk, limit_of};
 use crate::frontend::{Request, Via};
-use crate::importer::client::Target;
+use crate::importer::client::{HOLD, Target};
 use crate::importer::discovery::local_shares;
 use crate::importer::disk::DiskMode;
 use crate::link::modules::program::Program;
@@ -68,6 +69,8 @@ pub struct Config {
     pub observable: bool,
     /// How much memory peers may make this process hold.
     pub budget: Budget,
+    /// How long a device that was handed over waits for its successor at most, if that is configured.
+    pub hold: Option<Duration>,
     /// Modules that importers may ask for, in addition to those that need nothing of this host.
     pub allow_modules: Vec<Asked>,
     /// Shared devices, each with a unique name.
@@ -109,6 +112,7 @@ impl std::error::Error for ConfigError {}
 struct File {
     observable: bool,
     peer_memory: Option<Spanned<u64>>,
+    hold: Option<Spanned<u64>>,
     allow_modules: Vec<Spanned<String>>,
     plain: Plain,
     secure: Option<Secure>,
@@ -184,6 +188,7 @@ struct AttachTable {
     mode: Option<Spanned<String>>,
     cache: Option<Spanned<String>>,
     grace: Option<Spanned<u64>>,
+    hold: Option<Spanned<u64>>,
     links: Option<Spanned<u64>>,
     over: Option<Spanned<String>>,
     ahead: Option<Spanned<String>>,
@@ -339,6 +344,7 @@ impl Config {
         let allow_modules = file.allow_modules.iter().map(module_from).collect::<Result<_, _>>()?;
         let observable = file.observable;
         let budget = file.peer_memory.map_or(Ok(Budget::DEFAULT), budget_from)?;
+        let hold = file.hold.as_ref().map(hold_from).transpose()?;
         let plan = file.topology_plan.map(|plan| plan.text);
         let joined = file.topology.map(|table| joined_from(table, &listen, plan.as_deref())).transpose()?;
         let part = joined.as_ref().and_then(|joined| joined.part.as_ref());
@@ -360,6 +366,7 @@ impl Config {
             announce_secure,
             observable,
             budget,
+            hold,
             allow_modules,
             shares,
             notes,
@@ -538,6 +545,10 @@ fn attach_from(table: AttachTable) -> Result<Request, Wrong> {
         return Err((Some(word.span()), message));
     }
     let grace = table.grace.map(grace_from).transpose()?;
+    let hold = table.hold.as_ref().map_or(Ok(HOLD), hold_from)?;
+    if front_end.is_for_disks() {
+        check_for_disk(hold).map_err(|message| (table.hold.as_ref().map(Spanned::span), message))?;
+    }
     let links = table.links.map_or(Ok(1), links_from)?;
     let over = table.over.as_ref().map(parsed).transpose()?.unwrap_or_default();
     let ahead = table.ahead.as_ref().map(parsed).transpose()?.unwrap_or_default();
@@ -560,6 +571,7 @@ fn attach_from(table: AttachTable) -> Result<Request, Wrong> {
         mode,
         cache,
         grace,
+        hold,
         links,
         over,
         ahead,
@@ -636,6 +648,10 @@ fn grace_from(seconds: Spanned<u64>) -> Result<Duration, Wrong> {
     }
     let message = format!("exporters wait {} s for a link that was lost, and no longer", GRACE_MAX.as_secs());
     Err((Some(seconds.span()), message))
+}
+
+fn hold_from(seconds: &Spanned<u64>) -> Result<Duration, Wrong> {
+    limit_of(*seconds.get_ref()).map_err(|message| (Some(seconds.span()), message))
 }
 
 /// Where programs find the device. An address off the loopback is refused, because any host could connect there, and a
@@ -854,6 +870,9 @@ mod tests {
             ("allow_modules = [\"zip\"]", "1:18", "there are lz4, zstd"),
             ("[[attach]]\ntarget = \"a/b\"\ngrace = 121", "3:9", "wait 120 s"),
             ("peer_memory = 15", "1:15", "16 to 65536 MiB"),
+            ("hold = 0", "1:8", "1 to 120 s"),
+            ("[[attach]]\ntarget = \"a/b\"\nhold = 121", "3:8", "1 to 120 s"),
+            ("[[attach]]\ntarget = \"a/b\"\nvia = \"nbd\"\nhold = 26", "4:8", "25 s at most"),
             ("[[attach]]\ntarget = \"a/b\"\ngrace = \"long\"", "3:9", "expected u64"),
             ("[[attach]]\ntarget = \"a/b\"\nsocket = \"/s\"", "3:10", "via = \"redir\""),
             ("[[attach]]\ntarget = \"a/b\"\nvia = \"redir\"\nlisten = \"0.0.0.0\"", "4:10", "no password"),

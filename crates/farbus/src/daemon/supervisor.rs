@@ -37,7 +37,7 @@ use crate::exporter::state::shared::Neighbourhood;
 use crate::frontend::{Refused, Request, steer};
 use crate::hosts::mdns::Nearby;
 use crate::hosts::trust::Trust;
-use crate::importer::client::{Attribute, FailureReport, Target, name_of};
+use crate::importer::client::{Attribute, FailureReport, HOLD, Target, name_of};
 
 /// What commands may pass to this release of the daemon, besides images (docs/control.md).
 const TAKES: [&str; 2] = ["frames", "usb"];
@@ -246,6 +246,7 @@ impl Supervisor {
         self.share.show(config.observable);
         self.share.configure_notes(config.notes.clone());
         self.share.set_budget(config.budget);
+        self.share.wait_for_successors(config.hold.unwrap_or(HOLD));
         self.joining.follow(config.joined.as_ref(), &Seen::by(self, &has));
         has.config = config;
         self.offer_all(&mut has, &mut changes);

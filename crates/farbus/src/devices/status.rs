@@ -70,6 +70,9 @@ pub struct DeviceStatus {
     /// The host that it waits for, if its user has handed it over.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub successor: Option<String>,
+    /// For how long it still waits for that host, milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub successor_left_ms: Option<u64>,
     /// For how long it has been in use, seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub used_s: Option<f64>,
@@ -212,6 +215,7 @@ impl DeviceStatus {
             users: users_of(entry.claims, now),
             user: entry.holder.map(|holder| holder.who.clone()),
             successor: None,
+            successor_left_ms: None,
             used_s: entry.holder.map(|holder| (now - holder.since).as_secs_f64()),
             reason: entry.holder.and_then(|holder| holder.reason.clone()),
             lease: entry.claims.lease(now).map(|lease| LeaseStatus::of(lease, now)),

@@ -50,7 +50,8 @@ pub fn status(shared: &Shared) -> Vec<DeviceStatus> {
     drop((registry, sessions));
     for (status, key) in all.iter_mut().zip(&keys) {
         let successor = devices.leases().successor(key);
-        status.successor = successor.map(|key| shared.permissions.name_of(key));
+        status.successor_left_ms = successor.map(|(_, until)| (until - now).as_millis() as u64);
+        status.successor = successor.map(|(key, _)| shared.permissions.name_of(key));
         devices.show_retirement(status);
     }
     all

@@ -220,9 +220,8 @@ impl Share {
         owner::take_back(&self.shared, device, remark, keep_out)
     }
 
-    /// Sets how long a handed over device waits for its successor before it returns to the importer that handed it
-    /// over. The default is 20 s.
-    #[doc(hidden)]
+    /// Sets how long a handed over device waits for its successor at most before it returns to the importer that handed
+    /// it over; that importer may have a shorter limit. The default is 20 s.
     pub fn wait_for_successors(&self, span: Duration) {
         self.shared.registry.set_successor_time(span);
     }

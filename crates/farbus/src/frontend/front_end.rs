@@ -12,7 +12,7 @@ use crate::broker::{BrokerPolicy, SystemAccess};
 use crate::common::runtime_folder;
 use crate::common::socket_access::SocketAccess;
 use crate::common::socket_place::{Place, Protocol, SocketListener};
-use crate::importer::client::{Client, ClientConfig, ClientError, Target};
+use crate::importer::client::{Client, ClientConfig, ClientError, HOLD, Target};
 use crate::importer::disk::DiskMode;
 use crate::importer::options::ahead::Ahead;
 use crate::importer::options::cache::Cache;
@@ -215,6 +215,8 @@ pub struct Request {
     pub cache: Cache,
     /// The grace period of its session; `None` leaves the choice to the front end.
     pub grace: Option<Duration>,
+    /// How long it is held at most while it migrates: see [`ClientConfig::hold`].
+    pub hold: Duration,
     /// How many links its session has, from 1 to [`LANES_MAX`](farbus_model::limits::LANES_MAX).
     pub links: u16,
     /// The transport of its links.
@@ -242,6 +244,7 @@ impl Request {
             mode: DiskMode::default(),
             cache: Cache::default(),
             grace: None,
+            hold: HOLD,
             links: 1,
             over: Over::default(),
             ahead: Ahead::default(),
@@ -277,6 +280,7 @@ impl Request {
     pub fn client_config(&self, modules: Recipe) -> ClientConfig {
         ClientConfig {
             grace: self.grace,
+            hold: self.hold,
             transport: self.over,
             links: self.links,
             prefetch: self.ahead,

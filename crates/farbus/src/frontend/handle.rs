@@ -12,6 +12,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use farbus_io::saving::{Asked, SaveRequester, Saved};
 use farbus_io::trust::Fingerprint;
@@ -263,6 +264,11 @@ impl Handle {
     pub fn is_moving(&self) -> bool {
         self.hold_handle.as_ref().is_some_and(HoldHandle::is_shut)
             || self.session.as_ref().is_some_and(|session| !session.is_ours())
+    }
+
+    /// How long the device is held while it migrates, if it is in a session.
+    pub(crate) fn longest_hold(&self) -> Option<Duration> {
+        self.session.as_ref().map(SessionStatus::hold)
     }
 
     /// What the status says of a device that is held, or migrating to or from this host.

@@ -13,11 +13,35 @@ use farbus_io::link::{Interest, Wake};
 use farbus_model::Instant;
 use tracing::info;
 
+use crate::importer::client::{HOLD_MAX, HOLD_STORAGE_MAX};
+
 /// How long requests under way may take to complete, and the device's user to read the answers, in all.
 pub const QUIET_WITHIN: Duration = Duration::from_secs(8);
-/// How long the user of a device that migrates may take to leave: below the 30 s after which a guest's own driver gives
-/// a command up.
-pub const LEAVE_WITHIN: Duration = Duration::from_secs(20);
+
+/// The limit of so many seconds: how long a device that migrates may keep its user waiting.
+///
+/// # Errors
+/// It is not 1 s to [`HOLD_MAX`].
+pub fn limit_of(seconds: u64) -> Result<Duration, String> {
+    let limit = Duration::from_secs(seconds);
+    if seconds == 0 || limit > HOLD_MAX {
+        let (any, disk) = (HOLD_MAX.as_secs(), HOLD_STORAGE_MAX.as_secs());
+        return Err(format!("a device that migrates is held for 1 to {any} s, and a disk for {disk} s at most"));
+    }
+    Ok(limit)
+}
+
+/// Refuses a limit that a disk cannot have.
+///
+/// # Errors
+/// It is longer than [`HOLD_STORAGE_MAX`].
+pub fn check_for_disk(limit: Duration) -> Result<(), String> {
+    let longest = HOLD_STORAGE_MAX.as_secs();
+    if limit <= HOLD_STORAGE_MAX {
+        return Ok(());
+    }
+    Err(format!("a disk is held for {longest} s at most: Linux gives up what it asked of one after 30 s"))
+}
 
 /// Why a device that follows its user is not held, migrated or told to follow again.
 pub const FOLLOWS_ALREADY: &str = "it follows its virtual machine already (farbus resume ends that)";
@@ -104,7 +128,8 @@ impl HoldHandle {
     }
 
     /// Like [`HoldHandle::hold`]; in addition the device migrates to the host with this key once its user has left,
-    /// with the user's open requests. If the user does not leave within [`LEAVE_WITHIN`], the device stays. Without a
+    /// with the user's open requests. If the user does not leave within the limit of the session
+    /// ([`SessionStatus::hold`](crate::importer::session::status::SessionStatus::hold)), the device stays. Without a
     /// user it migrates at once.
     ///
     /// # Errors
@@ -217,6 +242,16 @@ impl Arrival {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn limits_are_one_second_to_two_minutes_and_shorter_for_a_disk() {
+        assert_eq!((limit_of(1), limit_of(120)), (Ok(Duration::from_secs(1)), Ok(HOLD_MAX)));
+        for wrong in [0, 121, u64::MAX] {
+            assert!(limit_of(wrong).is_err_and(|why| why.contains("1 to 120 s")), "{wrong}");
+        }
+        assert_eq!(check_for_disk(HOLD_STORAGE_MAX), Ok(()));
+        assert!(check_for_disk(Duration::from_secs(26)).is_err_and(|why| why.contains("25 s at most")));
+    }
 
     #[test]
     fn first_answer_after_an_arrival_is_logged_once() {

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::common::control::{Answer, Question, ask_all};
 use crate::common::failure::{Attribute, Failure};
-use crate::importer::client::Target;
+use crate::importer::client::{HOLD, Target};
 
 /// How long a disk may stay open after its file systems were unmounted: the kernel closes it a moment later.
 const CLOSE_TIME_MAX: Duration = Duration::from_secs(10);
@@ -99,6 +99,13 @@ pub fn make_free(name: &str, unmount: bool) -> Result<(), Failure> {
 pub fn nbd_clients(name: &str) -> Result<u64, Failure> {
     let is_nbd = |device: &&Value| device["at"].as_str().is_some_and(|at| at.starts_with("nbd"));
     Ok(attached(name)?.iter().filter(is_nbd).filter_map(|device| device["open"].as_u64()).sum())
+}
+
+/// How long the device with this name is held at most while it migrates.
+pub fn longest_hold(name: &str) -> Result<Duration, Failure> {
+    // A process of an earlier release says nothing.
+    let said = attached(name)?.iter().find_map(|device| device["hold_ms"].as_u64());
+    Ok(said.map_or(HOLD, Duration::from_millis))
 }
 
 /// Waits until no program has it open, for this time at most; says whether that happened.

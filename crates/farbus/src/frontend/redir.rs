@@ -10,8 +10,8 @@ use std::time::Duration;
 use farbus_io::link::{Clock, Interest, Link, Lockstep, Watched, wait};
 use farbus_io::sys::unread::is_all_read;
 use farbus_model::{Device, Instant, Limits};
-use farbus_session::native::RemoteUsb;
 use farbus_session::native::control::MIGRATION_STATE_BYTES_MAX;
+use farbus_session::native::{HOLD, RemoteUsb};
 use farbus_session::redir::Frozen;
 use farbus_session::snapshot::{self, Writer};
 use farbus_session::{RedirHost, Reject};
@@ -20,7 +20,7 @@ use tracing::{debug, info, warn};
 use crate::broker::SystemAccess;
 use crate::common::socket_place::{Place, Protocol, SocketListener, plain_name};
 use crate::frontend::hold::{
-    Answer, Arrival, FOLLOWS_ALREADY, FOLLOWS_NOT, Granted, HoldCommand, HoldHandle, LEAVE_WITHIN, Order, QUIET_WITHIN,
+    Answer, Arrival, FOLLOWS_ALREADY, FOLLOWS_NOT, Granted, HoldCommand, HoldHandle, Order, QUIET_WITHIN,
 };
 use crate::frontend::open_users::{Connected, OpenClients, OpenUsers};
 use crate::frontend::remote_usb::FarDevice;
@@ -35,8 +35,6 @@ use crate::saving::{SaveRequest, SaveRequester, Saved, Verdict};
 
 /// The name of a guest that has none.
 const GUEST: &str = "a guest";
-/// The class of interfaces of disks (USB, defined class codes).
-const MASS_STORAGE: u8 = 8;
 /// How long a guest may take to acknowledge that its device is gone, before the connection is closed.
 const FAREWELL_TIME_MAX: Duration = Duration::from_secs(1);
 
@@ -254,6 +252,7 @@ impl RedirAttachment {
             following: None,
             stay,
             host,
+            session: session.clone(),
             clock,
             calls: Calls::default(),
             arrival: Arrival::default(),
@@ -363,6 +362,7 @@ struct Relay {
     following: Option<Following>,
     stay: Stay,
     host: RedirHost<FarDevice>,
+    session: Option<SessionStatus>,
     clock: Clock,
     calls: Calls,
     arrival: Arrival,
@@ -414,8 +414,7 @@ impl Relay {
     fn is_disk_in_use(&self) -> bool {
         let session = self.host.session();
         let is_in_use = self.guest.is_some() && session.is_shown() && !session.is_refused();
-        let configurations = &session.device().descriptors().configurations;
-        is_in_use && configurations.iter().flat_map(|each| &each.settings).any(|each| each.class[0] == MASS_STORAGE)
+        is_in_use && session.device().descriptors().stores_data()
     }
 
     /// Answers a request for a snapshot: lets requests under way complete, and saves the guest's stream as for a
@@ -504,7 +503,7 @@ impl Relay {
             // What came with the last event has been handled just now.
             (.., Stay::Resting { .. }) if self.host.is_quiet() => Some(Duration::ZERO),
             (Some(Held { since, successor: Some(_), .. }), ..) | (.., Stay::Resting { since, .. }) => {
-                Some(*since + LEAVE_WITHIN - now)
+                Some(*since + self.longest_hold() - now)
             }
             (_, Some(Following { asker: Some(_), .. }), _) => Some(LOOK_AGAIN),
             (_, Some(Following { has_stopped: true, .. }), _) => Some(Duration::ZERO),
@@ -655,12 +654,17 @@ impl Relay {
         }
     }
 
+    /// How long the device may be held while it migrates.
+    fn longest_hold(&self) -> Duration {
+        self.session.as_ref().map_or(HOLD, SessionStatus::hold)
+    }
+
     /// Continues a hold: answers it when the device is at rest, or gives up.
     fn look_after_held(&mut self) {
-        let now = self.clock.now();
+        let (now, longest) = (self.clock.now(), self.longest_hold());
         let Some(held) = &mut self.held else { return };
         if held.asker.is_none() {
-            if held.successor.is_some() && now - held.since >= LEAVE_WITHIN {
+            if held.successor.is_some() && now - held.since >= longest {
                 warn!("the virtual machine has not left: its device stays here");
                 self.go_on();
             }
@@ -674,7 +678,7 @@ impl Relay {
         let is_at_rest = self.host.is_quiet() && !self.host.has_transmit() && all_read;
         let result = match is_at_rest {
             true => Ok(Granted::ToUser),
-            false if now - held.since < QUIET_WITHIN => return,
+            false if now - held.since < QUIET_WITHIN.min(longest) => return,
             false => Err("what is under way does not come to its end"),
         };
         info!(
@@ -768,7 +772,7 @@ impl Relay {
                 frozen.to_guest.splice(..0, unread);
                 Stay::Leaving(successor, Some(frozen))
             }
-            Stay::Resting { since, .. } if now - since >= LEAVE_WITHIN => {
+            Stay::Resting { since, .. } if now - since >= self.longest_hold() => {
                 warn!("what is under way does not come to its end: the device stays here, and is reset");
                 self.host.disconnect(now);
                 Stay::Here

@@ -60,6 +60,9 @@ pub struct AttachmentStatus {
     /// How long it has been waiting for a link, seconds; `None` while it has one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub link_lost_s: Option<f64>,
+    /// How long it is held at most while it migrates, milliseconds: the shorter limit of both ends of its session.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hold_ms: Option<u64>,
     /// Where the time of its requests goes, if it is in a session.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub latency: Option<Latency>,
@@ -109,6 +112,7 @@ impl AttachmentStatus {
             reason: None,
             mode: None,
             link_lost_s: None,
+            hold_ms: None,
             latency: None,
             counts: BTreeMap::new(),
             drift_us: None,
@@ -161,6 +165,7 @@ impl AttachmentStatus {
     fn in_session(self, session: &SessionStatus) -> Self {
         let distance = session.distance();
         let known = Self {
+            hold_ms: Some(session.hold().as_millis() as u64),
             latency: session.latency(),
             links: session.links(),
             reservation: session.reserved().map(|reserved| ReservationStatus::told(&reserved)),

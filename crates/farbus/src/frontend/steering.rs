@@ -95,10 +95,12 @@ fn swap(handle: Option<&Handle>, question: Question) -> Answer {
 
 fn migrate(handle: Option<&Handle>, successor: &str) -> Answer {
     let Ok(successor) = successor.parse::<Fingerprint>() else { return Answer::Refused("that is no key".to_owned()) };
-    match handle.map_or(Err(Refused::NoSession), |handle| handle.migrate(successor)) {
-        Ok(Migration::AfterItsUser) => Answer::Ok(json!({ "machine": true })),
-        Ok(Migration::AtOnce) => Answer::Ok(json!({ "machine": false })),
-        Ok(Migration::WhenQuiet) => Answer::Ok(Value::Null),
+    let Some(handle) = handle else { return Answer::Refused(Refused::NoSession.to_string()) };
+    match handle.migrate(successor) {
+        Ok(migration) => Answer::Ok(json!({
+            "machine": migration == Migration::AfterItsUser,
+            "hold_ms": handle.longest_hold().map(|hold| hold.as_millis() as u64),
+        })),
         Err(why) => Answer::Refused(why.to_string()),
     }
 }

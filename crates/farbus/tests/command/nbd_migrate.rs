@@ -12,6 +12,7 @@ use rustix::process::Signal;
 use super::cluster::Cluster;
 use super::harness::{Harness, PATIENCE, wait_until};
 use super::restart::{Later, config};
+use super::trust::Host;
 
 pub const SIZE: u64 = 8 << 20;
 const BLOCK: usize = 4096;
@@ -222,6 +223,45 @@ fn nbd_client_continues_when_its_disk_stays_or_its_successor_never_comes() {
     drop(client);
     there.write(0, 9);
     there.assert_reads(0, 9);
+}
+
+/// What the status of a host says of its attachment of this device.
+fn attachment(host: &Host<'_>, name: &str) -> serde_json::Value {
+    let all = host.json(&["status", "--json"]);
+    let mut devices = all.as_array().unwrap().iter().flat_map(|process| process["devices"].as_array().unwrap());
+    let found = devices.find(|device| device["name"] == name && device["bus_id"].is_null());
+    found.unwrap_or_else(|| panic!("no {name} in {all}")).clone()
+}
+
+#[test]
+fn disk_is_held_for_the_shorter_limit_of_both_ends_and_then_goes_on_where_it_was() {
+    let harness = Harness::new();
+    let images = ["a", "b"].map(|name| format!("disk:{},name={name}", harness.image(name, SIZE).display()));
+    let cluster = Cluster::new(&harness, &[&images[0], &images[1], "--hold", "2"]);
+    let desk = &cluster.hosts[0];
+    for (name, own, both_ms) in [("a", "25", 2000), ("b", "1", 1000)] {
+        let (attach, socket) = cluster.lend(0, name, "nbd", &["--hold", own]);
+        let mut client = Client::connect(&socket);
+        client.write(0, 1);
+        assert_eq!(attachment(desk, name)["hold_ms"], both_ms, "{name}");
+        let said = desk.json(&["migrate", name, "--to", "rack", "--json"]);
+        assert_eq!((&said["hold_ms"], &said["machine"]), (&both_ms.into(), &true.into()), "{said}");
+        // Its client does not leave.
+        attach.assert_logged("have not left: it stays here");
+        client.write(0, 2);
+        // The client leaves, and nobody comes.
+        desk.ok(&["migrate", name, "--to", "rack"]);
+        drop(client);
+        attach.assert_logged("nobody came for the disk");
+        Client::connect(&socket).assert_reads(0, 2);
+    }
+    for (words, why) in [(["--hold", "0"], "1 to 120 s"), (["--hold", "26"], "a disk is held for 25 s at most")] {
+        let words = [&["attach", "lab3/a", "--address", &cluster.address, "--via", "nbd"][..], &words].concat();
+        let refused = desk.run(&words);
+        assert!(refused.code != Some(0) && refused.stderr.contains(why), "{refused:?}");
+    }
+    let refused = cluster.exporter.run(&["share", &images[0], "--hold", "121"]);
+    assert!(refused.code == Some(2) && refused.stderr.contains("1 to 120 s"), "{refused:?}");
 }
 
 #[test]

@@ -15,6 +15,7 @@ use farbus_wire::native::{
 use farbus_wire::snapshot::{Reader, Writer};
 
 use super::attachment::{Attachment, State};
+use super::hold::HoldLimits;
 use super::timing::Timed;
 use crate::Reject;
 
@@ -119,6 +120,11 @@ pub trait Attached {
         0
     }
 
+    /// Whether its device, which is open, stores data: its users give a request up after some time.
+    fn stores_data(&self) -> bool {
+        false
+    }
+
     /// The state of its reservation, if it has one.
     fn reserved(&self) -> Option<reserve::ReservationReport> {
         self.attachment().reserved()
@@ -180,6 +186,7 @@ pub struct ImporterSession {
     /// The exporter's incarnation, as it said last; `None` before the first.
     their_incarnation: Option<u64>,
     grace: Duration,
+    hold: HoldLimits,
     limits: LaneLimits,
     pool: BufferPool,
 }
@@ -199,6 +206,7 @@ impl ImporterSession {
             incarnation,
             their_incarnation: None,
             grace,
+            hold: HoldLimits::default(),
             limits,
             pool: BufferPool::new(limits.unacknowledged_bytes_max / 4),
         }
@@ -211,6 +219,18 @@ impl ImporterSession {
         self
     }
 
+    /// Holds a device that migrates for so long at most; by default [`HOLD`](super::HOLD).
+    #[must_use]
+    pub fn holding(mut self, hold: Duration) -> Self {
+        self.hold.set_own(hold);
+        self
+    }
+
+    /// How long a device that migrates may keep its user waiting: the limits of both ends, as of the latest link.
+    pub fn hold(&self) -> HoldLimits {
+        self.hold
+    }
+
     /// The first frame on a new link of this lane.
     pub fn hello(&mut self, number: u16) -> Hello {
         let (session, incarnation) = (self.session, self.incarnation);
@@ -221,6 +241,7 @@ impl ImporterSession {
             0 => Options {
                 grace_ms: Some(u32::try_from(self.grace.as_millis()).unwrap_or(u32::MAX)),
                 lanes: (self.lanes_wished > 1).then_some(self.lanes_wished.into()),
+                hold_ms: Some(self.hold.own_ms()),
                 ..Options::default()
             },
             // The first lane says what holds for the session.
@@ -258,6 +279,7 @@ impl ImporterSession {
         first.link = first.link.max(theirs.link);
         if matches!(welcome.outcome, Outcome::Begun | Outcome::Resumed) {
             self.their_incarnation = Some(theirs.incarnation);
+            self.hold.hear(welcome.options.hold_ms);
         }
         match welcome.outcome {
             Outcome::Begun => {
@@ -452,6 +474,7 @@ impl ImporterSession {
             incarnation,
             their_incarnation: None,
             grace,
+            hold: HoldLimits::default(),
             limits,
             pool: BufferPool::new(limits.unacknowledged_bytes_max / 4),
         };

@@ -10,6 +10,7 @@
 //! | [`served_block`], [`served_usb`] | a local device that a session serves; `served_device` has what both do |
 //! | [`remote_block`], [`remote_usb`] | a remote device that a session brings |
 //! | [`served_observer`], [`remote_observer`] | observing: copies of a USB device's traffic; frames of a stream |
+//! | [`hold`] | how long a device that migrates may keep its user waiting, agreed by both ends |
 //! | [`timing`] | which requests are timed, and where their time went |
 //! | [`piped`], [`piped_served`], `pipe` | modules between any class and the link, on either side |
 //! | [`known_device`] | whether a device that is opened again is the one that was used before |
@@ -38,6 +39,7 @@
 mod absence;
 pub mod attachment;
 pub mod exporter;
+pub mod hold;
 pub mod importer;
 pub mod known_device;
 mod pipe;
@@ -69,6 +71,7 @@ pub use farbus_wire::native::{
 
 pub use attachment::{Attachment, Heard, State};
 pub use exporter::{Allowed, ExporterSession, Inherited, Left, Migration, Recalled, Served, Services, Unmovable};
+pub use hold::{HOLD, HOLD_MAX, HOLD_STORAGE_MAX, HoldLimits};
 pub use importer::{Attached, ImporterSession, Movable, Progress};
 pub use piped::{Piped, Through};
 pub use piped_served::PipedServed;

@@ -345,6 +345,10 @@ impl<A: Attached> Attached for Piped<A> {
         self.remote.is_still()
     }
 
+    fn stores_data(&self) -> bool {
+        self.remote.stores_data()
+    }
+
     fn migrate(&mut self, successor: [u8; 32]) {
         self.remote.migrate(successor);
     }

@@ -586,6 +586,10 @@ impl Attached for RemoteBlock {
         self.slots.is_empty() && self.owed == 0 && !self.is_rewriting()
     }
 
+    fn stores_data(&self) -> bool {
+        true
+    }
+
     fn migrate(&mut self, successor: [u8; 32]) {
         self.attachment.migrate(successor, Vec::new());
         // The next user may overwrite what was written here, so none of it is written again.

@@ -629,6 +629,10 @@ impl Attached for RemoteUsb {
         self.slots.is_empty()
     }
 
+    fn stores_data(&self) -> bool {
+        self.descriptors().stores_data()
+    }
+
     fn migrate(&mut self, successor: [u8; 32]) {
         self.migrate_with(successor, Vec::new());
     }

@@ -146,8 +146,8 @@ pub struct Migration {
     pub successor: [u8; 32],
     /// The data that the host gets with the device.
     pub migration_state: Vec<u8>,
-    /// How long the device waits for that host; `None`: the exporter's default.
-    pub left: Option<Duration>,
+    /// How long the device waits for that host.
+    pub left: Duration,
 }
 
 /// A device that was handed over and whose successor has not come; its importer has it again, so that another process
@@ -172,7 +172,7 @@ impl Migration {
                 "migration state has 16 MiB at most, and waits some seconds",
             ));
         }
-        Ok(Self { successor, migration_state, left: Some(Duration::from_millis(ms)) })
+        Ok(Self { successor, migration_state, left: Duration::from_millis(ms) })
     }
 }
 

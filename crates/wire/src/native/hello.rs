@@ -67,12 +67,16 @@ pub struct Options {
     pub unacknowledged_bytes_max: Option<u32>,
     /// Lanes of the session: requested, then granted. The default is one.
     pub lanes: Option<u32>,
+    /// How long the sender holds a device that migrates at most, ms, 1 or more. The shorter time of both ends rules; an
+    /// end that says none holds it for 20 s.
+    pub hold_ms: Option<u32>,
 }
 
 mod option {
     pub const GRACE_MS: u16 = 1;
     pub const UNACKNOWLEDGED_BYTES_MAX: u16 = 2;
     pub const LANES: u16 = 3;
+    pub const HOLD_MS: u16 = 4;
 }
 
 impl Options {
@@ -81,6 +85,7 @@ impl Options {
             (option::GRACE_MS, self.grace_ms),
             (option::UNACKNOWLEDGED_BYTES_MAX, self.unacknowledged_bytes_max),
             (option::LANES, self.lanes),
+            (option::HOLD_MS, self.hold_ms),
         ];
         for (kind, value) in known {
             if let Some(value) = value {
@@ -103,6 +108,7 @@ impl Options {
                 option::GRACE_MS => Some(&mut options.grace_ms),
                 option::UNACKNOWLEDGED_BYTES_MAX => Some(&mut options.unacknowledged_bytes_max),
                 option::LANES => Some(&mut options.lanes),
+                option::HOLD_MS => Some(&mut options.hold_ms),
                 _ => None,
             };
             if let Some(place) = place {
@@ -115,6 +121,9 @@ impl Options {
         }
         if !bytes.is_empty() {
             return Err(Reject::new("options", bytes.len() as u64, "an option has 4 bytes and its value"));
+        }
+        if options.hold_ms == Some(0) {
+            return Err(Reject::new("hold", 0, "a device that migrates is held for 1 ms or longer"));
         }
         Ok(options)
     }
@@ -270,10 +279,10 @@ mod tests {
 
     #[test]
     fn a_greeting_survives_the_way_in_whatever_pieces() {
-        let options = Options { grace_ms: Some(20_000), ..Options::default() };
+        let options = Options { grace_ms: Some(20_000), hold_ms: Some(5_000), ..Options::default() };
         let hello = Hello::new(POSITION, options);
         let bytes = hello.encode();
-        assert_eq!(bytes.len(), GREETING_BYTES + 8);
+        assert_eq!(bytes.len(), GREETING_BYTES + 16);
         for end in 0..bytes.len() {
             assert_eq!(Hello::decode(&bytes[..end]), Ok(None), "{end} bytes");
         }
@@ -305,5 +314,7 @@ mod tests {
         assert_eq!(refused(58, 9), "option length");
         (bytes[56], bytes[57]) = (1, 0);
         assert_eq!(Hello::decode(&bytes).unwrap_err().field, "option length", "a grace has 4 bytes");
+        let never = Options { hold_ms: Some(0), ..Options::default() };
+        assert_eq!(Hello::decode(&Hello::new(POSITION, never).encode()).unwrap_err().field, "hold");
     }
 }

@@ -9,6 +9,7 @@ use std::net::{SocketAddr, UdpSocket};
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use farbus_io::discovery::{Announcement, Kind};
 use farbus_io::link::Listener;
@@ -24,6 +25,7 @@ use signal_hook::iterator::Signals;
 use tracing::warn;
 
 use super::Failure;
+use super::link_args::hold_from;
 use super::output::say;
 use crate::broker::confined::{give_rights_away, start_broker};
 use crate::broker::{BrokerPolicy, SystemAccess};
@@ -47,6 +49,7 @@ use crate::exporter::sources::usb;
 use crate::exporter::sources::what::What;
 use crate::hosts::mdns::{Announced, Nearby};
 use crate::hosts::trust::Trust;
+use crate::importer::client::HOLD;
 use crate::importer::discovery::local_shares;
 use crate::link::modules::allowed;
 use by_daemon::{Daemon, Until};
@@ -209,6 +212,12 @@ pub struct Args {
     /// So much may a peer that uses devices make this process hold, 16 to 65536. A peer that uses none has 64 at most.
     #[arg(long, group = "own", value_name = "MIB", default_value_t = PEER_MEMORY_MIB, value_parser = clap::value_parser!(u32).range(16..=65536))]
     peer_memory: u32,
+    /// How long a device that moves may wait, in s.
+    ///
+    /// A device that its user hands over to another host ('farbus migrate') waits for that host for so long, 1 to 120
+    /// s, and a disk for 25 s at most. If the user's own limit ('farbus attach --hold') is shorter, that counts.
+    #[arg(long, group = "own", value_name = "SECONDS", default_value = "20", value_parser = hold_from)]
+    hold: Duration,
     /// Write requests, stage by stage, to FILE.
     ///
     /// The last requests of each session, as lines of JSON, when the session ends.
@@ -228,7 +237,7 @@ impl Args {
         let listens = !self.listen.is_empty() || self.secure.is_some() || self.socket_mode != SocketMode::default();
         let admits = !self.local_users.is_empty() || self.observable || !self.reserve_high.is_empty();
         let serves = !self.allow_module.is_empty() || !self.reserve.is_empty() || self.peer_memory != PEER_MEMORY_MIB;
-        listens || admits || serves || self.trace.is_some() || self.no_sandbox
+        listens || admits || serves || self.hold != HOLD || self.trace.is_some() || self.no_sandbox
     }
 
     /// Whether `--json` was given.
@@ -283,6 +292,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
     share.allow_reserve_high(args.reserve_high);
     share.show(args.observable);
     share.set_budget(Budget::DEFAULT.with_peer_bytes((args.peer_memory as usize) << 20));
+    share.wait_for_successors(args.hold);
     share.allow_modules(allowed(&args.allow_module).map_err(Failure::local)?);
     if let Some(path) = &args.trace {
         let file = create_output(path, 0o666);

@@ -6,6 +6,7 @@ mod driven_disk;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use farbus_io::link::{Clock, Progress};
 use farbus_model::budget::Allowance;
@@ -48,6 +49,10 @@ impl DeviceProvider for Shared {
 
     fn limits(&self) -> Limits {
         self.serving.limits
+    }
+
+    fn hold(&self) -> Duration {
+        self.registry.successor_time()
     }
 
     fn modules(&self) -> Option<Arc<Allowed>> {
@@ -210,7 +215,7 @@ impl DeviceProvider for Shared {
                 return None;
             }
         };
-        let left = Some(until - self.serving.clock.now());
+        let left = until - self.serving.clock.now();
         let migration = Migration { successor: successor.unwrap_or_default(), migration_state, left };
         Some((Opened { opened_device, session_handle: home, lease }, migration))
     }

@@ -13,7 +13,7 @@ use farbus_session::native::control::{End, Inherit, Open};
 use farbus_session::native::retire::Step;
 use farbus_session::native::served_observer::Shown;
 use farbus_session::native::{
-    Allowed, CountRequest, Left, Migration, Served, ServedBlock, ServedObserver, ServedUsb, SuspendableServed,
+    Allowed, CountRequest, HOLD, Left, Migration, Served, ServedBlock, ServedObserver, ServedUsb, SuspendableServed,
 };
 use farbus_session::reserve::ledger::Path;
 use farbus_session::reserve::{Reservation, ReservationReport, Suspension};
@@ -246,6 +246,11 @@ pub trait DeviceProvider: Send + Sync + 'static {
 
     /// The allowance that the caller's session draws on.
     fn allowance(caller: &Self::Caller) -> Allowance;
+
+    /// How long a device that was handed over waits for its successor at most.
+    fn hold(&self) -> Duration {
+        HOLD
+    }
 
     /// The modules that importers may ask for; `None`: no list.
     fn modules(&self) -> Option<Arc<Allowed>> {

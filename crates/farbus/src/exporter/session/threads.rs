@@ -109,11 +109,11 @@ impl Sessions {
         let id = SessionId(random());
         let limits = LaneLimits::DEFAULT;
         let begun = ExporterSession::begin(&hello, id, self.incarnation, GRACE_MAX, limits);
-        let (mut session, welcome) = match begun {
+        let (mut session, mut welcome) = match begun {
             Ok(begun) => begun,
             Err(refusal) => return greeting::welcome(&link, &refusal, GREETING_TIME_MAX),
         };
-        allow(&mut session, provider);
+        welcome.options.hold_ms = allow(&mut session, provider);
         if !session.draw_on(H::allowance(caller)) {
             warn!(peer = link.peer(), "no session begins: its peer holds as much memory as it may");
             return greeting::welcome(
@@ -161,7 +161,8 @@ impl Sessions {
     /// The system has no more descriptors.
     pub fn go_on<H: DeviceProvider>(&self, provider: &Arc<H>, pending: Pending<H>) -> io::Result<()> {
         let Pending { caller, inbox, mut session, left } = pending;
-        allow(&mut session, provider);
+        // Its importer is told with the next link.
+        let _ = allow(&mut session, provider);
         // The session keeps what it held in the other process, even if its peer is beyond its limit.
         let _ = session.draw_on(H::allowance(&caller));
         let (id, peer) = (session.id(), H::identity(&caller).peer);
@@ -711,10 +712,12 @@ impl<'a, H: DeviceProvider> Engine<'a, H> {
     }
 }
 
-fn allow<H: DeviceProvider>(session: &mut ExporterSession, provider: &Arc<H>) {
+/// Tells a session what its provider allows. Returns what the welcome has to say of holds.
+fn allow<H: DeviceProvider>(session: &mut ExporterSession, provider: &Arc<H>) -> Option<u32> {
     if let Some(modules) = provider.modules() {
         session.allow(modules);
     }
+    session.limit_hold(provider.hold())
 }
 
 /// Opens devices for the importer of one session.

@@ -9,8 +9,8 @@ use farbus_model::{Device, Identity, Instant};
 use farbus_session::claims::bookings::Bookings;
 use farbus_session::claims::lease::Lease;
 use farbus_session::leases::{DeviceKey, Leases};
-use farbus_session::native::control as native;
 use farbus_session::native::retire::Step;
+use farbus_session::native::{HOLD, control as native};
 use farbus_session::registry::Entry;
 use farbus_session::{OpStatus, Registry};
 use tracing::warn;
@@ -25,9 +25,6 @@ use crate::exporter::state::lease_store::{LeaseStore, unix_ms};
 use crate::exporter::state::note_book::NoteBook;
 use crate::exporter::state::retirements::Retirements;
 
-/// How long a handed over device waits for its successor. Linux's usb-storage gives up a command after 30 s.
-const SUCCESSOR_TIME: Duration = Duration::from_secs(20);
-
 /// The registry of shared devices and the leases of their users. Two locks: the registry's and the leases'; no caller
 /// holds both.
 pub struct DeviceRegistry {
@@ -35,7 +32,7 @@ pub struct DeviceRegistry {
     leases: Mutex<Leases<HandedOver>>,
     /// How often the identity of a device has changed.
     identity_changes: AtomicU64,
-    /// How long a device that was handed over waits for its successor, milliseconds.
+    /// How long a device that was handed over waits for its successor at most, milliseconds.
     successor_time_ms: AtomicU64,
     /// Whether devices have names from their owner, and lasting identities.
     pub labels: Labels,
@@ -80,7 +77,7 @@ impl Default for DeviceRegistry {
             registry: Mutex::default(),
             leases: Mutex::new(Leases::after(unix_ms())),
             identity_changes: AtomicU64::new(0),
-            successor_time_ms: AtomicU64::new(SUCCESSOR_TIME.as_millis() as u64),
+            successor_time_ms: AtomicU64::new(HOLD.as_millis() as u64),
             labels: Labels::default(),
             notes: NoteBook::default(),
             store: LeaseStore::default(),
@@ -113,12 +110,12 @@ impl DeviceRegistry {
         self.identity_changes.load(Ordering::Acquire)
     }
 
-    /// How long a device that was handed over waits for its successor.
+    /// How long a device that was handed over waits for its successor at most; its importer may have a shorter limit.
     pub fn successor_time(&self) -> Duration {
         Duration::from_millis(self.successor_time_ms.load(Ordering::Relaxed))
     }
 
-    /// Sets how long a handed over device waits for its successor.
+    /// Sets how long a handed over device waits for its successor at most.
     pub fn set_successor_time(&self, span: Duration) {
         self.successor_time_ms.store(span.as_millis().try_into().unwrap_or(u64::MAX), Ordering::Relaxed);
     }

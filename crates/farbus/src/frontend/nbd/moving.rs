@@ -2,11 +2,13 @@
 //!
 //! While it is held, the engine reads no requests: they stay in the clients' sockets.
 
+use std::time::Duration;
+
 use farbus_model::Instant;
 use tracing::{info, warn};
 
 use crate::frontend::hold::{
-    Answer, Arrival, FOLLOWS_ALREADY, FOLLOWS_NOT, Granted, HoldCommand, HoldHandle, LEAVE_WITHIN, Order, QUIET_WITHIN,
+    Answer, Arrival, FOLLOWS_ALREADY, FOLLOWS_NOT, Granted, HoldCommand, HoldHandle, Order, QUIET_WITHIN,
 };
 use crate::importer::session::status::SessionStatus;
 
@@ -76,10 +78,15 @@ impl Moving {
     /// When [`Moving::look_after`] wants to be called.
     pub fn poll_timeout(&self) -> Option<Instant> {
         match &self.stay {
-            Stay::Held(Held { since, asker: Some(_), .. }) => Some(*since + QUIET_WITHIN),
-            Stay::Held(Held { since, successor: Some(_), .. }) => Some(*since + LEAVE_WITHIN),
+            Stay::Held(Held { since, asker: Some(_), .. }) => Some(*since + self.quiet_within()),
+            Stay::Held(Held { since, successor: Some(_), .. }) => Some(*since + self.status.hold()),
             Stay::Here | Stay::Held(_) | Stay::Following(_) | Stay::Leaving => None,
         }
+    }
+
+    /// How long requests under way may take to complete.
+    fn quiet_within(&self) -> Duration {
+        QUIET_WITHIN.min(self.status.hold())
     }
 
     /// The server ends: cancels a hold, a migration, or that the disk follows its clients.
@@ -107,6 +114,7 @@ impl Moving {
         for order in self.hold_handle.take() {
             self.carry_out(now, order, clients);
         }
+        let quiet_within = self.quiet_within();
         match &mut self.stay {
             Stay::Here => {}
             Stay::Leaving if self.status.is_ours() && self.status.end().is_none() => {
@@ -117,7 +125,7 @@ impl Moving {
             Stay::Held(held) if held.asker.is_some() => {
                 let result = match clients.are_answered {
                     true => Ok(Granted::ToUser),
-                    false if now - held.since < QUIET_WITHIN => return,
+                    false if now - held.since < quiet_within => return,
                     false => Err("what is under way does not come to its end"),
                 };
                 info!(
@@ -138,7 +146,7 @@ impl Moving {
                     warn!(why, "the disk stays here");
                 }
             }
-            Stay::Held(Held { successor: Some(_), since, .. }) if now - *since >= LEAVE_WITHIN => {
+            Stay::Held(Held { successor: Some(_), since, .. }) if now - *since >= self.status.hold() => {
                 warn!("the clients of the disk have not left: it stays here");
                 self.stay = Stay::Here;
             }
@@ -214,7 +222,8 @@ impl Moving {
 #[cfg(test)]
 mod tests {
     use std::thread;
-    use std::time::Duration;
+
+    use farbus_session::native::{HOLD, HoldLimits};
 
     use super::*;
 
@@ -271,12 +280,33 @@ mod tests {
         assert_eq!(ordered(&mut moving, ANSWERED, HoldHandle::hold), Ok(Granted::ToUser));
         assert_eq!(moving.poll_timeout(), None, "it is held until somebody says otherwise");
         assert_eq!(ordered(&mut moving, ANSWERED, |hold_handle| hold_handle.hand_over([7; 32])), Ok(Granted::ToUser));
-        assert_eq!(moving.poll_timeout(), Some(at_s(1) + LEAVE_WITHIN));
-        moving.look_after(at_s(1) + LEAVE_WITHIN, ANSWERED);
+        assert_eq!(moving.poll_timeout(), Some(at_s(1) + HOLD));
+        moving.look_after(at_s(1) + HOLD, ANSWERED);
         assert!(!moving.is_held() && status.is_ours());
         assert_eq!(ordered(&mut moving, ANSWERED, HoldHandle::hold), Ok(Granted::ToUser));
         assert_eq!(ordered(&mut moving, ANSWERED, HoldHandle::go_on), Ok(Granted::ToUser));
         assert!(!moving.is_held());
+    }
+
+    #[test]
+    fn clients_of_a_disk_have_the_negotiated_time_to_leave() {
+        for (own_s, theirs_ms, both_s) in
+            [(5, Some(25_000), 5), (25, Some(5_000), 5), (25, None, 20), (120, Some(120_000), 25)]
+        {
+            let (mut moving, status) = moving();
+            let mut limits = HoldLimits::of(Duration::from_secs(own_s));
+            limits.hear(theirs_ms);
+            status.note_hold(limits);
+            status.note_storage(true);
+            let moved = ordered(&mut moving, ANSWERED, |hold_handle| hold_handle.hand_over([7; 32]));
+            assert_eq!(moved, Ok(Granted::ToUser));
+            let both = Duration::from_secs(both_s);
+            assert_eq!((status.hold(), moving.poll_timeout()), (both, Some(at_s(1) + both)));
+            moving.look_after(at_s(1) + (both - Duration::from_nanos(1)), ANSWERED);
+            assert!(moving.is_held(), "{own_s} s and {theirs_ms:?} ms");
+            moving.look_after(at_s(1) + both, ANSWERED);
+            assert!(!moving.is_held() && status.is_ours(), "{own_s} s and {theirs_ms:?} ms");
+        }
     }
 
     #[test]

@@ -9,6 +9,9 @@ use super::error::ClientError;
 use crate::importer::options::ahead::Ahead as Prefetch;
 use crate::importer::options::cache::Cache;
 use crate::importer::options::transport::Over as Transport;
+use crate::importer::session::connection::Terms;
+
+pub use farbus_session::native::{HOLD, HOLD_MAX, HOLD_STORAGE_MAX};
 
 /// The grace period of a USB device that this machine's kernel uses, where nothing else is configured.
 ///
@@ -35,6 +38,9 @@ pub struct ClientConfig {
     /// possible: with paired hosts, at sockets of this machine, and where an option asks for one. Other hosts may not
     /// know farbus's own protocol.
     pub grace: Option<Duration>,
+    /// How long a device that migrates keeps its user waiting at most, 1 s to [`HOLD_MAX`]; a device that stores data
+    /// [`HOLD_STORAGE_MAX`]. The exporter may have a shorter limit.
+    pub hold: Duration,
     /// What the links of a session to a paired host run over.
     pub transport: Transport,
     /// How many links a session has, 1 or more. The exporter may grant fewer.
@@ -54,6 +60,7 @@ impl Default for ClientConfig {
     fn default() -> Self {
         Self {
             grace: None,
+            hold: HOLD,
             transport: Transport::default(),
             links: 1,
             prefetch: Prefetch::default(),
@@ -97,6 +104,11 @@ impl ClientConfig {
         } else {
             Ok(grace)
         }
+    }
+
+    /// What a session is asked for, with this grace period.
+    pub(super) fn terms(&self, grace: Duration) -> Terms {
+        Terms { links: self.links, grace, hold: self.hold }
     }
 
     /// Whether an option asks for what only a session has.

@@ -43,7 +43,7 @@ pub use crate::importer::local_error::HereError;
 pub use crate::importer::options::{ahead::Ahead as Prefetch, cache::Cache, transport::Over as Transport};
 pub use crate::importer::port::DevicePort;
 use crate::importer::port::usbip::HoldingLink;
-pub use config::{ClientConfig, GRACE, GRACE_DISK};
+pub use config::{ClientConfig, GRACE, GRACE_DISK, HOLD, HOLD_MAX, HOLD_STORAGE_MAX};
 pub(crate) use connector::local_address;
 pub use error::ClientError;
 pub(crate) use error::local;

@@ -405,7 +405,7 @@ impl Client {
         let open = request_to_open(target, native::Class::USB, native::Mode::Exclusive);
         let remote = Piped::new(RemoteUsb::successor(ATTACHMENT, open, state_name), through(&self.config.modules));
         let (dial, exporter) = self.connector.dial(&target.address)?;
-        Linked::begin(self.config.links, dial, remote, grace).map_err(|source| lost(&exporter, source))
+        Linked::begin(self.config.terms(grace), dial, remote).map_err(|source| lost(&exporter, source))
     }
 
     /// Opens a block device of which this host is the successor. It may be read before it is handed over
@@ -426,7 +426,8 @@ impl Client {
 
     /// What a session of another process needs to continue here: links, and the modules that its device's data passes.
     pub(crate) fn redial(&self, target: &Target) -> Result<Redial, ClientError> {
-        Ok(Redial { dial: self.connector.redial(&target.address)?, through: through(&self.config.modules) })
+        let dial = self.connector.redial(&target.address)?;
+        Ok(Redial { dial, through: through(&self.config.modules), hold: self.config.hold })
     }
 
     /// Opens a device in a session: connect → begin the session → open the device → read the answer. What the device
@@ -460,8 +461,7 @@ impl Client {
         // What the device's data passes through is part of the request.
         let remote = Piped::new(remote, through(&self.config.modules));
         // Begin the session, send the request and wait until the device is open or refused.
-        let links = self.config.links;
-        Linked::open_over(links, dial, remote, grace, done)
+        Linked::open_on(self.config.terms(grace), dial, remote, done)
             .map_err(|source| lost(&exporter, self.without_session(&target.address, source)))
     }
 

@@ -18,7 +18,7 @@ use farbus_session::native::hello::{Hello, Welcome};
 use farbus_session::native::reserve::{self, ReservationReport};
 use farbus_session::native::retire::Step;
 use farbus_session::native::{
-    Attached, ImporterSession, LaneLimits, Movable, Piped, Progress, RemoteBlock, RemoteUsb, State, Through,
+    Attached, HOLD, ImporterSession, LaneLimits, Movable, Piped, Progress, RemoteBlock, RemoteUsb, State, Through,
 };
 use farbus_session::snapshot::{Reader, Writer};
 use tracing::{debug, info, warn};
@@ -55,6 +55,26 @@ pub struct Redial {
     pub dial: Dial,
     /// The modules, if there are any.
     pub through: Option<Through>,
+    /// As [`Terms::hold`].
+    pub hold: Duration,
+}
+
+/// What an importer asks of a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Terms {
+    /// How many links, 1 to 8. The exporter may grant fewer; see [`Linked::links`].
+    pub links: u16,
+    /// How long the session outlives its links. The exporter may grant less.
+    pub grace: Duration,
+    /// How long the device is held at most while it migrates; the exporter may have a shorter limit.
+    pub hold: Duration,
+}
+
+impl Terms {
+    /// One link, this grace period, and devices that are held for [`HOLD`] at most.
+    pub fn of(grace: Duration) -> Self {
+        Self { links: 1, grace, hold: HOLD }
+    }
 }
 
 /// A device in a session of its own.
@@ -72,6 +92,8 @@ pub struct Linked<A: Attached> {
     status: SessionStatus,
     /// Whether it is migrating to another host.
     is_migrating: bool,
+    /// Whether the status says what kind of device it is.
+    is_described: bool,
     /// Whether it comes from another process and has had no turn here.
     is_new_here: bool,
     /// Further lanes for which a link is being made.
@@ -92,21 +114,15 @@ impl<A: Attached> Linked<A> {
     /// # Errors
     /// The link was lost, or the exporter refuses the session.
     pub fn open(dial: Dial, remote: impl Into<Piped<A>>, grace: Duration, done: &mut A::Done) -> io::Result<Self> {
-        Self::open_over(1, dial, remote, grace, done)
+        Self::open_on(Terms::of(grace), dial, remote, done)
     }
 
-    /// Like [`Linked::open`], over up to `links` links. The exporter may grant fewer; see [`Linked::links`].
+    /// Like [`Linked::open`], on other terms.
     ///
     /// # Errors
     /// As [`Linked::open`].
-    pub fn open_over(
-        links: u16,
-        dial: Dial,
-        remote: impl Into<Piped<A>>,
-        grace: Duration,
-        done: &mut A::Done,
-    ) -> io::Result<Self> {
-        let mut linked = Self::begin(links, dial, remote, grace)?;
+    pub fn open_on(terms: Terms, dial: Dial, remote: impl Into<Piped<A>>, done: &mut A::Done) -> io::Result<Self> {
+        let mut linked = Self::begin(terms, dial, remote)?;
         let until = linked.clock.now() + GREETING_TIME_MAX;
         loop {
             linked.turn(done);
@@ -136,20 +152,20 @@ impl<A: Attached> Linked<A> {
         }
     }
 
-    /// Begins a session over a first link, and further ones if `links` is more than one. Does not wait until `remote`
+    /// Begins a session over a first link, and further ones if there are to be several. Does not wait until `remote`
     /// is open.
     ///
     /// # Errors
     /// The link was lost, or the exporter refuses the session.
-    pub fn begin(links: u16, mut dial: Dial, remote: impl Into<Piped<A>>, grace: Duration) -> io::Result<Self> {
+    pub fn begin(terms: Terms, mut dial: Dial, remote: impl Into<Piped<A>>) -> io::Result<Self> {
         let mut remote = remote.into();
         let clock = Clock::start();
         let mut incarnation = [0; 8];
         farbus_io::trust::fill_random(&mut incarnation);
         let mut session =
-            ImporterSession::new(clock.now(), u64::from_le_bytes(incarnation), grace, LaneLimits::DEFAULT);
+            ImporterSession::new(clock.now(), u64::from_le_bytes(incarnation), terms.grace, LaneLimits::DEFAULT);
         // Modules need the order of one lane.
-        session = session.over_links(if remote.has_modules() { 1 } else { links });
+        session = session.over_links(if remote.has_modules() { 1 } else { terms.links }).holding(terms.hold);
         let link = dial()?;
         let host = link.peer().to_owned();
         let welcome = greeting::greet(&link, &session.hello(0), GREETING_TIME_MAX)?;
@@ -170,6 +186,7 @@ impl<A: Attached> Linked<A> {
         let stop_signal = StopSignal::waking(Arc::clone(&dialer.wake));
         let status = SessionStatus::waking(Arc::clone(&dialer.wake), link_set.shown().clone());
         status.note_expected(remote.is_expected());
+        status.note_hold(session.hold());
         if remote.goes_through("pause") {
             status.note_pausable();
         }
@@ -185,6 +202,7 @@ impl<A: Attached> Linked<A> {
             stop_signal,
             status,
             is_migrating: false,
+            is_described: false,
             is_new_here: false,
             dialling: Vec::new(),
             reserved: None,
@@ -319,6 +337,10 @@ impl<A: Attached> Linked<A> {
             self.note_reserved(reserved);
         }
         self.note_identity();
+        if !self.is_described && *self.remote.state() == State::Open {
+            self.is_described = true;
+            self.status.note_storage(self.remote.stores_data());
+        }
         if self.status.is_expected() && !self.remote.is_expected() && self.end().is_none() {
             info!(host = self.host, "the device was handed over to this host");
             self.status.note_expected(false);
@@ -424,14 +446,15 @@ impl<A: Attached> Linked<A> {
         let wrong = |reject: farbus_session::Reject| io::Error::new(io::ErrorKind::InvalidData, reject.to_string());
         let clock = Clock::started_ago(PAST_MAX);
         let host = String::from_utf8_lossy(from.bytes("host").map_err(wrong)?).into_owned();
-        let Redial { dial, through } = redial;
+        let Redial { dial, through, hold } = redial;
         let dialer = Dialer::start(dial)?;
         let link_set = LinkSet::new()?;
         link_set.watch(&*dialer.wake)?;
         let readiness = link_set.readiness();
         let stop_signal = StopSignal::waking(Arc::clone(&dialer.wake));
         let restored = ImporterSession::restore(clock.now(), LaneLimits::DEFAULT, from).map_err(wrong)?;
-        let (session, mut remote): (_, Piped<A>) = restored;
+        let (session, mut remote): (ImporterSession, Piped<A>) = restored;
+        let session = session.holding(hold);
         if let Err(reject) = remote.resume(through) {
             remote.hand_over();
             return Err(wrong(reject));
@@ -439,6 +462,7 @@ impl<A: Attached> Linked<A> {
         let (relinks, is_migrating, is_new_here) = (0, false, true);
         let status = SessionStatus::waking(Arc::clone(&dialer.wake), link_set.shown().clone());
         status.note_link(false);
+        status.note_hold(session.hold());
         if remote.goes_through("pause") {
             status.note_pausable();
         }
@@ -454,6 +478,7 @@ impl<A: Attached> Linked<A> {
             stop_signal,
             status,
             is_migrating,
+            is_described: false,
             is_new_here,
             dialling: Vec::new(),
             reserved: None,
@@ -523,8 +548,9 @@ impl<A: Attached> Linked<A> {
         }
     }
 
-    /// Compares the device with the earlier one if the exporter has lost its state.
+    /// Compares the device with the earlier one if the exporter has lost its state, and notes the exporter's limit.
     fn note_exporter(&mut self) {
+        self.status.note_hold(self.session.hold());
         if let Some(incarnation) = self.session.their_incarnation() {
             self.remote.note_exporter(incarnation);
         }

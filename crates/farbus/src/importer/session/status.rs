@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use farbus_io::link::Wake;
 use farbus_model::Identity;
-use farbus_session::native::Timed;
 use farbus_session::native::control::End;
 use farbus_session::native::reserve::ReservationReport;
 use farbus_session::native::retire::Step;
+use farbus_session::native::{HoldLimits, Timed};
 
 use crate::importer::session::distance::Distance;
 use crate::importer::session::latency::{Latency, Samples};
@@ -61,6 +61,9 @@ struct State {
     step_answer: Option<(Step, Result<(), String>)>,
     /// The identity of the device.
     identity: Option<Identity>,
+    /// How long a device that migrates is held, as both ends say.
+    hold: HoldLimits,
+    is_storage: bool,
 }
 
 /// What an exporter answered to a step of a disk's move.
@@ -152,6 +155,21 @@ impl SessionStatus {
     /// Records that the session passes through a module that can pause.
     pub(crate) fn note_pausable(&self) {
         self.with(|state| state.can_pause = true);
+    }
+
+    /// How long the device is held while it migrates: the shorter limit of both ends.
+    pub fn hold(&self) -> Duration {
+        self.with(|state| state.hold.both(state.is_storage))
+    }
+
+    /// Records the limits of both ends.
+    pub(crate) fn note_hold(&self, hold: HoldLimits) {
+        self.with(|state| state.hold = hold);
+    }
+
+    /// Records whether the device stores data.
+    pub(crate) fn note_storage(&self, is_storage: bool) {
+        self.with(|state| state.is_storage = is_storage);
     }
 
     /// Whether another host has yet to hand the device over.

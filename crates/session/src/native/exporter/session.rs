@@ -22,6 +22,7 @@ use super::handovers::Handovers;
 use super::identities::Identities;
 use crate::Reject;
 use crate::native::absence::Absence;
+use crate::native::hold::HoldLimits;
 use crate::native::pipe::{Saved, place_of};
 use crate::native::piped_served::PipedServed;
 use crate::native::reserving::Reserving;
@@ -51,6 +52,8 @@ pub struct ExporterSession {
     pub(super) incarnation: u64,
     /// The absence of the importer, while the first lane has no link.
     pub(super) absence: Absence,
+    /// How long a device that is handed over waits for its successor.
+    pub(super) hold: HoldLimits,
     pub(super) attachments: BTreeMap<u16, Attached>,
     pub(super) handovers: Handovers,
     /// Requests that wait because answers are not taken.
@@ -121,6 +124,7 @@ impl ExporterSession {
             their_incarnation: hello.position.incarnation,
             incarnation,
             absence: Absence::none(wished.min(grace_max)),
+            hold: HoldLimits::default(),
             attachments: BTreeMap::new(),
             handovers: Handovers::default(),
             backlog: Backlog::default(),
@@ -131,12 +135,25 @@ impl ExporterSession {
             reserving: Reserving::default(),
             identities: Identities::default(),
         };
+        begun.hold.hear(hello.options.hold_ms);
         let first = begun.lanes.known_first_mut();
         first.link = hello.position.link;
         first.lane.handle_linked(0, &mut begun.pool).expect("a new lane has sent nothing, and nothing arrived");
         begun.note_credit();
         let welcome = begun.welcome(Outcome::Begun, 0);
         Ok((begun, welcome))
+    }
+
+    /// Keeps a device that was handed over for its successor for so long at most; without this call for
+    /// [`HOLD`](crate::native::HOLD). Returns what the welcome has to say of it.
+    pub fn limit_hold(&mut self, hold: Duration) -> Option<u32> {
+        self.hold.set_own(hold);
+        self.hold_ms()
+    }
+
+    /// What a welcome says of the limit: nothing to an importer that knows none.
+    fn hold_ms(&self) -> Option<u32> {
+        self.hold.is_heard().then(|| self.hold.own_ms())
     }
 
     /// Allows the importer these modules; without this call it may use none.
@@ -168,6 +185,7 @@ impl ExporterSession {
                 self.note_credit();
                 if theirs.lane == 0 {
                     self.absence.end();
+                    self.hold.hear(hello.options.hold_ms);
                 }
                 self.welcome(Outcome::Resumed, theirs.lane)
             }
@@ -185,7 +203,8 @@ impl ExporterSession {
         let grace_ms = Some(u32::try_from(self.absence.grace().as_millis()).unwrap_or(u32::MAX));
         // An importer that asked for no further lanes is told nothing of them.
         let lanes = (self.lanes_granted > 1).then_some(self.lanes_granted.into());
-        let options = Options { grace_ms, lanes, ..Options::default() };
+        let hold_ms = self.hold_ms().filter(|_| lane == 0);
+        let options = Options { grace_ms, lanes, hold_ms, ..Options::default() };
         Welcome { version: VERSION, outcome, position, options }
     }
 
@@ -553,7 +572,7 @@ impl ExporterSession {
             if let Some(Migration { successor, migration_state, left }) = migration {
                 to.raw(successor);
                 to.bytes(migration_state);
-                to.u64(u64::try_from(left.unwrap_or_default().as_millis()).unwrap_or(u64::MAX));
+                to.u64(u64::try_from(left.as_millis()).unwrap_or(u64::MAX));
             }
         }
         self.handovers.save(to);
@@ -622,6 +641,7 @@ impl ExporterSession {
             their_incarnation,
             incarnation,
             absence,
+            hold: HoldLimits::default(),
             attachments: BTreeMap::new(),
             handovers,
             backlog: Backlog::default(),

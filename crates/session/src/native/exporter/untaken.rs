@@ -233,12 +233,13 @@ impl ExporterSession {
         let Close { successor, migration_state } = Close::decode(&body)?;
         self.reserving.forget(number);
         let Some(Attached { open, served, .. }) = self.attachments.remove(&number) else { return Ok(()) };
+        let left = self.hold.both(false);
         let message = match successor {
             None => {
                 served.finish(now);
                 String::new()
             }
-            Some(successor) if served.hand_over(now, Migration { successor, migration_state, left: None }) => {
+            Some(successor) if served.hand_over(now, Migration { successor, migration_state, left }) => {
                 self.handovers.moving.insert(number, open);
                 self.note_credit();
                 return Ok(());
