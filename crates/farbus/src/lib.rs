@@ -138,7 +138,7 @@ pub mod internals {
     pub use crate::common::{control, socket_access, socket_place};
     pub use crate::devices::media_journal;
     pub use crate::frontend::{StopSignal, hold, nbd, open_users};
-    pub use crate::importer::session::{bare, connection};
+    pub use crate::importer::session::{bare, connection, status};
     pub use crate::importer::{disk, port};
     pub use farbus_io::saving;
     pub use farbus_io::sys::usbfs;

@@ -229,6 +229,7 @@ fn attachment_without_a_session_refuses_migration_hold_pause_and_save() {
         let Running { handle, .. } = &running;
         assert!(handle.session().is_none());
         assert!(handle.migrate(Fingerprint::from_bytes([7; 32])).is_err());
+        assert_eq!(handle.discard(Fingerprint::from_bytes([7; 32])), Err(Refused::NoSession));
         assert_eq!(handle.pause(true), Err(Refused::NoModules));
         assert!(!handle.can_save());
         assert_eq!(handle.save().err(), Some(Refused::NotSaved));
@@ -247,6 +248,19 @@ fn idle_device_is_promised_to_its_successor_at_once() {
         assert!(running.handle.migrate(Fingerprint::from_bytes([8; 32])).is_err(), "it is promised already");
         running.handle.cut();
         running.ended(PROMPT);
+    });
+}
+
+#[test]
+fn discarded_device_is_promised_to_its_successor_and_its_attachment_ends() {
+    for_each(|harness, request| {
+        let running = Running::begin(harness.take(&harness.client(GRACE), request));
+        let key = Fingerprint::from_bytes([7; 32]);
+        assert!(running.handle.discard(key).is_ok());
+        assert!(matches!(running.handle.discard(key), Err(Refused::Engine(_))), "it has gone");
+        assert!(matches!(running.ended(PROMPT), Ended::Moved));
+        let kept = &harness.share.status()[0];
+        assert!(kept.state == "in use" && kept.successor.is_some(), "{kept:?}");
     });
 }
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farbus::internals::connection::{Dial, Linked};
+use farbus::internals::status::Discarded;
 use farbus::share::Share;
 use farbus_gadgets::keyboard::Keyboard;
 use farbus_io::link::Link;
@@ -174,6 +175,62 @@ fn usb_device_migrates_without_a_reset() {
     settle(&mut successor.linked, &mut successor.done);
     assert_eq!(cause(&successor.linked), Some(Cause::Refused));
     assert_eq!(exporter.share.status()[0].state, "available");
+}
+
+#[test]
+fn discarded_device_goes_at_once_reset_and_to_its_successor_alone() {
+    let exporter = Exporter::new();
+    let mut first = exporter.keyboard(0);
+    let set_configuration = Setup::from_bytes([0, 9, 1, 0, 0, 0, 0, 0]);
+    assert_eq!(first.ask(|id| Urb::control(id, set_configuration, Payload::Empty)).0, Status::Ok);
+    let lease = first.linked.remote().lease();
+    // A read that waits for a key: nobody presses one.
+    let read = Urb::data_in(UrbId(100), EpAddr::from_byte(0x81), 8);
+    let now = first.linked.clock().now();
+    first.linked.submit(now, read.launch(), &mut first.done);
+    first.linked.turn(&mut first.done);
+    let status = first.linked.status();
+    let asked = std::thread::spawn(move || status.discard([0; 32], GRACE));
+    settle(&mut first.linked, &mut first.done);
+    assert_eq!(asked.join().unwrap(), Ok(Discarded { requests: 1, unwritten_bytes: 0 }));
+    let failed = first.done.pop().expect("it is not waited for");
+    assert_eq!((failed.id, failed.status), (UrbId(100), Status::Shutdown));
+    assert_eq!(first.linked.end().map(|end| end.message.as_str()), Some("handed over"), "it is over here");
+    drop(first);
+    assert_eq!(exporter.share.status()[0].state, "in use", "it is kept for its successor");
+    assert_eq!(cause(&exporter.keyboard(0).linked), Some(Cause::Busy), "and for nobody else");
+    let mut successor = had(|| exporter.keyboard(lease), |successor| cause(&successor.linked));
+    assert_eq!(successor.linked.selection().configuration(), 0, "it was reset");
+    assert_eq!(successor.ask(|id| Urb::control(id, set_configuration, Payload::Empty)).0, Status::Ok);
+    exporter.share.command("keyboard", Command::Type("b".into())).unwrap();
+    assert_eq!(successor.key(), 5, "what is typed goes to its successor, and not to the read that was thrown away");
+}
+
+#[test]
+fn discarded_disk_has_what_was_answered_and_returns_to_all_when_nobody_comes() {
+    let exporter = Exporter::new();
+    exporter.share.wait_for_successors(Duration::from_millis(300));
+    let mut scribe = exporter.disk(0);
+    scribe.ask(BlockRequest::write(BlockId(1), 0, Payload::from(vec![7; 512])));
+    let now = scribe.linked.clock().now();
+    // It waits for an answer, and is not waited for.
+    scribe.linked.submit(
+        now,
+        BlockRequest::write(BlockId(2), 512, Payload::from(vec![8; 512])).launch(),
+        &mut scribe.done,
+    );
+    let status = scribe.linked.status();
+    let asked = std::thread::spawn(move || status.discard([7; 32], GRACE));
+    while scribe.linked.status().is_ours() {
+        std::thread::yield_now();
+    }
+    settle(&mut scribe.linked, &mut scribe.done);
+    assert_eq!(asked.join().unwrap(), Ok(Discarded { requests: 1, unwritten_bytes: 512 }));
+    assert!(scribe.done.pop().is_some_and(|done| done.id == BlockId(2) && done.result.is_err()));
+    assert_eq!(cause(&scribe.linked), Some(Cause::Asked));
+    drop(scribe);
+    let mut next = had(|| exporter.disk(0), |next| cause(&next.linked));
+    assert_eq!(next.ask(BlockRequest::read(BlockId(1), 0, 512)), vec![7; 512], "what was answered is there");
 }
 
 #[test]

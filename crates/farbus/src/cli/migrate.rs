@@ -3,11 +3,13 @@
 use std::time::Duration;
 
 use farbus_io::trust::{Fingerprint, Peers};
+use serde_json::Value;
 
 use super::Failure;
 use super::output::{print_json, say};
 use crate::common::asking::{ask_owner, hear_owner};
 use crate::common::control::Question;
+use crate::common::units::format_bytes;
 use crate::frontend::in_use;
 use crate::hosts::trust::Trust;
 use crate::importer::client::Target;
@@ -26,11 +28,13 @@ use crate::importer::client::Target;
         farbus attach lab3/disk --via redir --socket PATH --inherit\n\n\
         and start a QEMU with the same options and '-incoming', connected there. When 'farbus migrate' returns, the device is held: migrate the machine, and end the QEMU here. If that QEMU still runs after 20 s, or after 'farbus resume', the device continues here.\n\n\
         Its block disks (--via nbd, with --inherit there) go with it, too. Hand them over when QEMU has drained them: in its state 'pre-switchover' (capability pause-before-switchover).\n\n\
+        With --discard nothing is waited for: requests under way fail, programs here lose the device, a USB device is reset, and the other host has as long as else to attach it. What programs wrote and did not write out is lost; the command says what that was.\n\n\
         With --with-machine the device serves its machine until that ends its connection here, and then goes to the other host at once: migrate the machine whenever you like. 'farbus resume' ends that.\n\n\
         Examples:\n  \
         farbus migrate lab3/disk --to desk2\n  \
         farbus attach lab3/disk --wait=20       on desk2: before, or within 20 s\n  \
-        farbus migrate lab3/disk --to desk2 --unmount"
+        farbus migrate lab3/disk --to desk2 --unmount\n  \
+        farbus migrate lab3/camera --to desk2 --discard"
 )]
 pub struct Args {
     /// Its name, or HOST[:PORT]/DEVICE as attached.
@@ -44,26 +48,36 @@ pub struct Args {
     /// Go on serving its virtual machine, and hand it over when the machine leaves.
     #[arg(long, conflicts_with = "unmount")]
     with_machine: bool,
+    /// Wait for nothing: its user here loses it, and what is under way is lost.
+    ///
+    /// Requests under way fail, what programs have not written out is lost, and a USB device is reset. It does not come
+    /// back here if the other host does not attach it in time: anybody may attach it then.
+    #[arg(long, conflicts_with_all = ["unmount", "with_machine"])]
+    discard: bool,
     /// Print the result as JSON, for programs.
     #[arg(long)]
     pub json: bool,
 }
 
 pub fn run(args: Args) -> Result<(), Failure> {
-    let Args { device, to, unmount, with_machine, json } = args;
+    let Args { device, to, unmount, with_machine, discard, json } = args;
     let peers = Trust::open()?.peers().map_err(Failure::local)?;
     let successor = key_of(&peers, &to)?;
     if with_machine {
         return follow(&device, &to, &successor, json);
     }
-    in_use::make_free(&device, unmount)?;
+    // Looked up first: what has it open has closed it afterwards.
+    let holders = if discard { in_use::holders(&device)? } else { Vec::new() };
+    if !discard {
+        in_use::make_free(&device, unmount)?;
+    }
     let (clients, hold) = (in_use::nbd_clients(&device)?, in_use::longest_hold(&device)?);
-    if clients > 0 && !json {
+    if clients > 0 && !json && !discard {
         say(waits_for(&device, &to, clients, hold));
     }
     // Once it has been handed over, its process may have ended.
     let target = in_use::target_of(&device)?;
-    let question = Question::Migrate { device: device.clone(), successor: successor.to_string() };
+    let question = Question::Migrate { device: device.clone(), successor: successor.to_string(), discard };
     let answer = hear_owner(&device, question);
     let answer = answer.map_err(|failure| in_use::explain(&device, failure, "and try again"))?;
     // A process of an earlier release says none.
@@ -73,8 +87,11 @@ pub fn run(args: Args) -> Result<(), Failure> {
         let is_machine = answer["machine"] == true;
         return print_json(&serde_json::json!({
             "device": device, "done": "migrate", "to": to, "machine": is_machine, "nbd_clients": clients,
-            "hold_ms": hold_ms,
+            "hold_ms": hold_ms, "discarded": answer["discarded"],
         }));
+    }
+    if discard {
+        say(thrown_away(&device, &answer["discarded"], clients, &holders));
     }
     if answer["machine"] == true && clients > 0 {
         say(format!("{device} is held still, for {hold_s} s at most"));
@@ -91,6 +108,23 @@ pub fn run(args: Args) -> Result<(), Failure> {
     let host = if is_home { "" } else { "HOST/" };
     say(format!("{device} waits for {to}, {hold_s} s: there, 'farbus attach {host}{name} --wait={}'", hold_ms / 1000));
     Ok(())
+}
+
+/// What was thrown away of a device that went at once.
+fn thrown_away(device: &str, discarded: &Value, clients: u64, holders: &[String]) -> String {
+    let Some(requests) = discarded["requests"].as_u64() else {
+        return format!("{device}: its process is of an earlier release, and waits for what is under way");
+    };
+    let unwritten = match discarded["unwritten_bytes"].as_u64() {
+        None | Some(0) => String::new(),
+        Some(bytes) => format!(", {} of writes among them", format_bytes(bytes)),
+    };
+    let mut said = format!("{device}: thrown away: {requests} requests under way{unwritten}");
+    if clients > 0 {
+        said += &format!("\n  NBD clients that lost it: {clients}");
+    }
+    holders.iter().for_each(|holder| said += &format!("\n  {holder}: what it had not written out is lost"));
+    said
 }
 
 /// Lets the device follow its machine to the host with this key.

@@ -78,6 +78,9 @@ pub enum Question {
         /// The key of the successor, which is that host. The protocol calls it `heir` (docs/control.md).
         #[serde(rename = "heir")]
         successor: String,
+        /// Whether it goes at once: its user's requests fail, and its state is thrown away.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        discard: bool,
     },
     /// Attach via redir or nbd: let the device serve its user as before, and migrate to another host when the user
     /// leaves.

@@ -6,6 +6,7 @@
 //! | [`Handle::cut`] | a cutter: something that its users may wait for | the same as `end`, which does not wait then |
 //! | [`Handle::hold`], [`Handle::follow`], [`Handle::depart`], [`Handle::resume`] | a hold handle: a virtual machine or an NBD client may move | refused |
 //! | [`Handle::migrate`] | a hold handle or a session | refused |
+//! | [`Handle::discard`] | a session | refused |
 //! | [`Handle::pause`] | a session through the module `pause` | refused |
 //! | [`Handle::swap`] | a disk of a session | `None` |
 //! | [`Handle::save`] | an engine that can be saved | refused |
@@ -19,11 +20,11 @@ use farbus_io::trust::Fingerprint;
 
 use super::StopSignal;
 use crate::frontend::drivers::Drivers;
-use crate::frontend::hold::{Granted, HoldHandle};
+use crate::frontend::hold::{Granted, HoldHandle, QUIET_WITHIN};
 use crate::frontend::open_users::{Act, Connected, OpenUsers};
 use crate::importer::disk_swap::DiskSwap;
 use crate::importer::port::Cutter;
-use crate::importer::session::status::SessionStatus;
+use crate::importer::session::status::{Discarded, SessionStatus};
 use crate::link::meters::{Meters, Readings};
 
 /// Why an attachment refuses what its owner asked.
@@ -235,6 +236,16 @@ impl Handle {
         }
         let session = self.session.as_ref().ok_or(Refused::NoSession)?;
         session.migrate(successor).map(|()| Migration::WhenQuiet).map_err(Refused::Engine)
+    }
+
+    /// Migrates the device to the host with this key at once: its user's requests fail, whoever has it open, a USB
+    /// device is reset, and the attachment ends.
+    ///
+    /// # Errors
+    /// [`Refused`]: it stays here.
+    pub fn discard(&self, successor: Fingerprint) -> Result<Discarded, Refused> {
+        let session = self.session.as_ref().ok_or(Refused::NoSession)?;
+        session.discard(*successor.as_bytes(), QUIET_WITHIN).map_err(Refused::Engine)
     }
 
     /// Stops the flow of data through the device's modules, or lets it continue.

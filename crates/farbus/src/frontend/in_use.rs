@@ -101,6 +101,11 @@ pub fn nbd_clients(name: &str) -> Result<u64, Failure> {
     Ok(attached(name)?.iter().filter(is_nbd).filter_map(|device| device["open"].as_u64()).sum())
 }
 
+/// Which programs have the disk with this name open, each in words.
+pub fn holders(name: &str) -> Result<Vec<String>, Failure> {
+    Ok(attached(name)?.iter().flat_map(holders_of).map(|holder| holder.to_string()).collect())
+}
+
 /// How long the device with this name is held at most while it migrates.
 pub fn longest_hold(name: &str) -> Result<Duration, Failure> {
     // A process of an earlier release says nothing.

@@ -47,7 +47,9 @@ pub fn steer(question: Question, handle_of: impl FnOnce(&str) -> Option<Option<H
             Err(_) => return Ok(Answer::Refused("that is no key".to_owned())),
         },
         (Question::Depart { process, .. }, handle) => with(handle, Refused::NoGate, |handle| handle.depart(*process)),
-        (Question::Migrate { successor, .. }, handle) => return Ok(migrate(handle.as_ref(), successor)),
+        (Question::Migrate { successor, discard, .. }, handle) => {
+            return Ok(migrate(handle.as_ref(), successor, *discard));
+        }
         _ => return Err(question),
     };
     Ok(done.map_or_else(|why| Answer::Refused(why.to_string()), |()| Answer::Ok(Value::Null)))
@@ -93,14 +95,19 @@ fn swap(handle: Option<&Handle>, question: Question) -> Answer {
     }
 }
 
-fn migrate(handle: Option<&Handle>, successor: &str) -> Answer {
+fn migrate(handle: Option<&Handle>, successor: &str, is_discarding: bool) -> Answer {
     let Ok(successor) = successor.parse::<Fingerprint>() else { return Answer::Refused("that is no key".to_owned()) };
     let Some(handle) = handle else { return Answer::Refused(Refused::NoSession.to_string()) };
-    match handle.migrate(successor) {
-        Ok(migration) => Answer::Ok(json!({
-            "machine": migration == Migration::AfterItsUser,
-            "hold_ms": handle.longest_hold().map(|hold| hold.as_millis() as u64),
-        })),
+    let hold_ms = handle.longest_hold().map(|hold| hold.as_millis() as u64);
+    let done = match is_discarding {
+        true => handle.discard(successor).map(|discarded| json!({ "discarded": discarded })),
+        false => handle.migrate(successor).map(|migration| json!({ "machine": migration == Migration::AfterItsUser })),
+    };
+    match done {
+        Ok(mut answer) => {
+            answer["hold_ms"] = json!(hold_ms);
+            Answer::Ok(answer)
+        }
         Err(why) => Answer::Refused(why.to_string()),
     }
 }

@@ -265,6 +265,43 @@ fn disk_is_held_for_the_shorter_limit_of_both_ends_and_then_goes_on_where_it_was
 }
 
 #[test]
+fn discarded_disk_waits_for_nobody_and_its_successor_has_what_was_answered() {
+    let harness = Harness::new();
+    let image = harness.image("image", SIZE);
+    let cluster = Cluster::new(&harness, &[&format!("disk:{}", image.display())]);
+    let [desk, rack] = &cluster.hosts;
+    let (mut attach, socket) = cluster.lend(0, "disk", "nbd", &[]);
+    let mut client = Client::connect(&socket);
+    client.write(0, 7);
+    // Its client would be waited for, and so would a request that it makes while the disk is held.
+    desk.ok(&["hold", "disk"]);
+    let _ = client.ask(WRITE, BLOCK, BLOCK, &[8; BLOCK]);
+    client.assert_silence();
+    for words in [["--discard", "--unmount"], ["--discard", "--with-machine"]] {
+        let refused = desk.run(&[&["migrate", "disk", "--to", "rack"][..], &words].concat());
+        assert_eq!(refused.code, Some(2), "{refused:?}");
+    }
+    let said = desk.ok(&["migrate", "disk", "--to", "rack", "--discard"]);
+    for part in ["thrown away: 0 requests under way", "NBD clients that lost it: 1", "waits for rack, 20 s"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    assert!(client.hear(0).is_err(), "it is hung up on");
+    assert_eq!(attach.wait_for_end(PATIENCE), Some(0), "{}", attach.log());
+    attach.wait_for_line("handed over");
+    let device = cluster.exporter.json(&["status", "--json"])[0]["devices"][0].clone();
+    assert_eq!(device["successor"], "rack", "{device}");
+    assert!(device["successor_left_ms"].as_u64().is_some_and(|ms| ms <= 20_000), "{device}");
+    let taken = desk.run(&["attach", "lab3/disk", "--address", &cluster.address, "--via", "nbd"]);
+    assert_eq!(taken.code, Some(3), "it is for rack alone: {taken:?}");
+    let (_successor, there) = cluster.lend(1, "disk", "nbd", &[]);
+    let mut there = Client::connect(&there);
+    there.assert_reads(0, 7);
+    there.assert_reads(BLOCK, 0);
+    let said = rack.json(&["migrate", "disk", "--to", "desk", "--discard", "--json"]);
+    assert_eq!(said["discarded"], serde_json::json!({ "requests": 0, "unwritten_bytes": 0 }), "{said}");
+}
+
+#[test]
 fn disk_that_follows_is_written_until_its_client_leaves_and_then_by_the_client_elsewhere() {
     let harness = Harness::new();
     let image = harness.image("image", SIZE);

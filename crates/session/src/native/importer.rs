@@ -149,6 +149,13 @@ pub trait Attached {
         let _ = (now, done);
     }
 
+    /// Prepares a handover for which nothing is waited: requests of its user end at once, as failed, and a USB device
+    /// is reset. Returns how many requests that were.
+    fn discard(&mut self, now: Instant, done: &mut Self::Done) -> usize {
+        let _ = (now, done);
+        0
+    }
+
     /// Whether no request is in flight.
     fn is_still(&self) -> bool {
         true

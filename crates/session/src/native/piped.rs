@@ -341,6 +341,10 @@ impl<A: Attached> Attached for Piped<A> {
         self.remote.hold_still(now, done);
     }
 
+    fn discard(&mut self, now: Instant, done: &mut Self::Done) -> usize {
+        self.remote.discard(now, done)
+    }
+
     fn is_still(&self) -> bool {
         self.remote.is_still()
     }

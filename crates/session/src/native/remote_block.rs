@@ -582,6 +582,12 @@ impl Attached for RemoteBlock {
         }
     }
 
+    fn discard(&mut self, _now: Instant, done: &mut Self::Done) -> usize {
+        let before = done.len();
+        self.fail_all(error_of(Cause::Asked), done);
+        done.len() - before
+    }
+
     fn is_still(&self) -> bool {
         self.slots.is_empty() && self.owed == 0 && !self.is_rewriting()
     }

@@ -625,6 +625,12 @@ impl Attached for RemoteUsb {
         }
     }
 
+    fn discard(&mut self, now: Instant, done: &mut Self::Done) -> usize {
+        let thrown_away = self.in_flight_of().len();
+        self.reset(now, done);
+        thrown_away
+    }
+
     fn is_still(&self) -> bool {
         self.slots.is_empty()
     }

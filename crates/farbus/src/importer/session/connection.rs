@@ -13,7 +13,7 @@ use farbus_io::link::{Clock, Link, LinkEnd, Wake};
 use farbus_model::{
     BlockDone, BlockLayer, Command, CommandError, Completions, DeviceLayer, Identity, Instant, Readiness,
 };
-use farbus_session::native::control::{Cause, End};
+use farbus_session::native::control::{Cause, End, HANDED_OVER};
 use farbus_session::native::hello::{Hello, Welcome};
 use farbus_session::native::reserve::{self, ReservationReport};
 use farbus_session::native::retire::Step;
@@ -27,7 +27,7 @@ use crate::common::events::{Event, Kind, publish};
 use crate::common::stop_signal::StopSignal;
 use crate::common::write_out::WriteOut;
 use crate::devices::reservation::in_words;
-use crate::importer::session::status::SessionStatus;
+use crate::importer::session::status::{Discarded, SessionStatus};
 use crate::link::greeting;
 use crate::link::link_set::LinkSet;
 
@@ -37,6 +37,8 @@ const GREETING_TIME_MAX: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(50);
 /// The longest pause.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
+/// How long the exporter may take to end the requests of a device whose requests are thrown away.
+const DISCARD_TIME_MAX: Duration = Duration::from_secs(2);
 /// How long the exporter may take to confirm that a device was given back.
 const FAREWELL_TIME_MAX: Duration = Duration::from_secs(2);
 
@@ -92,6 +94,8 @@ pub struct Linked<A: Attached> {
     status: SessionStatus,
     /// Whether it is migrating to another host.
     is_migrating: bool,
+    /// Until when its requests may take to end that are thrown away for a handover.
+    discard_until: Option<Instant>,
     /// Whether the status says what kind of device it is.
     is_described: bool,
     /// Whether it comes from another process and has had no turn here.
@@ -202,6 +206,7 @@ impl<A: Attached> Linked<A> {
             stop_signal,
             status,
             is_migrating: false,
+            discard_until: None,
             is_described: false,
             is_new_here: false,
             dialling: Vec::new(),
@@ -281,7 +286,8 @@ impl<A: Attached> Linked<A> {
     /// The system's error.
     pub fn wait(&mut self, until: Option<Instant>) -> io::Result<()> {
         self.send();
-        let at = [until, self.session.poll_timeout(), self.remote.poll_timeout()].into_iter().flatten().min();
+        let own = [self.session.poll_timeout(), self.remote.poll_timeout(), self.discard_until];
+        let at = own.into_iter().chain([until]).flatten().min();
         let span = at.map(|at| at - self.clock.now());
         self.link_set.wait(self.session.lane_mut(), span, true)
     }
@@ -298,7 +304,7 @@ impl<A: Attached> Linked<A> {
         if self.link_set.has_received() {
             return Some(Instant::ZERO);
         }
-        [self.session.poll_timeout(), self.remote.poll_timeout()].into_iter().flatten().min()
+        [self.session.poll_timeout(), self.remote.poll_timeout(), self.discard_until].into_iter().flatten().min()
     }
 
     /// What to wait on.
@@ -417,12 +423,47 @@ impl<A: Attached> Linked<A> {
 
     /// Migrates the device to the host with this key, as soon as no request is under way.
     fn hand_over_to(&mut self, successor: [u8; 32], done: &mut A::Done) {
-        self.remote.hold_still(self.clock.now(), done);
-        self.is_migrating = self.remote.is_still();
+        let now = self.clock.now();
+        if self.status.take_discard() {
+            let before = self.remote.unwritten_bytes();
+            let requests = self.remote.discard(now, done);
+            let unwritten_bytes = self.remote.unwritten_bytes() - before;
+            warn!(host = self.host, requests, unwritten_bytes, "thrown away: the device goes at once");
+            self.status.note_discarded(Discarded { requests, unwritten_bytes });
+            self.discard_until = Some(now + DISCARD_TIME_MAX);
+        }
+        self.remote.hold_still(now, done);
+        let is_late = self.discard_until.is_some_and(|until| until <= now);
+        self.is_migrating = self.remote.is_still() || is_late;
         if self.is_migrating {
             self.remote.migrate(successor);
         }
         self.send();
+        if self.is_migrating && self.discard_until.take().is_some() {
+            self.part_with_device(done);
+        }
+    }
+
+    /// Ends here a device that was handed over without its user's requests: it does not come back. Waits a moment until
+    /// the exporter has heard of it.
+    fn part_with_device(&mut self, done: &mut A::Done) {
+        self.remote.handle_over(Cause::Asked, HANDED_OVER, done);
+        let (until, mut is_asked) = (self.clock.now() + FAREWELL_TIME_MAX, false);
+        while self.session.is_linked() && self.clock.now() < until {
+            let lane = self.session.lane_mut();
+            // It overtakes what waits for the link.
+            if !is_asked && lane.waiting_bytes() == 0 {
+                lane.ping(0);
+                is_asked = true;
+            }
+            if self.wait(Some(until)).is_err() {
+                break;
+            }
+            self.receive(done);
+            if self.session.lane_mut().poll_pong().is_some() {
+                break;
+            }
+        }
     }
 
     /// Writes a snapshot for a replacement process. This session may continue if the replacement does not.
@@ -478,6 +519,7 @@ impl<A: Attached> Linked<A> {
             stop_signal,
             status,
             is_migrating,
+            discard_until: None,
             is_described: false,
             is_new_here,
             dialling: Vec::new(),

@@ -10,6 +10,7 @@ use farbus_session::native::control::End;
 use farbus_session::native::reserve::ReservationReport;
 use farbus_session::native::retire::Step;
 use farbus_session::native::{HoldLimits, Timed};
+use serde::Serialize;
 
 use crate::importer::session::distance::Distance;
 use crate::importer::session::latency::{Latency, Samples};
@@ -26,6 +27,8 @@ struct Inner {
     answered: Condvar,
     /// Whether a step is to be said; read in every turn.
     has_step: AtomicBool,
+    /// Whether the device goes to its successor without its user's requests.
+    has_discard: AtomicBool,
     /// Whether a successor was named; read in every turn.
     has_successor: AtomicBool,
     /// Whether a pause or its end was ordered; read in every turn.
@@ -59,11 +62,22 @@ struct State {
     step: Option<Step>,
     /// The exporter's last answer to a step.
     step_answer: Option<(Step, Result<(), String>)>,
+    /// What was thrown away for a handover.
+    discarded: Option<Discarded>,
     /// The identity of the device.
     identity: Option<Identity>,
     /// How long a device that migrates is held, as both ends say.
     hold: HoldLimits,
     is_storage: bool,
+}
+
+/// What was thrown away when a device went to another host at once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Discarded {
+    /// Requests that were under way, or waited; all of them failed.
+    pub requests: usize,
+    /// Bytes of the writes among them, for a block device. Some of them may have been written.
+    pub unwritten_bytes: u64,
 }
 
 /// What an exporter answered to a step of a disk's move.
@@ -111,6 +125,27 @@ impl SessionStatus {
     /// # Errors
     /// Why it cannot migrate.
     pub fn migrate(&self, successor: [u8; 32]) -> Result<(), &'static str> {
+        self.name_successor(successor, false)
+    }
+
+    /// Orders the device to migrate to the host with this key at once: its user's requests fail, and a USB device is
+    /// reset. The attachment ends here. Waits until it has begun, `time_max` at most.
+    ///
+    /// # Errors
+    /// Why it cannot migrate.
+    pub fn discard(&self, successor: [u8; 32], time_max: Duration) -> Result<Discarded, &'static str> {
+        if self.unlinked().is_some() {
+            return Err("it has no link now: its exporter cannot be told");
+        }
+        self.name_successor(successor, true)?;
+        let state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_open = |state: &mut State| state.discarded.is_none() && state.end.is_none();
+        let waited = self.0.answered.wait_timeout_while(state, time_max, is_open);
+        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        state.discarded.ok_or("the attachment does not answer")
+    }
+
+    fn name_successor(&self, successor: [u8; 32], is_discarding: bool) -> Result<(), &'static str> {
         self.with(|state| match state {
             State { end: Some(_), .. } => Err("it is over already"),
             State { is_left: true, .. } => Err("its disk was moved to this machine (farbus swap)"),
@@ -121,9 +156,21 @@ impl SessionStatus {
                 Ok(())
             }
         })?;
+        self.0.has_discard.store(is_discarding, Ordering::Release);
         self.0.has_successor.store(true, Ordering::Release);
         self.wake();
         Ok(())
+    }
+
+    /// Whether the handover that was ordered waits for nothing; once for an order.
+    pub(crate) fn take_discard(&self) -> bool {
+        self.0.has_discard.load(Ordering::Acquire) && self.0.has_discard.swap(false, Ordering::AcqRel)
+    }
+
+    /// Records what was thrown away.
+    pub(crate) fn note_discarded(&self, discarded: Discarded) {
+        self.with(|state| state.discarded = Some(discarded));
+        self.0.answered.notify_all();
     }
 
     /// Orders that nothing passes, or that data flows again.
