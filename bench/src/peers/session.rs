@@ -27,7 +27,7 @@ use farbus::{
             control::{Cause, Class, End, Mode, Open},
         },
     },
-    internals::connection::Linked,
+    internals::connection::{Linked, Terms},
     internals::nbd::{NbdServer, Offer},
     internals::port::session::SessionPort,
     internals::socket_place::Place,
@@ -162,7 +162,8 @@ fn open_disk(address: &str) -> Result<(Linked<RemoteBlock>, Completions<BlockDon
 fn open_named(address: &str, name: &str, links: u16) -> Result<(Linked<RemoteBlock>, Completions<BlockDone>)> {
     let mut done = Completions::new(BufferPool::new(POOL_BYTES));
     let remote = RemoteBlock::new(1, open(Class::BLOCK, name));
-    let disk = Linked::open_over(links, bare::dial(address.to_owned()), remote, GRACE, &mut done)?;
+    let terms = Terms { links, ..Terms::of(GRACE) };
+    let disk = Linked::open_on(terms, bare::dial(address.to_owned()), remote, &mut done)?;
     ensure!(disk.end().is_none(), "the disk was refused: {:?}", disk.end());
     Ok((disk, done))
 }
