@@ -6,15 +6,16 @@ use farbus_io::trust::{Fingerprint, Peers};
 use serde_json::Value;
 
 use super::Failure;
+use super::migrate_all::{Step, all_or_none};
 use super::output::{print_json, say};
 use crate::common::asking::{ask_owner, hear_owner};
 use crate::common::control::Question;
 use crate::common::units::format_bytes;
 use crate::frontend::in_use;
 use crate::hosts::trust::Trust;
-use crate::importer::client::Target;
+use crate::importer::client::{HOLD, Target};
 
-/// Hand an attached device over to another host, as it is.
+/// Hand attached devices over to another host, as they are.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  \
@@ -34,11 +35,15 @@ use crate::importer::client::Target;
         farbus migrate lab3/disk --to desk2\n  \
         farbus attach lab3/disk --wait=20       on desk2: before, or within 20 s\n  \
         farbus migrate lab3/disk --to desk2 --unmount\n  \
-        farbus migrate lab3/camera --to desk2 --discard"
+        farbus migrate lab3/camera --to desk2 --discard\n  \
+        farbus migrate lab3/disk lab3/key --to desk2   all or none"
 )]
 pub struct Args {
     /// Its name, or HOST[:PORT]/DEVICE as attached.
-    device: String,
+    ///
+    /// Several go all or none: if one cannot go, the others are released and go on here.
+    #[arg(required = true)]
+    device: Vec<String>,
     /// The other host: the name of a paired one, or the key that 'farbus id' prints there.
     #[arg(long, value_name = "HOST")]
     to: String,
@@ -60,9 +65,20 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> Result<(), Failure> {
-    let Args { device, to, unmount, with_machine, discard, json } = args;
+    let Args { device: mut devices, to, unmount, with_machine, discard, json } = args;
     let peers = Trust::open()?.peers().map_err(Failure::local)?;
     let successor = key_of(&peers, &to)?;
+    let device = match (devices.pop(), devices.is_empty()) {
+        (Some(device), true) => device,
+        (last, _) if discard => {
+            drop(last);
+            return Err(Failure::local("--discard cannot be taken back, so it takes one device at a time"));
+        }
+        (last, _) => {
+            devices.extend(last);
+            return several(&devices, &to, &successor, (unmount, with_machine), json);
+        }
+    };
     if with_machine {
         return follow(&device, &to, &successor, json);
     }
@@ -107,6 +123,55 @@ pub fn run(args: Args) -> Result<(), Failure> {
     let name = target.map_or_else(|| device.clone(), |target| target.device);
     let host = if is_home { "" } else { "HOST/" };
     say(format!("{device} waits for {to}, {hold_s} s: there, 'farbus attach {host}{name} --wait={}'", hold_ms / 1000));
+    Ok(())
+}
+
+/// Hands several devices over, all or none.
+fn several(
+    devices: &[String],
+    to: &str,
+    successor: &Fingerprint,
+    (unmount, with_machine): (bool, bool),
+    json: bool,
+) -> Result<(), Failure> {
+    let migrate = |device: &str| match with_machine {
+        true => Question::Follow { device: device.to_owned(), successor: successor.to_string() },
+        false => Question::Migrate { device: device.to_owned(), successor: successor.to_string(), discard: false },
+    };
+    let answers = all_or_none(devices, |device, step| {
+        let question = match step {
+            Step::Look => {
+                if !with_machine {
+                    in_use::make_free(device, unmount)?;
+                }
+                Question::MayMigrate { device: device.to_owned() }
+            }
+            Step::Migrate => migrate(device),
+            Step::Resume => Question::Resume { device: device.to_owned() },
+        };
+        hear_owner(device, question).map_err(|failure| in_use::explain(device, failure, "and try again"))
+    })?;
+    if json {
+        let all: Vec<Value> = devices
+            .iter()
+            .zip(&answers)
+            .map(|(device, answer)| {
+                serde_json::json!({
+                    "device": device, "machine": answer["machine"] == true, "hold_ms": answer["hold_ms"],
+                })
+            })
+            .collect();
+        let done = if with_machine { "follow" } else { "migrate" };
+        return print_json(&serde_json::json!({ "devices": all, "done": done, "to": to }));
+    }
+    for (device, answer) in devices.iter().zip(&answers) {
+        let hold_s = answer["hold_ms"].as_u64().map_or(HOLD, Duration::from_millis).as_secs_f64();
+        say(match (with_machine, answer["machine"] == true) {
+            (true, _) => format!("{device} goes to {to} when its machine leaves"),
+            (false, true) => format!("{device} is held still, and goes to {to} when its user leaves within {hold_s} s"),
+            (false, false) => format!("{device} waits for {to}, {hold_s} s"),
+        });
+    }
     Ok(())
 }
 

@@ -19,6 +19,7 @@ mod link_args;
 mod list;
 mod listen;
 mod migrate;
+mod migrate_all;
 mod migrate_vm;
 mod module;
 mod nbd;

@@ -82,6 +82,12 @@ pub enum Question {
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         discard: bool,
     },
+    /// Attach: say whether the device could migrate now; change nothing.
+    #[serde(rename = "may-migrate")]
+    MayMigrate {
+        /// The device by name or target.
+        device: String,
+    },
     /// Attach via redir or nbd: let the device serve its user as before, and migrate to another host when the user
     /// leaves.
     Follow {

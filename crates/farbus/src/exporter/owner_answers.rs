@@ -26,6 +26,7 @@ pub fn answer(share: &Share, address: &str, question: Question) -> Answer {
         | Question::Pause { .. }
         | Question::Resume { .. }
         | Question::Migrate { .. }
+        | Question::MayMigrate { .. }
         | Question::Follow { .. }
         | Question::Depart { .. }
         | Question::Reload

@@ -5,7 +5,7 @@
 //! | [`Handle::end`] | nothing | |
 //! | [`Handle::cut`] | a cutter: something that its users may wait for | the same as `end`, which does not wait then |
 //! | [`Handle::hold`], [`Handle::follow`], [`Handle::depart`], [`Handle::resume`] | a hold handle: a virtual machine or an NBD client may move | refused |
-//! | [`Handle::migrate`] | a hold handle or a session | refused |
+//! | [`Handle::migrate`], [`Handle::may_migrate`] | a hold handle or a session | refused |
 //! | [`Handle::discard`] | a session | refused |
 //! | [`Handle::pause`] | a session through the module `pause` | refused |
 //! | [`Handle::swap`] | a disk of a session | `None` |
@@ -238,6 +238,24 @@ impl Handle {
         session.migrate(successor).map(|()| Migration::WhenQuiet).map_err(Refused::Engine)
     }
 
+    /// Whether [`Handle::migrate`] would be accepted now; changes nothing. Returns whether the device would be held
+    /// then until its local user has left, so that [`Handle::resume`] can take that back.
+    ///
+    /// # Errors
+    /// [`Refused`]: it would stay here.
+    pub fn may_migrate(&self) -> Result<bool, Refused> {
+        self.may(Act::Migrate)?;
+        let session = self.session.as_ref().ok_or(Refused::NoSession)?;
+        session.may_migrate().map_err(Refused::Engine)?;
+        let Some(hold_handle) = &self.hold_handle else { return Ok(false) };
+        if hold_handle.is_shut() {
+            return Err(Refused::Engine(
+                "it is held already, or follows its virtual machine (farbus resume ends that)",
+            ));
+        }
+        Ok(self.open_count().is_some_and(|count| count > 0) || !self.processes().is_empty())
+    }
+
     /// Migrates the device to the host with this key at once: its user's requests fail, whoever has it open, a USB
     /// device is reset, and the attachment ends.
     ///
@@ -363,8 +381,10 @@ mod tests {
     #[test]
     fn a_device_in_a_session_alone_migrates_when_it_is_quiet() {
         let handle = Handle::new(StopSignal::new().unwrap()).in_session(Some(SessionStatus::default()));
+        assert_eq!((handle.may_migrate(), handle.is_moving()), (Ok(false), false));
         assert_eq!(handle.migrate(key()), Ok(Migration::WhenQuiet));
         assert!(handle.is_moving());
+        assert_eq!(handle.may_migrate(), Err(Refused::Engine("it is being handed over already")));
         assert_eq!(handle.migrate(key()), Err(Refused::Engine("it is being handed over already")));
     }
 }

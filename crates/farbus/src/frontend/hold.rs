@@ -4,9 +4,9 @@
 
 use std::io;
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use farbus_io::link::{Interest, Wake};
@@ -55,6 +55,8 @@ pub struct HoldHandle(Arc<Orders>);
 #[derive(Debug)]
 struct Orders {
     orders: Mutex<Vec<Order>>,
+    /// The number of orders so far.
+    count: AtomicU64,
     wake: Wake,
     /// Whether the device is held or migrating, or is to migrate after its user.
     is_shut: AtomicBool,
@@ -69,6 +71,8 @@ pub struct Order {
     pub command: HoldCommand,
     /// Where the answer goes.
     pub answer: Answer,
+    /// Tells it from the other orders.
+    number: u64,
 }
 
 /// What an engine is ordered to do.
@@ -115,7 +119,8 @@ impl HoldHandle {
     /// If the system has no more descriptors.
     pub fn new() -> io::Result<Self> {
         let (is_shut, is_following) = (AtomicBool::new(false), AtomicBool::new(false));
-        Ok(Self(Arc::new(Orders { orders: Mutex::default(), wake: Wake::new()?, is_shut, is_following })))
+        let (orders, count) = Default::default();
+        Ok(Self(Arc::new(Orders { orders, count, wake: Wake::new()?, is_shut, is_following })))
     }
 
     /// Lets all requests under way complete. When this returns, the device's user has all answers and may move to
@@ -186,22 +191,35 @@ impl HoldHandle {
     }
 
     fn ask(&self, command: HoldCommand) -> Result<Granted, &'static str> {
-        let answered = self.leave(command);
-        answered.recv_timeout(QUIET_WITHIN + Duration::from_secs(1)).unwrap_or(Err("the attachment does not answer"))
+        self.ask_within(command, QUIET_WITHIN + Duration::from_secs(1))
     }
 
-    fn leave(&self, command: HoldCommand) -> Receiver<Result<Granted, &'static str>> {
+    /// An order that is not answered in time is not carried out later: whoever gave it acts on that it was not.
+    fn ask_within(&self, command: HoldCommand, time_max: Duration) -> Result<Granted, &'static str> {
+        let (number, answered) = self.leave(command);
+        answered.recv_timeout(time_max).unwrap_or_else(|_| {
+            self.orders().retain(|order| order.number != number);
+            // It may have been taken just now.
+            answered.try_recv().unwrap_or(Err("the attachment does not answer"))
+        })
+    }
+
+    fn leave(&self, command: HoldCommand) -> (u64, Receiver<Result<Granted, &'static str>>) {
         let (answer, answered) = sync_channel(1);
-        let order = Order { command, answer: Answer(answer) };
-        self.0.orders.lock().unwrap_or_else(PoisonError::into_inner).push(order);
+        let number = self.0.count.fetch_add(1, Ordering::Relaxed);
+        self.orders().push(Order { command, answer: Answer(answer), number });
         self.0.wake.wake();
-        answered
+        (number, answered)
+    }
+
+    fn orders(&self) -> MutexGuard<'_, Vec<Order>> {
+        self.0.orders.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes the orders that arrived since the last call.
     pub(crate) fn take(&self) -> Vec<Order> {
         self.0.wake.clear();
-        std::mem::take(&mut *self.0.orders.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.orders())
     }
 
     /// What an engine waits on: readable when there are orders.
@@ -268,10 +286,10 @@ mod tests {
     #[test]
     fn an_order_waits_for_its_engine_and_is_answered_once() {
         let gate = HoldHandle::new().unwrap();
-        let answered = gate.leave(HoldCommand::Move([7; 32]));
+        let (_, answered) = gate.leave(HoldCommand::Move([7; 32]));
         let mut orders = gate.take();
         assert!(gate.take().is_empty());
-        let Order { command, answer } = orders.pop().unwrap();
+        let Order { command, answer, .. } = orders.pop().unwrap();
         assert_eq!(command, HoldCommand::Move([7; 32]));
         answer.give(Ok(Granted::AtOnce));
         assert_eq!(answered.recv(), Ok(Ok(Granted::AtOnce)));
@@ -279,5 +297,14 @@ mod tests {
         let forgotten = gate.leave(HoldCommand::GoOn);
         drop(forgotten);
         gate.take().into_iter().for_each(|order| order.answer.give(Err("nobody listens")));
+    }
+
+    #[test]
+    fn an_order_that_was_given_up_is_not_carried_out_later() {
+        let gate = HoldHandle::new().unwrap();
+        let _other = gate.leave(HoldCommand::GoOn);
+        let given_up = gate.ask_within(HoldCommand::Follow([7; 32]), Duration::ZERO);
+        assert_eq!(given_up, Err("the attachment does not answer"));
+        assert!(matches!(&gate.take()[..], [Order { command: HoldCommand::GoOn, .. }]), "the other one is");
     }
 }

@@ -543,7 +543,7 @@ impl Relay {
         Ok(())
     }
 
-    fn carry_out(&mut self, Order { command, answer }: Order) {
+    fn carry_out(&mut self, Order { command, answer, .. }: Order) {
         let now = self.clock.now();
         let result = match (command, &mut self.held) {
             (HoldCommand::GoOn, _) if self.following.is_some() => {

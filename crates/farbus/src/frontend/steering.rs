@@ -18,6 +18,7 @@ pub fn steer(question: Question, handle_of: impl FnOnce(&str) -> Option<Option<H
     let (Question::Hold { device }
     | Question::Resume { device }
     | Question::Migrate { device, .. }
+    | Question::MayMigrate { device }
     | Question::Follow { device, .. }
     | Question::Depart { device, .. }
     | Question::Swap { device, .. }
@@ -47,6 +48,12 @@ pub fn steer(question: Question, handle_of: impl FnOnce(&str) -> Option<Option<H
             Err(_) => return Ok(Answer::Refused("that is no key".to_owned())),
         },
         (Question::Depart { process, .. }, handle) => with(handle, Refused::NoGate, |handle| handle.depart(*process)),
+        (Question::MayMigrate { .. }, handle) => {
+            let may = handle.as_ref().map_or(Err(Refused::NoSession), Handle::may_migrate);
+            return Ok(
+                may.map_or_else(|why| Answer::Refused(why.to_string()), |held| Answer::Ok(json!({ "held": held })))
+            );
+        }
         (Question::Migrate { successor, discard, .. }, handle) => {
             return Ok(migrate(handle.as_ref(), successor, *discard));
         }

@@ -302,6 +302,57 @@ fn discarded_disk_waits_for_nobody_and_its_successor_has_what_was_answered() {
 }
 
 #[test]
+fn several_disks_migrate_all_or_none() {
+    let harness = Harness::new();
+    let names = ["a", "b", "c"];
+    let images = names.map(|name| format!("disk:{},name={name}", harness.image(name, SIZE).display()));
+    let cluster = Cluster::new(&harness, &images.each_ref().map(String::as_str));
+    let desk = &cluster.hosts[0];
+    // One goes at once, one waits for its client, and of one a request does not come to its end.
+    let (mut idle, _) = cluster.lend(0, "a", "nbd", &[]);
+    let (mut busy, socket) = cluster.lend(0, "b", "nbd", &[]);
+    let mut client = Client::connect(&socket);
+    let (_stuck, stuck) = cluster.lend(0, "c", "nbd", &["--module", "pause"]);
+    let mut stuck = Client::connect(&stuck);
+    desk.ok(&["module", "pause", "c"]);
+    let asked = stuck.ask(WRITE, 0, BLOCK, &[9; BLOCK]);
+    let migrate = |names: &[&str], more: &[&str]| desk.run(&[&["migrate"], names, &["--to", "rack"], more].concat());
+    let mut assert_none = |what: &str| {
+        for name in names {
+            wait_until(PATIENCE, &format!("{what}: {name} goes on"), || attachment(desk, name)["state"] == "attached");
+        }
+        let shared = cluster.exporter.json(&["status", "--json"])[0]["devices"].clone();
+        assert!(shared.as_array().unwrap().iter().all(|device| device["successor"].is_null()), "{what}: {shared}");
+        client.write(0, 1);
+    };
+    let refused = migrate(&["a", "b", "c"], &[]);
+    assert!(refused.code == Some(3) && refused.stderr.contains("does not come to its end"), "{refused:?}");
+    assert!(refused.stderr.contains("none of them moves") && !refused.stderr.contains("gone"), "{refused:?}");
+    assert_none("a request does not end");
+    let refused = migrate(&["a", "b", "nothing"], &[]);
+    assert!(refused.code == Some(4) && refused.stderr.contains("none of them moves"), "{refused:?}");
+    assert_none("one is not attached");
+    let refused = migrate(&["b", "a"], &["--with-machine"]);
+    assert!(refused.code == Some(3) && refused.stderr.contains("nobody uses it"), "{refused:?}");
+    assert_none("one has no machine");
+    assert!(migrate(&["a", "b"], &["--discard"]).stderr.contains("one device at a time"));
+    assert!(migrate(&["a", "a"], &[]).stderr.contains("named twice"));
+    assert_none("it is asked wrongly");
+    desk.ok(&["module", "resume", "c"]);
+    assert_eq!(stuck.hear(0).unwrap(), (asked, 0, Vec::new()), "what did not end was not lost");
+
+    let said = desk.json(&["migrate", "a", "b", "--to", "rack", "--json"]);
+    let machines = [0, 1].map(|at| said["devices"][at]["machine"].clone());
+    assert_eq!(machines, [false, true].map(serde_json::Value::from), "{said}");
+    drop(client);
+    for name in ["a", "b"] {
+        let (_there, socket) = cluster.lend(1, name, "nbd", &["--wait=20"]);
+        Client::connect(&socket).assert_reads(0, u8::from(name == "b"));
+    }
+    assert_eq!((idle.wait_for_end(PATIENCE), busy.wait_for_end(PATIENCE)), (Some(0), Some(0)));
+}
+
+#[test]
 fn disk_that_follows_is_written_until_its_client_leaves_and_then_by_the_client_elsewhere() {
     let harness = Harness::new();
     let image = harness.image("image", SIZE);

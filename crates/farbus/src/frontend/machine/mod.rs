@@ -220,7 +220,11 @@ impl Migration<'_> {
         }
         for device in &self.machine.devices {
             self.check_cancelled()?;
-            self.owner.follow(device)?;
+            if let Err(failure) = self.owner.follow(device) {
+                // One that did not answer in time may follow all the same. One that does not refuses, which is as well.
+                let _ = self.owner.resume(device);
+                return Err(failure);
+            }
             self.following.push(device.clone());
         }
         self.check_cancelled()

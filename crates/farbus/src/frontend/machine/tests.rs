@@ -228,6 +228,8 @@ struct Devices {
     old: Option<&'static str>,
     /// The device that refuses to follow.
     unwilling: Option<&'static str>,
+    /// Whether it follows all the same, as one whose answer came too late.
+    is_late: bool,
     /// After how many looks at its state the disk is gone.
     leaves_after: Option<usize>,
     looks: Cell<usize>,
@@ -250,6 +252,9 @@ impl Owner for Devices {
 
     fn follow(&self, device: &Attached) -> Result<(), Failure> {
         if self.unwilling == Some(&*device.name) {
+            if self.is_late {
+                self.following.borrow_mut().push(device.title.clone());
+            }
             return Err(Failure::new(Attribute::Refused, "it is over TCP"));
         }
         self.following.borrow_mut().push(device.title.clone());
@@ -268,8 +273,10 @@ impl Owner for Devices {
     fn resume(&self, device: &Attached) -> Result<(), Failure> {
         assert!(self.departed.borrow().is_empty(), "what has departed cannot stay");
         let mut following = self.following.borrow_mut();
-        let at = following.iter().position(|title| *title == device.title).expect("only what follows is resumed");
-        following.remove(at);
+        match following.iter().position(|title| *title == device.title) {
+            Some(at) => drop(following.remove(at)),
+            None => return Err(Failure::new(Attribute::Refused, "it is not held")),
+        }
         Ok(())
     }
 }
@@ -320,13 +327,15 @@ fn machine_and_devices_stay_as_they_were_whatever_fails_at_whichever_step() {
 
 #[test]
 fn device_that_does_not_follow_or_is_gone_before_the_switch_keeps_the_machine_here() {
-    let owner = Devices { unwilling: Some("disk"), ..Devices::default() };
-    let qemu = Qemu::start(None);
-    let failure = qemu.migrate(&owner, &NEVER).unwrap_err();
-    assert!(failure.attribute() == Attribute::Refused && failure.to_string().contains("over TCP"), "{failure}");
-    assert!(owner.following.borrow().is_empty(), "the keyboard stays, too");
-    qemu.assert_untouched("unwilling");
-    assert!(!qemu.script.lock().unwrap().asked.contains(&"migrate".to_owned()));
+    for (unwilling, is_late) in [("key", false), ("disk", false), ("key", true), ("disk", true)] {
+        let owner = Devices { unwilling: Some(unwilling), is_late, ..Devices::default() };
+        let qemu = Qemu::start(None);
+        let failure = qemu.migrate(&owner, &NEVER).unwrap_err();
+        assert!(failure.attribute() == Attribute::Refused && failure.to_string().contains("over TCP"), "{failure}");
+        assert!(owner.following.borrow().is_empty(), "{unwilling} {is_late}: all stay");
+        qemu.assert_untouched("unwilling");
+        assert!(!qemu.script.lock().unwrap().asked.contains(&"migrate".to_owned()));
+    }
 
     let owner = Devices { leaves_after: Some(1), ..Devices::default() };
     let qemu = Qemu::start(None);

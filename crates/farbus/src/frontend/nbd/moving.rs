@@ -154,7 +154,7 @@ impl Moving {
         }
     }
 
-    fn carry_out(&mut self, now: Instant, Order { command, answer }: Order, clients: Clients) {
+    fn carry_out(&mut self, now: Instant, Order { command, answer, .. }: Order, clients: Clients) {
         let result = match (command, &mut self.stay) {
             (HoldCommand::Hold | HoldCommand::Move(_) | HoldCommand::Follow(_), _) if self.status.is_expected() => {
                 Err("it is yet to be handed over to this host")

@@ -16,6 +16,9 @@ use crate::importer::session::distance::Distance;
 use crate::importer::session::latency::{Latency, Samples};
 use crate::link::status::{Links, LinksStatus};
 
+/// Why a device does not move at once whose exporter cannot be told.
+const UNLINKED: &str = "it has no link now: its exporter cannot be told";
+
 /// What other threads can see of a session, and ask of it.
 #[derive(Clone, Debug, Default)]
 pub struct SessionStatus(Arc<Inner>);
@@ -135,7 +138,7 @@ impl SessionStatus {
     /// Why it cannot migrate.
     pub fn discard(&self, successor: [u8; 32], time_max: Duration) -> Result<Discarded, &'static str> {
         if self.unlinked().is_some() {
-            return Err("it has no link now: its exporter cannot be told");
+            return Err(UNLINKED);
         }
         self.name_successor(successor, true)?;
         let state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -146,20 +149,36 @@ impl SessionStatus {
     }
 
     fn name_successor(&self, successor: [u8; 32], is_discarding: bool) -> Result<(), &'static str> {
-        self.with(|state| match state {
-            State { end: Some(_), .. } => Err("it is over already"),
-            State { is_left: true, .. } => Err("its disk was moved to this machine (farbus swap)"),
-            _ if self.is_expected() => Err("it is yet to be handed over to this host"),
-            State { successor: Some(_), .. } => Err("it is being handed over already"),
-            State { successor: named, .. } => {
-                *named = Some(successor);
-                Ok(())
-            }
+        self.with(|state| {
+            self.check_movable(state)?;
+            state.successor = Some(successor);
+            Ok(())
         })?;
         self.0.has_discard.store(is_discarding, Ordering::Release);
         self.0.has_successor.store(true, Ordering::Release);
         self.wake();
         Ok(())
+    }
+
+    /// Whether [`SessionStatus::migrate`] would be accepted now, and begin at once.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn may_migrate(&self) -> Result<(), &'static str> {
+        if self.unlinked().is_some() {
+            return Err(UNLINKED);
+        }
+        self.with(|state| self.check_movable(state))
+    }
+
+    fn check_movable(&self, state: &State) -> Result<(), &'static str> {
+        match state {
+            State { end: Some(_), .. } => Err("it is over already"),
+            State { is_left: true, .. } => Err("its disk was moved to this machine (farbus swap)"),
+            _ if self.is_expected() => Err("it is yet to be handed over to this host"),
+            State { successor: Some(_), .. } => Err("it is being handed over already"),
+            State { successor: None, .. } => Ok(()),
+        }
     }
 
     /// Whether the handover that was ordered waits for nothing; once for an order.
