@@ -99,23 +99,8 @@ fn counts(bytes: &[u8; FILE_BYTES]) -> [Option<u64>; 2] {
 mod tests {
     use super::*;
     use crate::trust::leases::KnownLease;
+    use crate::trust::leases::tests::Scratch;
     use std::fs;
-
-    struct Scratch(Folder);
-
-    impl Scratch {
-        fn new(name: &str) -> Self {
-            let path = std::env::temp_dir().join(format!("farbus-counts-{name}-{}", std::process::id()));
-            let _ = fs::remove_dir_all(&path);
-            Self(Folder::at(path))
-        }
-    }
-
-    impl Drop for Scratch {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(self.0.path());
-        }
-    }
 
     #[test]
     fn a_write_that_was_cut_off_leaves_the_count_before() {

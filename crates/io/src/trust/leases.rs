@@ -253,14 +253,14 @@ fn file_of(device: DeviceId) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use std::fs;
 
-    struct Scratch(Folder);
+    pub struct Scratch(pub Folder);
 
     impl Scratch {
-        fn new(name: &str) -> Self {
+        pub fn new(name: &str) -> Self {
             let path = std::env::temp_dir().join(format!("farbus-leases-{name}-{}", std::process::id()));
             let _ = fs::remove_dir_all(&path);
             Self(Folder::at(path))
