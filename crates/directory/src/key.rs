@@ -1,0 +1,145 @@
+//! The keys in etcd.
+//!
+//! | key | value |
+//! |---|---|
+//! | `/farbus/format` | the number of this layout, in decimal digits |
+//! | `/farbus/1/HOST` | a [`HostRecord`](crate::record::HostRecord) |
+//! | `/farbus/1/HOST/DEVICE` | a [`DeviceRecord`](crate::record::DeviceRecord) |
+//!
+//! HOST is the fingerprint of the host's key, DEVICE the name of the device there. All keys of a host are under one
+//! lease of etcd, so they go when the host does. A layout that differs gets another number, and other keys.
+
+use std::fmt;
+
+/// The number of this layout.
+pub const FORMAT: &str = "1";
+/// The key of the layout's number.
+pub const FORMAT_KEY: &str = "/farbus/format";
+/// Before the keys of all hosts.
+const PREFIX: &str = "/farbus/1/";
+/// The length of a fingerprint in letters.
+const HOST_BYTES: usize = 52;
+/// The longest name of a device, bytes: as long as a record of USB/IP has room for.
+pub const DEVICE_BYTES_MAX: usize = 64;
+/// The longest key, bytes.
+pub const KEY_BYTES_MAX: usize = PREFIX.len() + HOST_BYTES + 1 + DEVICE_BYTES_MAX;
+
+/// A host, by the fingerprint of its key.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct HostId(String);
+
+impl HostId {
+    /// The host with this fingerprint; `None` if the text is none.
+    pub fn new(text: &str) -> Option<Self> {
+        let is_letter = |byte: u8| matches!(byte, b'a'..=b'z' | b'2'..=b'7');
+        (text.len() == HOST_BYTES && text.bytes().all(is_letter)).then(|| Self(text.to_owned()))
+    }
+
+    /// The fingerprint.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for HostId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// What a key is of.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Key {
+    /// A host.
+    Host(HostId),
+    /// A device of a host, by its name there.
+    Device(HostId, String),
+}
+
+impl Key {
+    /// Reads a key; `None` if this layout has no such key.
+    pub fn parse(bytes: &[u8]) -> Option<Self> {
+        let rest = std::str::from_utf8(bytes).ok()?.strip_prefix(PREFIX)?;
+        match rest.split_once('/') {
+            None => HostId::new(rest).map(Key::Host),
+            Some((host, device)) => {
+                HostId::new(host).filter(|_| is_device_name(device)).map(|host| Key::Device(host, device.to_owned()))
+            }
+        }
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Key::Host(host) => write!(f, "{PREFIX}{host}"),
+            Key::Device(host, device) => write!(f, "{PREFIX}{host}/{device}"),
+        }
+    }
+}
+
+/// Whether a device may have this name in the directory.
+pub fn is_device_name(name: &str) -> bool {
+    let is_letter = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    (1..=DEVICE_BYTES_MAX).contains(&name.len()) && name.bytes().all(is_letter)
+}
+
+/// A range of keys: from the first, and before the second.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyRange {
+    /// The first key.
+    pub from: String,
+    /// The first key behind it; empty: `from` alone.
+    pub to: String,
+}
+
+impl KeyRange {
+    /// The number of the layout.
+    pub fn format() -> Self {
+        Self { from: FORMAT_KEY.to_owned(), to: String::new() }
+    }
+
+    /// The keys of all hosts.
+    pub fn everything() -> Self {
+        // '0' is what follows '/'.
+        Self { from: PREFIX.to_owned(), to: format!("{}0", &PREFIX[..PREFIX.len() - 1]) }
+    }
+
+    /// The keys of one host.
+    pub fn of_host(host: &HostId) -> Self {
+        Self { from: format!("{PREFIX}{host}"), to: format!("{PREFIX}{host}0") }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_read_as_they_are_written_and_others_are_none() {
+        let host = HostId::new(&"a".repeat(52)).unwrap();
+        for key in [Key::Host(host.clone()), Key::Device(host.clone(), "board-2.a".to_owned())] {
+            let text = key.to_string();
+            let KeyRange { from, to } = KeyRange::of_host(&host);
+            assert!(from <= text && text < to, "{text}");
+            let KeyRange { from, to } = KeyRange::everything();
+            assert!(from <= text && text < to, "{text}");
+            assert_eq!(Key::parse(text.as_bytes()), Some(key));
+        }
+        let host = host.as_str();
+        for wrong in [
+            String::new(),
+            "/farbus/1/".to_owned(),
+            format!("/farbus/2/{host}"),
+            format!("/farbus/1/{host}/"),
+            format!("/farbus/1/{host}/a/b"),
+            format!("/farbus/1/{host}/\u{1b}[2J"),
+            format!("/farbus/1/{host}/{}", "x".repeat(65)),
+            format!("/farbus/1/{}/x", &host[1..]),
+            format!("/farbus/1/{}/x", host.to_uppercase()),
+        ] {
+            assert_eq!(Key::parse(wrong.as_bytes()), None, "{wrong:?}");
+        }
+        assert_eq!(Key::parse(b"/farbus/1/\xff"), None);
+    }
+}

@@ -1,0 +1,495 @@
+//! Keeps what one host says of itself and its devices true in the directory.
+//!
+//! The order of steps, each once the one before has been answered:
+//!
+//! | step | call | why |
+//! |---|---|---|
+//! | 1 | read the layout's number, or write it if there is none | keys of another layout are left alone |
+//! | 2 | grant a lease | what a host says goes when the host does |
+//! | 3 | read this host's keys | a process before this one left some; the revision of the host's key is the guard |
+//! | 4 | write what differs, in pieces, guarded | |
+//! | 5 | keep the lease, at a third of its time | with nothing to say, this is all that is sent, and no write of etcd's |
+//!
+//! **The guard.** A write whose answer was lost may have been done, may be done later, or never. So each write demands
+//! that the host's key is as this process saw it last, and writes that key, too: a write that arrives late finds it
+//! changed, and does nothing. After a lost answer and after a refused guard the host's keys are read again (step 3).
+//!
+//! An end of the lease while the host lives (the directory was away, or the host slept) only means to begin again at
+//! step 2: the exporter, not the directory, decides who has a device.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use farbus_model::Instant;
+
+use crate::gateway::{Call, Change, Refusal, Reply};
+use crate::key::{FORMAT, FORMAT_KEY, HostId, Key, KeyRange, is_device_name};
+use crate::pace::Pace;
+use crate::record::{DeviceRecord, HostRecord};
+use crate::trouble::{Trouble, TroubleKind};
+
+/// How long a host's keys stay when it is not heard of, seconds. A cluster of etcd that loses a member has another
+/// leader after a few.
+pub const TTL_S: u64 = 60;
+/// The most keys that are written at once. etcd takes 128 by default.
+const KEYS_AT_ONCE_MAX: usize = 100;
+/// The most bytes of values that are written at once. etcd takes 1.5 MiB by default.
+const BYTES_AT_ONCE_MAX: usize = 512 << 10;
+/// The most devices of a host in the directory.
+pub const DEVICES_MAX: usize = 4096;
+/// How long after a write the next one begins at the earliest: changes in between go together.
+const WRITE_EVERY: Duration = Duration::from_millis(250);
+/// How many guards in a row may be refused before another process is suspected.
+const CONTENDED_AFTER: u32 = 5;
+
+/// What to do next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Make this call, and pass its answer to [`Publisher::handle`].
+    Call(Call),
+    /// Nothing until this moment, or until [`Publisher::want`] is called.
+    Wait(Option<Instant>),
+}
+
+/// Publishes one host. A call is made at a time.
+#[derive(Clone, Debug)]
+pub struct Publisher {
+    host: HostId,
+    wanted: BTreeMap<Key, Vec<u8>>,
+    /// What is there under this lease, as far as is known.
+    told: BTreeMap<Key, Vec<u8>>,
+    /// Keys there that are not under this lease.
+    left: Vec<Key>,
+    asked: Option<Asked>,
+    is_format_read: bool,
+    must_write_format: bool,
+    lease: Option<i64>,
+    ttl: Duration,
+    alive_at: Instant,
+    /// The revision of the host's key; `None`: to be read.
+    guard: Option<i64>,
+    refused_guards: u32,
+    write_not_before: Instant,
+    pace: Pace,
+    trouble: Option<Trouble>,
+}
+
+/// The call that is being made.
+#[derive(Clone, Debug)]
+enum Asked {
+    Format,
+    WriteFormat,
+    Grant,
+    Alive,
+    Own,
+    Write { puts: Vec<(Key, Vec<u8>)>, deletes: Vec<Key> },
+}
+
+impl Publisher {
+    /// Nothing is said yet. `seed` makes the pauses of this host differ from those of others.
+    pub fn new(host: HostId, seed: u64) -> Self {
+        Self {
+            host,
+            wanted: BTreeMap::new(),
+            told: BTreeMap::new(),
+            left: Vec::new(),
+            asked: None,
+            is_format_read: false,
+            must_write_format: false,
+            lease: None,
+            ttl: Duration::from_secs(TTL_S),
+            alive_at: Instant::ZERO,
+            guard: None,
+            refused_guards: 0,
+            write_not_before: Instant::ZERO,
+            pace: Pace::new(seed),
+            trouble: None,
+        }
+    }
+
+    /// What is to be said from now on. Devices whose name no key can have, and those beyond [`DEVICES_MAX`], are left
+    /// out.
+    pub fn want<'a>(&mut self, host: &HostRecord, devices: impl IntoIterator<Item = (&'a str, &'a DeviceRecord)>) {
+        let device = |(name, record): (&str, &DeviceRecord)| {
+            (Key::Device(self.host.clone(), name.to_owned()), record.to_value())
+        };
+        let devices = devices.into_iter().filter(|(name, _)| is_device_name(name)).take(DEVICES_MAX).map(device);
+        self.wanted = devices.collect();
+        self.wanted.insert(Key::Host(self.host.clone()), host.to_value());
+    }
+
+    /// The lease under which this host's keys are.
+    pub fn lease(&self) -> Option<i64> {
+        self.lease
+    }
+
+    /// Why the directory is not as it should be, if it is not.
+    pub fn trouble(&self) -> Option<&Trouble> {
+        self.trouble.as_ref()
+    }
+
+    /// Whether all that is wanted is there, as far as is known.
+    pub fn is_told(&self) -> bool {
+        self.guard.is_some() && self.lease.is_some() && self.told == self.wanted && self.left.is_empty()
+    }
+
+    /// What to do next.
+    pub fn poll(&mut self, now: Instant) -> Step {
+        if self.asked.is_some() {
+            return Step::Wait(None);
+        }
+        if let Some(pause) = self.pace.pause(now) {
+            return Step::Wait(Some(pause));
+        }
+        let (asked, call) = match self.lease {
+            _ if self.must_write_format => (Asked::WriteFormat, write_format()),
+            _ if !self.is_format_read => {
+                (Asked::Format, Call::Range { range: KeyRange::format(), limit: 1, revision: 0 })
+            }
+            None => (Asked::Grant, Call::Grant { ttl_s: TTL_S }),
+            Some(lease) if now >= self.alive_at => (Asked::Alive, Call::KeepAlive { lease }),
+            Some(_) if self.guard.is_none() => {
+                (Asked::Own, Call::Range { range: KeyRange::of_host(&self.host), limit: 0, revision: 0 })
+            }
+            Some(_) if self.is_told() => return Step::Wait(Some(self.alive_at)),
+            Some(_) if now < self.write_not_before => {
+                return Step::Wait(Some(self.write_not_before.min(self.alive_at)));
+            }
+            Some(lease) => self.write(lease),
+        };
+        self.asked = Some(asked);
+        Step::Call(call)
+    }
+
+    /// The next piece of what differs.
+    fn write(&self, lease: i64) -> (Asked, Call) {
+        let own = Key::Host(self.host.clone());
+        let mut puts = vec![(own.clone(), self.wanted.get(&own).cloned().unwrap_or_default())];
+        let mut bytes = 0;
+        let differs = self.wanted.iter().filter(|(key, value)| **key != own && self.told.get(*key) != Some(*value));
+        for (key, value) in differs.take(KEYS_AT_ONCE_MAX) {
+            bytes += value.len();
+            if bytes > BYTES_AT_ONCE_MAX {
+                break;
+            }
+            puts.push((key.clone(), value.clone()));
+        }
+        let old = self.told.keys().chain(&self.left).filter(|key| !self.wanted.contains_key(*key));
+        let deletes: Vec<Key> = old.take(KEYS_AT_ONCE_MAX.saturating_sub(puts.len())).cloned().collect();
+        let change = Change {
+            guard: own.to_string(),
+            revision: self.guard.unwrap_or_default(),
+            lease,
+            puts: puts.iter().map(|(key, value)| (key.to_string(), value.clone())).collect(),
+            deletes: deletes.iter().map(ToString::to_string).collect(),
+        };
+        (Asked::Write { puts, deletes }, Call::Change(change))
+    }
+
+    /// Handles the answer to the call that [`Publisher::poll`] asked for last.
+    pub fn handle(&mut self, answer: Result<Reply, Refusal>, now: Instant) {
+        let Some(asked) = self.asked.take() else { return };
+        match answer {
+            Ok(reply) => {
+                let done = self.handle_reply(asked, reply, now);
+                match done {
+                    Ok(()) => {
+                        self.pace.succeed();
+                        self.trouble = None;
+                    }
+                    Err(trouble) => self.fail(trouble, now),
+                }
+            }
+            Err(Refusal::NoLease) => self.forget_lease(),
+            Err(Refusal::Compacted | Refusal::OldToken) => {
+                self.fail(Trouble::new(TroubleKind::Unreachable, "a call was not done, and may be made again"), now);
+            }
+            Err(Refusal::Trouble(trouble)) => {
+                // Whether it was done is not known.
+                if matches!(asked, Asked::Write { .. }) {
+                    self.guard = None;
+                }
+                self.fail(trouble, now);
+            }
+        }
+    }
+
+    fn handle_reply(&mut self, asked: Asked, reply: Reply, now: Instant) -> Result<(), Trouble> {
+        match (asked, reply) {
+            (Asked::Format, Reply::Found(found)) => match found.pairs.first() {
+                None => self.must_write_format = true,
+                Some(pair) => {
+                    check_format(&pair.value)?;
+                    self.is_format_read = true;
+                }
+            },
+            // If another host wrote it first, it is read.
+            (Asked::WriteFormat, Reply::Changed { .. }) => self.must_write_format = false,
+            (Asked::Grant, Reply::Granted { lease, ttl_s }) => {
+                self.guard = None;
+                self.ttl = Duration::from_secs(ttl_s.min(TTL_S));
+                self.lease = Some(lease);
+                self.alive_at = now + self.ttl / 3;
+            }
+            (Asked::Alive, Reply::Alive(0)) => self.forget_lease(),
+            (Asked::Alive, Reply::Alive(_)) => self.alive_at = now + self.ttl / 3,
+            (Asked::Own, Reply::Found(found)) => {
+                let own = Key::Host(self.host.clone());
+                (self.told, self.left) = (BTreeMap::new(), Vec::new());
+                let mut guard = 0;
+                for pair in found.pairs {
+                    let Some(key) = Key::parse(&pair.key) else { continue };
+                    if key == own {
+                        guard = pair.revision;
+                    }
+                    match Some(pair.lease) == self.lease {
+                        true => drop(self.told.insert(key, pair.value)),
+                        false => self.left.push(key),
+                    }
+                }
+                self.guard = Some(guard);
+            }
+            (Asked::Write { puts, deletes }, Reply::Changed { is_done: true, revision }) => {
+                self.left.retain(|key| !deletes.contains(key) && !puts.iter().any(|(put, _)| put == key));
+                deletes.iter().for_each(|key| drop(self.told.remove(key)));
+                self.told.extend(puts);
+                (self.guard, self.refused_guards) = (Some(revision), 0);
+                self.write_not_before = now + WRITE_EVERY;
+            }
+            (Asked::Write { .. }, Reply::Changed { is_done: false, .. }) => {
+                self.guard = None;
+                self.refused_guards += 1;
+                if self.refused_guards >= CONTENDED_AFTER {
+                    let message = "another process with this host's key writes to the directory, too";
+                    return Err(Trouble::new(TroubleKind::Contended, message));
+                }
+            }
+            _ => return Err(Trouble::new(TroubleKind::NotEtcd, "the answer is that to another call")),
+        }
+        Ok(())
+    }
+
+    /// The directory may be another one by now, so that it is looked at from the beginning.
+    fn forget_lease(&mut self) {
+        self.is_format_read = false;
+        self.lease = None;
+        self.guard = None;
+        self.told.clear();
+        self.left.clear();
+    }
+
+    fn fail(&mut self, trouble: Trouble, now: Instant) {
+        if trouble.kind == TroubleKind::OtherFormat {
+            self.is_format_read = false;
+        }
+        self.trouble = Some(trouble);
+        self.pace.fail(now);
+    }
+}
+
+/// Writes the layout's number if there is none.
+fn write_format() -> Call {
+    Call::Change(Change {
+        guard: FORMAT_KEY.to_owned(),
+        revision: 0,
+        lease: 0,
+        puts: vec![(FORMAT_KEY.to_owned(), FORMAT.into())],
+        deletes: Vec::new(),
+    })
+}
+
+/// Checks the layout's number.
+///
+/// # Errors
+/// [`TroubleKind::OtherFormat`].
+pub(crate) fn check_format(value: &[u8]) -> Result<(), Trouble> {
+    if value == FORMAT.as_bytes() {
+        return Ok(());
+    }
+    let found = String::from_utf8_lossy(&value[..value.len().min(16)]).escape_debug().to_string();
+    let message = format!("the directory is in format '{found}', and this release of farbus knows format {FORMAT}");
+    Err(Trouble::new(TroubleKind::OtherFormat, message))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gateway::{Found, Pair};
+
+    const fn at(ms: u64) -> Instant {
+        Instant::from_nanos(ms * 1_000_000)
+    }
+
+    fn publisher() -> Publisher {
+        let mut publisher = Publisher::new(HostId::new(&"a".repeat(52)).unwrap(), 1);
+        want(&mut publisher, &["board"]);
+        publisher
+    }
+
+    fn want(publisher: &mut Publisher, devices: &[&str]) {
+        let record = DeviceRecord::default();
+        publisher.want(&HostRecord::default(), devices.iter().map(|name| (*name, &record)));
+    }
+
+    fn call(publisher: &mut Publisher, now: Instant) -> Call {
+        match publisher.poll(now) {
+            Step::Call(call) => call,
+            Step::Wait(until) => panic!("waits until {until:?}"),
+        }
+    }
+
+    fn change(publisher: &mut Publisher, now: Instant) -> Change {
+        let Call::Change(change) = call(publisher, now) else { panic!("no change") };
+        change
+    }
+
+    fn found(pairs: Vec<Pair>) -> Result<Reply, Refusal> {
+        Ok(Reply::Found(Found { revision: 9, pairs, has_more: false }))
+    }
+
+    fn pair(key: &str, value: &[u8], lease: i64, revision: i64) -> Pair {
+        Pair { key: key.into(), value: value.into(), lease, revision }
+    }
+
+    /// A publisher that has said all that it has to.
+    fn told() -> Publisher {
+        let mut publisher = publisher();
+        assert!(matches!(call(&mut publisher, at(0)), Call::Range { .. }));
+        publisher.handle(found(vec![pair(FORMAT_KEY, b"1", 0, 1)]), at(0));
+        assert_eq!(call(&mut publisher, at(0)), Call::Grant { ttl_s: 60 });
+        publisher.handle(Ok(Reply::Granted { lease: 7, ttl_s: 60 }), at(0));
+        assert!(matches!(call(&mut publisher, at(0)), Call::Range { .. }));
+        publisher.handle(found(vec![]), at(0));
+        let first = change(&mut publisher, at(0));
+        assert_eq!((first.revision, first.lease, first.puts.len(), first.deletes.len()), (0, 7, 2, 0));
+        publisher.handle(Ok(Reply::Changed { is_done: true, revision: 12 }), at(0));
+        assert!(publisher.is_told());
+        publisher
+    }
+
+    #[test]
+    fn with_nothing_to_say_only_the_lease_is_kept() {
+        let mut publisher = told();
+        assert_eq!(publisher.poll(at(0)), Step::Wait(Some(at(20_000))));
+        assert_eq!(call(&mut publisher, at(20_000)), Call::KeepAlive { lease: 7 });
+        publisher.handle(Ok(Reply::Alive(60)), at(20_100));
+        assert_eq!(publisher.poll(at(20_100)), Step::Wait(Some(at(40_100))));
+    }
+
+    #[test]
+    fn changes_within_a_quarter_of_a_second_are_written_together_and_guarded() {
+        let mut publisher = told();
+        want(&mut publisher, &["disk"]);
+        assert_eq!(publisher.poll(at(100)), Step::Wait(Some(at(250))));
+        want(&mut publisher, &["disk", "a b", "probe"]);
+        let change = change(&mut publisher, at(250));
+        assert_eq!((change.revision, change.puts.len(), change.deletes.len()), (12, 3, 1), "a key has no blank");
+        publisher.handle(Ok(Reply::Changed { is_done: true, revision: 15 }), at(250));
+        assert!(publisher.is_told());
+    }
+
+    #[test]
+    fn write_without_an_answer_is_made_again_only_after_reading_what_is_there() {
+        let mut publisher = told();
+        want(&mut publisher, &["disk"]);
+        change(&mut publisher, at(300));
+        let lost = Trouble::new(TroubleKind::Unreachable, "lost");
+        publisher.handle(Err(Refusal::Trouble(lost.clone())), at(300));
+        assert_eq!(publisher.trouble(), Some(&lost));
+        let Step::Wait(Some(pause)) = publisher.poll(at(300)) else { panic!("no pause") };
+        assert!(matches!(call(&mut publisher, pause), Call::Range { .. }));
+        let own = Key::Host(publisher.host.clone()).to_string();
+        // It was done: only its answer was lost.
+        let device = DeviceRecord::default().to_value();
+        let done =
+            vec![pair(&own, &HostRecord::default().to_value(), 7, 13), pair(&format!("{own}/disk"), &device, 7, 13)];
+        publisher.handle(found(done), pause);
+        assert!(publisher.is_told() && publisher.trouble().is_none());
+    }
+
+    #[test]
+    fn lease_that_ended_while_the_host_lives_is_replaced_and_all_is_written_anew() {
+        let mut publisher = told();
+        call(&mut publisher, at(90_000));
+        publisher.handle(Ok(Reply::Alive(0)), at(90_000));
+        call(&mut publisher, at(90_000));
+        publisher.handle(found(vec![pair(FORMAT_KEY, b"1", 0, 1)]), at(90_000));
+        assert_eq!(call(&mut publisher, at(90_000)), Call::Grant { ttl_s: 60 });
+        publisher.handle(Ok(Reply::Granted { lease: 8, ttl_s: 60 }), at(90_000));
+        call(&mut publisher, at(90_000));
+        // A key of the process before, under a lease of its own, and one that is wanted no more.
+        let own = Key::Host(publisher.host.clone()).to_string();
+        publisher.handle(found(vec![pair(&own, b"{}", 7, 40), pair(&format!("{own}/old"), b"{}", 7, 40)]), at(90_000));
+        let change = change(&mut publisher, at(90_000));
+        assert_eq!((change.revision, change.lease, change.puts.len()), (40, 8, 2));
+        assert_eq!(change.deletes, [format!("{own}/old")]);
+        publisher.handle(Err(Refusal::NoLease), at(90_000));
+        assert!(publisher.lease().is_none());
+        assert!(matches!(call(&mut publisher, at(90_000)), Call::Range { .. }));
+    }
+
+    #[test]
+    fn keys_of_another_format_are_left_alone() {
+        let mut publisher = publisher();
+        call(&mut publisher, at(0));
+        publisher.handle(found(vec![pair(FORMAT_KEY, b"2\x1b", 0, 1)]), at(0));
+        let trouble = publisher.trouble().unwrap();
+        assert_eq!(trouble.kind, TroubleKind::OtherFormat);
+        assert!(trouble.message.contains("format '2\\u{1b}'") && trouble.message.contains("knows format 1"));
+        let Step::Wait(Some(pause)) = publisher.poll(at(0)) else { panic!("it goes on") };
+        assert!(matches!(call(&mut publisher, pause), Call::Range { .. }), "it is only looked at again");
+    }
+
+    #[test]
+    fn format_is_written_where_there_is_none_and_read_again() {
+        let mut publisher = publisher();
+        call(&mut publisher, at(0));
+        publisher.handle(found(vec![]), at(0));
+        let change = change(&mut publisher, at(0));
+        assert_eq!((change.guard.as_str(), change.revision, change.lease), (FORMAT_KEY, 0, 0));
+        publisher.handle(Ok(Reply::Changed { is_done: false, revision: 3 }), at(0));
+        assert!(matches!(call(&mut publisher, at(0)), Call::Range { .. }));
+    }
+
+    #[test]
+    fn two_processes_with_one_key_are_noticed() {
+        let mut publisher = told();
+        want(&mut publisher, &["disk"]);
+        let mut now = at(300);
+        for _ in 0..CONTENDED_AFTER {
+            change(&mut publisher, now);
+            publisher.handle(Ok(Reply::Changed { is_done: false, revision: 50 }), now);
+            if let Step::Wait(Some(pause)) = publisher.poll(now) {
+                now = pause;
+                call(&mut publisher, now);
+            }
+            publisher.handle(found(vec![]), now);
+            if publisher.trouble().is_some() {
+                break;
+            }
+        }
+        assert!(publisher.refused_guards >= CONTENDED_AFTER - 1);
+    }
+
+    #[test]
+    fn many_devices_are_written_in_pieces_that_etcd_takes() {
+        let mut publisher = told();
+        let names: Vec<String> = (0..1000).map(|number| format!("d{number}")).collect();
+        want(&mut publisher, &names.iter().map(String::as_str).collect::<Vec<_>>());
+        let mut now = at(1000);
+        for revision in 20.. {
+            match publisher.poll(now) {
+                Step::Call(Call::Change(change)) => {
+                    assert!(change.puts.len() + change.deletes.len() <= 128);
+                    publisher.handle(Ok(Reply::Changed { is_done: true, revision }), now);
+                }
+                Step::Wait(Some(until)) if !publisher.is_told() => now = until,
+                step => {
+                    assert!(publisher.is_told(), "{step:?}");
+                    break;
+                }
+            }
+        }
+        assert!(now < at(4000), "{now:?}");
+    }
+}

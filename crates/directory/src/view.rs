@@ -1,0 +1,477 @@
+//! Follows what all hosts say in the directory.
+//!
+//! The order of steps:
+//!
+//! | step | call | then |
+//! |---|---|---|
+//! | 1 | read the layout's number | none there: the directory is empty; another: nothing is read |
+//! | 2 | read all keys, a page at a time, all at the revision of the first | compacted meanwhile: begin again |
+//! | 3 | watch from the next revision on | a lost watch: watch again from where it was; compacted: step 2 |
+//!
+//! What was known stays while keys are read again, and while the directory is away: [`View::heard`] says how old it is.
+
+use std::collections::BTreeMap;
+
+use farbus_model::Instant;
+
+use crate::gateway::{Call, Found, News, Refusal, Reply};
+use crate::key::{HostId, Key, KeyRange};
+use crate::pace::Pace;
+use crate::publisher::check_format;
+use crate::record::{DeviceRecord, HostRecord};
+use crate::trouble::{Trouble, TroubleKind};
+
+/// How many keys are read at once.
+const PAGE: u32 = 1000;
+/// The most keys that are kept.
+pub const KEYS_MAX: usize = 65_536;
+/// The most bytes of values that are kept.
+pub const BYTES_MAX: usize = 24 << 20;
+
+/// What to do next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Make this call, and pass its answer to [`View::handle`].
+    Call(Call),
+    /// Begin this watch: pass what it says to [`View::handle_news`], and its end to [`View::handle_end`].
+    Watch(Call),
+    /// Nothing until this moment.
+    Wait(Option<Instant>),
+}
+
+/// What all hosts say.
+#[derive(Clone, Debug)]
+pub struct View {
+    entries: BTreeMap<Key, Entry>,
+    bytes: usize,
+    /// How often all keys were read. An entry of an earlier time was not there at the last.
+    epoch: u32,
+    state: State,
+    is_busy: bool,
+    /// Values that were no records, and keys that were none, since all keys were read last.
+    unfit: usize,
+    is_overfull: bool,
+    heard: Option<Instant>,
+    is_complete: bool,
+    pace: Pace,
+    trouble: Option<Trouble>,
+}
+
+#[derive(Clone, Debug)]
+struct Entry {
+    value: Box<[u8]>,
+    epoch: u32,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum State {
+    Format,
+    /// Reads from this key on, at this revision (0: the present one).
+    Reading {
+        from: String,
+        revision: i64,
+    },
+    /// Follows from this revision on.
+    Following {
+        revision: i64,
+    },
+}
+
+impl State {
+    fn reading() -> Self {
+        State::Reading { from: KeyRange::everything().from, revision: 0 }
+    }
+}
+
+impl View {
+    /// Nothing is known yet. `seed` makes the pauses of this host differ from those of others.
+    pub fn new(seed: u64) -> Self {
+        Self {
+            entries: BTreeMap::new(),
+            bytes: 0,
+            epoch: 1,
+            state: State::Format,
+            is_busy: false,
+            unfit: 0,
+            is_overfull: false,
+            heard: None,
+            is_complete: false,
+            pace: Pace::new(seed),
+            trouble: None,
+        }
+    }
+
+    /// Whether all keys were read once.
+    pub fn is_complete(&self) -> bool {
+        self.is_complete
+    }
+
+    /// When the directory was heard last.
+    pub fn heard(&self) -> Option<Instant> {
+        self.heard
+    }
+
+    /// Why what is known is not what is there, if it is not.
+    pub fn trouble(&self) -> Option<&Trouble> {
+        self.trouble.as_ref()
+    }
+
+    /// How many values and keys were none of farbus's.
+    pub fn unfit(&self) -> usize {
+        self.unfit
+    }
+
+    /// The hosts, by their keys. What they say of themselves is a claim.
+    pub fn hosts(&self) -> impl Iterator<Item = (&HostId, HostRecord)> {
+        self.entries.iter().filter_map(|(key, entry)| match key {
+            Key::Host(host) => Some((host, HostRecord::parse(&entry.value).ok()?)),
+            Key::Device(..) => None,
+        })
+    }
+
+    /// The devices: the host's key, the name there, and what the directory says of it. A device whose host is not there
+    /// is left out.
+    pub fn devices(&self) -> impl Iterator<Item = (&HostId, &str, DeviceRecord)> {
+        let mut present: Option<&HostId> = None;
+        self.entries.iter().filter_map(move |(key, entry)| match key {
+            Key::Host(_) => None,
+            Key::Device(host, name) => {
+                if present != Some(host) {
+                    self.entries.get(&Key::Host(host.clone()))?;
+                    present = Some(host);
+                }
+                Some((host, name.as_str(), DeviceRecord::parse(&entry.value).ok()?))
+            }
+        })
+    }
+
+    /// How many keys are known.
+    pub fn count(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// What to do next.
+    pub fn poll(&mut self, now: Instant) -> Step {
+        if self.is_busy {
+            return Step::Wait(None);
+        }
+        if let Some(pause) = self.pace.pause(now) {
+            return Step::Wait(Some(pause));
+        }
+        self.is_busy = true;
+        let everything = KeyRange::everything();
+        match &self.state {
+            State::Format => Step::Call(Call::Range { range: KeyRange::format(), limit: 1, revision: 0 }),
+            State::Reading { from, revision } => {
+                let range = KeyRange { from: from.clone(), to: everything.to };
+                Step::Call(Call::Range { range, limit: PAGE, revision: *revision })
+            }
+            State::Following { revision } => Step::Watch(Call::Watch { range: everything, revision: *revision }),
+        }
+    }
+
+    /// Handles the answer to a call.
+    pub fn handle(&mut self, answer: Result<Reply, Refusal>, now: Instant) {
+        if !std::mem::take(&mut self.is_busy) {
+            return;
+        }
+        match answer {
+            Ok(Reply::Found(found)) => match self.handle_found(found) {
+                Ok(()) => self.heard = Some(now),
+                Err(trouble) => self.fail(trouble, now),
+            },
+            Ok(_) => self.fail(Trouble::new(TroubleKind::NotEtcd, "the answer is that to another call"), now),
+            Err(Refusal::Compacted) => {
+                // Pages at a revision that is gone: from the beginning, and not at once, since it may happen again.
+                self.state = State::reading();
+                self.pace.fail(now);
+            }
+            Err(Refusal::NoLease | Refusal::OldToken) => {
+                self.fail(Trouble::new(TroubleKind::Unreachable, "a call was not done, and may be made again"), now);
+            }
+            Err(Refusal::Trouble(trouble)) => self.fail(trouble, now),
+        }
+    }
+
+    fn handle_found(&mut self, found: Found) -> Result<(), Trouble> {
+        match &self.state {
+            State::Format => {
+                if let Some(pair) = found.pairs.first() {
+                    check_format(&pair.value)?;
+                }
+                self.state = State::reading();
+            }
+            State::Reading { from, revision } => {
+                let is_first = *revision == 0;
+                let revision = if is_first { found.revision } else { *revision };
+                let last = found.pairs.last().map(|pair| pair.key.clone());
+                let is_ordered = last.as_ref().is_none_or(|last| last.as_slice() >= from.as_bytes());
+                if is_first {
+                    (self.epoch, self.unfit, self.is_overfull) = (self.epoch.wrapping_add(1), 0, false);
+                }
+                for pair in found.pairs {
+                    self.put(&pair.key, &pair.value);
+                }
+                let next = last.filter(|_| found.has_more).map(String::from_utf8);
+                self.state = match next {
+                    // Whoever else writes there: a key that is no text has none of ours behind it in this page.
+                    Some(Ok(mut last)) if is_ordered && !self.is_overfull => {
+                        last.push('\0');
+                        State::Reading { from: last, revision }
+                    }
+                    Some(_) if !self.is_overfull => {
+                        return Err(Trouble::new(TroubleKind::NotEtcd, "the keys of a page are not in order"));
+                    }
+                    _ => {
+                        self.forget_old();
+                        self.is_complete = true;
+                        State::Following { revision: revision.saturating_add(1) }
+                    }
+                };
+                self.note_overfull();
+            }
+            State::Following { .. } => {}
+        }
+        Ok(())
+    }
+
+    /// Handles a line of the watch.
+    pub fn handle_news(&mut self, news: News, now: Instant) {
+        let State::Following { revision: next } = &mut self.state else { return };
+        match news {
+            News::Changes { changes, revision } => {
+                if let Some(revision) = revision {
+                    *next = (*next).max(revision.saturating_add(1));
+                }
+                for change in changes {
+                    match change.value {
+                        Some(value) => self.put(&change.key, &value),
+                        None => self.remove(&change.key),
+                    }
+                }
+                self.heard = Some(now);
+                self.pace.succeed();
+                self.note_overfull();
+            }
+            News::Begun(revision) if revision.saturating_add(1) < *next => {
+                // A member that lags behind, or another history: a watch of what is to come would say nothing.
+                let message = "the directory has forgotten what it said: all is read again";
+                self.handle_end(Trouble::new(TroubleKind::Unreachable, message), now);
+                self.state = State::reading();
+            }
+            News::Begun(_) => self.heard = Some(now),
+            News::Compacted => {
+                self.state = State::reading();
+                self.is_busy = false;
+            }
+            News::Ended(why) => {
+                let message = format!("the directory ended what it tells: {}", why.escape_debug());
+                self.handle_end(Trouble::new(TroubleKind::Unreachable, message), now);
+            }
+        }
+    }
+
+    /// Handles the end of the watch.
+    pub fn handle_end(&mut self, why: Trouble, now: Instant) {
+        if matches!(self.state, State::Following { .. }) && std::mem::take(&mut self.is_busy) {
+            self.fail(why, now);
+        }
+    }
+
+    fn fail(&mut self, trouble: Trouble, now: Instant) {
+        if trouble.kind == TroubleKind::OtherFormat {
+            // Keys of another layout say nothing.
+            self.state = State::Format;
+            self.entries.clear();
+            self.bytes = 0;
+        }
+        self.trouble = Some(trouble);
+        self.pace.fail(now);
+    }
+
+    /// A directory that is heard is in no trouble, unless it has too much.
+    fn note_overfull(&mut self) {
+        let message = "the directory has more hosts and devices than farbus keeps in memory: some are not shown";
+        self.trouble = self.is_overfull.then(|| Trouble::new(TroubleKind::TooMuch, message));
+    }
+
+    fn put(&mut self, key: &[u8], value: &[u8]) {
+        let is_record = |key: &Key| match key {
+            Key::Host(_) => HostRecord::parse(value).is_ok(),
+            Key::Device(..) => DeviceRecord::parse(value).is_ok(),
+        };
+        let Some(key) = Key::parse(key).filter(is_record) else {
+            self.unfit = self.unfit.saturating_add(1);
+            // What was there before is not there any more.
+            return self.remove(key);
+        };
+        let former = self.entries.get(&key).map(|entry| entry.value.len());
+        let bytes = self.bytes - former.unwrap_or_default() + value.len();
+        if bytes > BYTES_MAX || (former.is_none() && self.entries.len() >= KEYS_MAX) {
+            self.is_overfull = true;
+            return self.remove(key.to_string().as_bytes());
+        }
+        self.bytes = bytes;
+        self.entries.insert(key, Entry { value: value.into(), epoch: self.epoch });
+    }
+
+    fn remove(&mut self, key: &[u8]) {
+        if let Some(entry) = Key::parse(key).and_then(|key| self.entries.remove(&key)) {
+            self.bytes -= entry.value.len();
+        }
+    }
+
+    /// Forgets what was not there when all keys were read last.
+    fn forget_old(&mut self) {
+        let epoch = self.epoch;
+        self.entries.retain(|_, entry| entry.epoch == epoch);
+        self.bytes = self.entries.values().map(|entry| entry.value.len()).sum();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gateway::{KeyChange, Pair};
+
+    const NOW: Instant = Instant::from_nanos(1_000_000_000);
+
+    fn host(letter: &str) -> HostId {
+        HostId::new(&letter.repeat(52)).unwrap()
+    }
+
+    fn page(keys: &[String], revision: i64, has_more: bool) -> Result<Reply, Refusal> {
+        let pair = |key: &String| Pair { key: key.clone().into(), value: b"{}".to_vec(), lease: 7, revision };
+        Ok(Reply::Found(Found { revision, pairs: keys.iter().map(pair).collect(), has_more }))
+    }
+
+    fn call(view: &mut View) -> Call {
+        match view.poll(NOW) {
+            Step::Call(call) => call,
+            step => panic!("{step:?}"),
+        }
+    }
+
+    fn names(view: &View) -> Vec<String> {
+        view.devices().map(|(host, name, _)| format!("{}/{name}", &host.as_str()[..1])).collect()
+    }
+
+    fn keys(hosts: &[&str], devices: &[(&str, &str)]) -> Vec<String> {
+        let hosts = hosts.iter().map(|letter| Key::Host(host(letter)).to_string());
+        let devices = devices.iter().map(|(letter, name)| Key::Device(host(letter), (*name).to_owned()).to_string());
+        let mut keys: Vec<String> = hosts.chain(devices).collect();
+        keys.sort();
+        keys
+    }
+
+    /// A view that follows from revision 6 on.
+    fn following() -> View {
+        let mut view = View::new(1);
+        call(&mut view);
+        view.handle(page(&[], 3, false), NOW);
+        call(&mut view);
+        view.handle(page(&keys(&["a"], &[("a", "board")]), 5, true), NOW);
+        assert!(!view.is_complete());
+        let Call::Range { range, revision, .. } = call(&mut view) else { panic!("not a page") };
+        assert_eq!((range.from.ends_with("/board\0"), revision), (true, 5));
+        view.handle(page(&keys(&["b"], &[("b", "disk")]), 8, false), NOW);
+        assert!(view.is_complete());
+        view
+    }
+
+    fn watch(view: &mut View, now: Instant) -> i64 {
+        match view.poll(now) {
+            Step::Watch(Call::Watch { revision, .. }) => revision,
+            step => panic!("{step:?}"),
+        }
+    }
+
+    #[test]
+    fn pages_of_one_revision_are_read_and_then_followed() {
+        let mut view = following();
+        assert_eq!(names(&view), ["a/board", "b/disk"]);
+        assert_eq!(watch(&mut view, NOW), 6);
+        let put = KeyChange { key: keys(&[], &[("b", "cam")])[0].clone().into(), value: Some(b"{}".to_vec()) };
+        let gone = KeyChange { key: keys(&["a"], &[])[0].clone().into(), value: None };
+        view.handle_news(News::Changes { changes: vec![put, gone], revision: Some(9) }, NOW);
+        assert_eq!(names(&view), ["b/cam", "b/disk"], "a device without its host is not shown");
+        view.handle_end(Trouble::new(TroubleKind::Unreachable, "lost"), NOW);
+        assert_eq!(view.trouble().unwrap().message, "lost");
+        assert_eq!(names(&view), ["b/cam", "b/disk"], "what was known stays");
+        let Step::Wait(Some(pause)) = view.poll(NOW) else { panic!("no pause") };
+        assert_eq!(watch(&mut view, pause), 10, "nothing is missed and nothing told twice");
+    }
+
+    #[test]
+    fn compaction_between_reading_and_watching_means_reading_again() {
+        let mut view = following();
+        watch(&mut view, NOW);
+        view.handle_news(News::Compacted, NOW);
+        let Call::Range { revision: 0, .. } = call(&mut view) else { panic!("not from the beginning") };
+        assert_eq!(names(&view), ["a/board", "b/disk"], "what was known stays meanwhile");
+        view.handle(page(&keys(&["b"], &[("b", "disk")]), 20, false), NOW);
+        assert_eq!((names(&view), watch(&mut view, NOW)), (vec!["b/disk".to_owned()], 21));
+        assert!(view.trouble().is_none());
+    }
+
+    #[test]
+    fn directory_that_was_replaced_is_read_again() {
+        let mut view = following();
+        watch(&mut view, NOW);
+        view.handle_news(News::Begun(2), NOW);
+        let Step::Wait(Some(pause)) = view.poll(NOW) else { panic!("no pause") };
+        let Step::Call(Call::Range { revision: 0, .. }) = view.poll(pause) else { panic!("not from the beginning") };
+    }
+
+    #[test]
+    fn compaction_between_two_pages_means_beginning_again_after_a_pause() {
+        let mut view = View::new(1);
+        call(&mut view);
+        view.handle(page(&[], 3, false), NOW);
+        call(&mut view);
+        view.handle(page(&keys(&["a"], &[]), 5, true), NOW);
+        call(&mut view);
+        view.handle(Err(Refusal::Compacted), NOW);
+        let Step::Wait(Some(pause)) = view.poll(NOW) else { panic!("no pause") };
+        let Step::Call(Call::Range { revision: 0, .. }) = view.poll(pause) else { panic!("not from the beginning") };
+    }
+
+    #[test]
+    fn hostile_keys_and_values_are_counted_and_not_kept() {
+        let mut view = following();
+        watch(&mut view, NOW);
+        let changes = [
+            (&b"/farbus/1/x"[..], &b"{}"[..]),
+            (b"/farbus/1/\xff\x1b", b"{}"),
+            (keys(&[], &[("b", "disk")])[0].clone().as_bytes(), b"{\"labels\":7}"),
+            (keys(&[], &[("b", "big")])[0].clone().as_bytes(), &[b'x'; 9000]),
+        ]
+        .map(|(key, value)| KeyChange { key: key.to_vec(), value: Some(value.to_vec()) });
+        view.handle_news(News::Changes { changes: changes.to_vec(), revision: Some(9) }, NOW);
+        assert_eq!((names(&view), view.unfit()), (vec!["a/board".to_owned()], 4));
+    }
+
+    #[test]
+    fn memory_of_a_view_is_limited_and_it_says_so() {
+        let mut view = following();
+        watch(&mut view, NOW);
+        let value = format!("{{\"title\":\"{}\",\"x\":\"{}\"}}", "t".repeat(200), "x".repeat(7000)).into_bytes();
+        for number in 0..BYTES_MAX / 7000 + 10 {
+            let key = Key::Device(host("b"), format!("d{number}")).to_string().into();
+            let changes = vec![KeyChange { key, value: Some(value.clone()) }];
+            view.handle_news(News::Changes { changes, revision: Some(9) }, NOW);
+        }
+        assert!(view.bytes <= BYTES_MAX && view.count() < BYTES_MAX / 7000 + 3);
+        assert_eq!(view.trouble().unwrap().kind, TroubleKind::TooMuch);
+    }
+
+    #[test]
+    fn directory_of_another_format_is_not_read() {
+        let mut view = View::new(1);
+        call(&mut view);
+        let pair = Pair { key: b"/farbus/format".to_vec(), value: b"7".to_vec(), lease: 0, revision: 1 };
+        view.handle(Ok(Reply::Found(Found { revision: 1, pairs: vec![pair], has_more: false })), NOW);
+        assert_eq!(view.trouble().unwrap().kind, TroubleKind::OtherFormat);
+        assert!(!view.is_complete() && view.heard().is_none());
+    }
+}
