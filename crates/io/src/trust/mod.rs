@@ -8,6 +8,7 @@
 mod admission;
 mod audit;
 mod audit_reading;
+mod authority;
 mod devices;
 mod fingerprint;
 mod folder;
@@ -31,6 +32,7 @@ mod tls;
 pub use admission::{Admission, Proof, Refusal, Ticket, subscriber};
 pub use audit::{Audit, Event, Outcome, timestamp};
 pub use audit_reading::{AuditReader, RecordedEvent};
+pub use authority::{Authority, AuthorityError};
 pub use devices::{DeviceId, Devices, KnownDevice, PREFIX_DIGITS_MIN};
 pub use fingerprint::{Fingerprint, NotAFingerprint};
 pub use folder::{Folder, StateError};
