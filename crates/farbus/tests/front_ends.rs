@@ -266,7 +266,7 @@ fn discarded_device_is_promised_to_its_successor_and_its_attachment_ends() {
 
 /// Takes the snapshot out of an answer, and leaves an empty one.
 fn saved(of: &mut Saved) -> Saved {
-    std::mem::replace(of, Saved { snapshot: Vec::new(), descriptors: Vec::new() })
+    std::mem::replace(of, Saved { snapshot: Vec::new(), descriptors: Vec::new(), medium: None })
 }
 
 #[test]
@@ -315,7 +315,7 @@ fn snapshot_bytes_that_no_attachment_saved_are_refused() {
         let client = harness.client(GRACE);
         let front_end = request.via.front_end(request, client.system());
         for snapshot in [Vec::new(), b"no snapshot".to_vec(), vec![0xff; 4096]] {
-            let saved = Saved { snapshot, descriptors: Vec::new() };
+            let saved = Saved { snapshot, descriptors: Vec::new(), medium: None };
             assert!(front_end.restore(&client, request, &[], saved).is_err());
         }
     });

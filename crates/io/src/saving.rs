@@ -21,6 +21,8 @@ pub struct Saved {
     pub snapshot: Vec<u8>,
     /// The open descriptors, in an order that the snapshot knows.
     pub descriptors: Vec<OwnedFd>,
+    /// The file or block device of this machine that the attachment's disk was moved to, if it was.
+    pub medium: Option<OwnedFd>,
 }
 
 /// Asks a serving thread, which answers with an `S`.

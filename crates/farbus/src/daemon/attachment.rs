@@ -50,6 +50,8 @@ pub enum Going {
     Anew,
     /// It is held or migrating: this process has to complete that.
     Moving,
+    /// Its disk is being moved to this machine: this process has to complete that.
+    Swapping,
     /// It ends, and a program may be using it; the text says how it is attached.
     Torn(&'static str),
 }
@@ -165,6 +167,7 @@ impl Kept {
         let state = self.shared.state();
         match (&state.running, state.word) {
             (Some(running), Word::Attached) if running.handle.is_moving() => Going::Moving,
+            (Some(running), Word::Attached) if running.handle.is_swapping() => Going::Swapping,
             (Some(running), Word::Attached) if running.handle.can_save() => Going::Along(running.handle.clone()),
             (Some(running), Word::Attached) => Going::Torn(running.status.how),
             _ => Going::Anew,

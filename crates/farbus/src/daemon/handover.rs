@@ -47,8 +47,8 @@ pub const ANSWER_TIME_MAX: Duration = Duration::from_secs(5);
 const END_TIME_MAX: Duration = Duration::from_secs(90);
 /// The most parcels that are accepted. No configuration names as many devices.
 const PARCELS_MAX: usize = 4096;
-/// The most descriptors of one attachment: an NBD server's clients and its listening socket.
-const DESCRIPTORS_MAX: usize = 1 + NBD_CONNECTIONS_MAX;
+/// The most descriptors of one attachment: an NBD server's clients, its listening socket, and its medium.
+const DESCRIPTORS_MAX: usize = 2 + NBD_CONNECTIONS_MAX;
 
 /// The words of a handover: JSON, with a descriptor where one is passed.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -58,8 +58,15 @@ enum Word {
     Here,
     /// Old: a listening socket, with its address in the configuration, or a passed socket that is not in use.
     Listener { asked: Option<SocketAddr>, is_secure: bool, is_passed: bool },
-    /// Old: the snapshot of an attachment of this manner. This many descriptors follow.
-    Attachment { target: String, manner: String, descriptors: usize },
+    /// Old: the snapshot of an attachment of this manner. This many descriptors follow. The last of them may be the
+    /// medium that its disk was moved to; a reader of a release that does not know such a snapshot refuses it.
+    Attachment {
+        target: String,
+        manner: String,
+        descriptors: usize,
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        has_medium: bool,
+    },
     /// Old: a descriptor of the attachment.
     Open,
     /// Old: the snapshot of a session that uses a device shared here.
@@ -202,11 +209,12 @@ impl ReplacementPassage {
             say(&self.passage, &word, Some(listener.as_fd()))?;
         }
         for Leaving { target, manner, save_reply } in &passed_on.leaving {
-            let Saved { snapshot, descriptors } = &save_reply.saved;
+            let Saved { snapshot, descriptors, medium } = &save_reply.saved;
+            let count = descriptors.len() + medium.iter().len();
             let (target, manner) = (target.clone(), manner.clone());
-            let word = Word::Attachment { target, manner, descriptors: descriptors.len() };
+            let word = Word::Attachment { target, manner, descriptors: count, has_medium: medium.is_some() };
             say(&self.passage, &word, Some(memory(snapshot)?.as_fd()))?;
-            for open in descriptors {
+            for open in descriptors.iter().chain(medium) {
                 say(&self.passage, &Word::Open, Some(open.as_fd()))?;
             }
         }
@@ -335,7 +343,7 @@ impl Predecessor {
                     let listener = if is_passed { Listener::passed(socket.into()) } else { Listener::over(socket) };
                     inherited.listeners.push(Passed { asked, is_secure, listener });
                 }
-                (Word::Attachment { target, manner, descriptors: count }, Some(memory)) => {
+                (Word::Attachment { target, manner, descriptors: count, has_medium }, Some(memory)) => {
                     let mut descriptors = Vec::new();
                     for _ in 0..count.min(DESCRIPTORS_MAX) {
                         let (Word::Open, Some(open)) = hear(&self.passage, until)? else {
@@ -343,12 +351,13 @@ impl Predecessor {
                         };
                         descriptors.push(open);
                     }
+                    let medium = if has_medium { descriptors.pop() } else { None };
                     let kept = contents(memory).map_err(|error| error.to_string()).and_then(|snapshot| {
                         let request = wanted(config, &target).ok_or("the configuration does not name it any more")?;
                         if request.manner(system) != manner {
                             return Err(format!("it was attached in another manner: {manner}"));
                         }
-                        let saved = Saved { snapshot, descriptors };
+                        let saved = Saved { snapshot, descriptors, medium };
                         Kept::restored(request, ready_modules, system, ports, saved).map_err(|error| error.to_string())
                     });
                     match kept {
@@ -534,7 +543,7 @@ mod tests {
         });
         let (socket, _) = std::os::unix::net::UnixStream::pair().unwrap();
         let (manner, descriptors) = ("kernel".to_owned(), 1);
-        let word = Word::Attachment { target, manner, descriptors };
+        let word = Word::Attachment { target, manner, descriptors, has_medium: false };
         say(&ours, &word, Some(memory(b"no snapshot").unwrap().as_fd())).unwrap();
         say(&ours, &Word::Open, Some(socket.as_fd())).unwrap();
         say(&ours, &Word::All, None).unwrap();

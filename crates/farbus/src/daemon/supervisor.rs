@@ -489,9 +489,15 @@ impl Supervisor {
             let next = "try again when that is over, at most 20 s; or 'farbus resume DEVICE' first";
             return Err(Failure::new(Attribute::Refused, format!("{what}\n  {next}")));
         }
+        let swapping = going.iter().find(|(_, going)| matches!(going, Going::Swapping));
+        if let Some((name, _)) = swapping.filter(|_| !interrupt) {
+            let next = format!("wait for it: farbus swap {name}\n  or stop it: farbus swap {name} --cancel");
+            return Err(Failure::new(Attribute::Refused, format!("{name} is being moved to this machine\n  {next}")));
+        }
         let torn = going.iter().filter_map(|(name, going)| match going {
             Going::Torn(how) => Some(format!("{name} is attached {how}")),
             Going::Moving => Some(format!("{name} is on its way to another host")),
+            Going::Swapping => Some(format!("{name} is being moved to this machine")),
             Going::Along(_) | Going::Anew => None,
         });
         let torn: Vec<String> = torn.chain(self.requested.unmovable()).chain(self.share.unmovable()).collect();
@@ -532,15 +538,17 @@ impl Supervisor {
         let asked: Vec<_> = going
             .iter()
             .filter_map(|(name, going)| match going {
-                Going::Along(handle) => handle.save().ok().map(|asked| (*name, asked)),
-                Going::Anew | Going::Torn(_) | Going::Moving => None,
+                Going::Along(handle) => handle.save().ok().map(|asked| (*name, handle, asked)),
+                Going::Anew | Going::Torn(_) | Going::Moving | Going::Swapping => None,
             })
             .collect();
         let sessions = self.share.ask_sessions();
         let mut leaving = Vec::new();
-        for (target, asked) in asked {
+        for (target, handle, asked) in asked {
             let late = || std::io::Error::other(format!("{target} did not come to rest in time; try again"));
-            let save_reply = asked.wait(handover::ANSWER_TIME_MAX).ok_or_else(late)?;
+            let mut save_reply = asked.wait(handover::ANSWER_TIME_MAX).ok_or_else(late)?;
+            // While it is at rest, its medium does not change.
+            save_reply.saved.medium = handle.medium()?;
             let manner = has.attachments[target].request().manner(&self.system);
             leaving.push(Leaving { target: target.clone(), manner, save_reply });
         }

@@ -70,12 +70,12 @@ impl FrontEnd for Fuse {
         client: &Client,
         request: &Request,
         _: &[u32],
-        saved: Saved,
+        mut saved: Saved,
     ) -> Result<Box<dyn Restored>, ClientError> {
-        let dial = client.redial(&request.target)?;
+        let (dial, medium) = (client.redial(&request.target)?, saved.medium.take());
         let mut known = None;
         let resting = Resting::restore(saved, |device| {
-            let (disk, pending) = OpenedDisk::restore(dial, device)?;
+            let (disk, pending) = OpenedDisk::restore(dial, device, medium)?;
             let (disk, device, clock, way) = ShownDisk::of(disk);
             let meters = Arc::<Meters>::default();
             let device = Box::new(CountedDisk::new(device, Arc::clone(&meters)));

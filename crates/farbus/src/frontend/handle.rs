@@ -12,6 +12,7 @@
 //! | [`Handle::save`] | an engine that can be saved | refused |
 
 use std::fmt;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -282,6 +283,19 @@ impl Handle {
     /// [`Refused::NotSaved`].
     pub fn save(&self) -> Result<Asked<Saved>, Refused> {
         self.save_requester.as_ref().map(SaveRequester::ask).ok_or(Refused::NotSaved)
+    }
+
+    /// The medium of this machine that its disk was moved to, if it was: a snapshot needs it, too.
+    ///
+    /// # Errors
+    /// The system has no more descriptors.
+    pub fn medium(&self) -> std::io::Result<Option<OwnedFd>> {
+        self.swap.as_ref().map_or(Ok(None), DiskSwap::descriptor)
+    }
+
+    /// Whether its disk is being exchanged.
+    pub fn is_swapping(&self) -> bool {
+        self.swap.as_ref().is_some_and(DiskSwap::is_running)
     }
 
     /// Whether [`Handle::save`] can work.

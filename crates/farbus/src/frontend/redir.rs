@@ -178,7 +178,7 @@ impl FrontEnd for Redir {
         saved: Saved,
     ) -> Result<Box<dyn Restored>, ClientError> {
         let wrong = |reject: Reject| ClientError::Local(reject.to_string());
-        let Saved { snapshot, descriptors } = saved;
+        let Saved { snapshot, descriptors, .. } = saved;
         let mut from = snapshot::open(&snapshot, SNAPSHOT_KIND).map_err(wrong)?;
         let mut guest = None;
         if from.flag("guest").map_err(wrong)? {
@@ -485,7 +485,7 @@ impl Relay {
         if !is_saved {
             return Err(io::Error::other("it has no session, or that is over"));
         }
-        Ok(Saved { snapshot: to.into_bytes(), descriptors })
+        Ok(Saved { snapshot: to.into_bytes(), descriptors, medium: None })
     }
 
     fn turn(&mut self, stop: &StopSignal, hold_handle: &HoldHandle) -> io::Result<()> {

@@ -8,13 +8,15 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::str::FromStr;
 
 use farbus_host::RemoteDisk;
 use farbus_io::link::{Clock, Link};
 use farbus_model::{BlockDevice, BufferPool, Completions, Pending};
-use farbus_session::Reject;
-use farbus_session::block::{AHEAD_KIND, ANY_BYTE_KIND, Ahead, AnyByte, BEHIND_KIND, Behind, StoreDevice};
+use farbus_session::block::{
+    AHEAD_KIND, ANY_BYTE_KIND, Ahead, AnyByte, BEHIND_KIND, Behind, SWAPPED_KIND, StoreDevice,
+};
 use farbus_session::native::control::{Cause, End, Mode};
 use farbus_session::native::{Attached, RemoteBlock};
 use farbus_session::snapshot;
@@ -22,6 +24,7 @@ use farbus_session::snapshot;
 use crate::common::stop_signal::StopSignal;
 use crate::importer::client::{Client, ClientError, GRACE_DISK, Target, local, local_address};
 use crate::importer::disk_swap::{DiskSwap, SwapDisk};
+use crate::importer::local_disk::Wrong;
 use crate::importer::options::cache::Cache;
 use crate::importer::port::session::SessionPort;
 use crate::importer::port::{Cutter, DevicePort, usbip};
@@ -182,23 +185,33 @@ impl OpenedDisk {
         Self { device, ..self }
     }
 
-    /// Restores a disk whose device another process saved, with its open requests. Nothing happens before its first
-    /// turn.
+    /// Restores a disk whose device another process saved, with its open requests. `medium` is the file or block device
+    /// of this machine that the disk was moved to, if it was. Nothing is asked of its exporter before its first turn.
     ///
     /// # Errors
     /// The snapshot is invalid, or the system has no more threads or descriptors.
-    pub fn restore(redial: Redial, saved: &[u8]) -> io::Result<(Self, Pending)> {
-        Self::restore_from(redial, saved, LAYERS)
+    pub fn restore(redial: Redial, saved: &[u8], medium: Option<OwnedFd>) -> io::Result<(Self, Pending)> {
+        Self::restore_from((redial, medium), saved, LAYERS)
     }
 
     /// Restores a disk with those of these layers that the snapshot contains.
-    fn restore_from(redial: Redial, saved: &[u8], layers: &[u16]) -> io::Result<(Self, Pending)> {
-        let [kind, rest @ ..] = layers else { return Self::restore_block(redial, saved) };
-        let Ok(mut reader) = snapshot::open(saved, *kind) else { return Self::restore_from(redial, saved, rest) };
+    fn restore_from(
+        (redial, medium): (Redial, Option<OwnedFd>),
+        saved: &[u8],
+        layers: &[u16],
+    ) -> io::Result<(Self, Pending)> {
+        let [kind, rest @ ..] = layers else {
+            return match medium {
+                Some(medium) => Self::restore_moved(medium, saved),
+                None => Self::restore_block(redial, saved),
+            };
+        };
+        let below = (redial, medium);
+        let Ok(mut reader) = snapshot::open(saved, *kind) else { return Self::restore_from(below, saved, rest) };
         let mut known = None;
         let device = |bytes: &[u8]| {
             let (Self { device, clock, way, cutter, status, swap }, pending) =
-                Self::restore_from(redial, bytes, rest).map_err(Wrong)?;
+                Self::restore_from(below, bytes, rest).map_err(Wrong)?;
             known = Some((clock, way, cutter, status, swap));
             Ok((device, pending))
         };
@@ -226,6 +239,21 @@ impl OpenedDisk {
         let asked = linked.remote().requests();
         let pending = asked.map(|asked| (asked.id, (asked.op, asked.offset, asked.length))).collect();
         Ok((Self::block(linked)?, pending))
+    }
+
+    /// Restores a disk that was moved to `medium`. Its exporter has it back, and is not asked for anything.
+    fn restore_moved(medium: OwnedFd, saved: &[u8]) -> io::Result<(Self, Pending)> {
+        let clock = Clock::start();
+        let mut reader = snapshot::open(saved, SWAPPED_KIND).map_err(|reject| Wrong::from(reject).0)?;
+        let (mut device, status, pending) =
+            SwapDisk::restore(clock.now(), &mut reader, medium).map_err(|Wrong(error)| error)?;
+        if let Err(reject) = reader.end("device") {
+            BlockDevice::leave(&mut device);
+            return Err(Wrong::from(reject).0);
+        }
+        let (swap, way) = (Some(device.swap()), Way::Device { is_movable: true });
+        let cutter = Cutter::new(|| {});
+        Ok((Self { device: Box::new(device), clock, way, cutter, status: Some(status), swap }, pending))
     }
 
     /// Whether a replacement process can continue with it.
@@ -257,15 +285,6 @@ impl OpenedDisk {
 impl Cutter {
     fn of(stop_signal: StopSignal) -> Self {
         Self::new(move || stop_signal.end())
-    }
-}
-
-/// Why a disk cannot be restored.
-struct Wrong(io::Error);
-
-impl From<Reject> for Wrong {
-    fn from(reject: Reject) -> Self {
-        Self(io::Error::new(io::ErrorKind::InvalidData, reject.to_string()))
     }
 }
 

@@ -15,7 +15,10 @@
 //! can be moved later. If it answers that it cannot, or is of a version that answers nothing at all, the swap goes on
 //! with a warning, as the user's disk may have to leave that host now.
 
+use std::ffi::OsStr;
 use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,12 +26,14 @@ use std::thread;
 use std::time::Duration;
 
 use farbus_io::link::{Gathering, Wake};
+use farbus_io::store::FileStore;
 use farbus_model::{
-    BlockDevice, BlockDone, BlockInFlight, BlockInfo, BlockLayer, BlockStore, Completions, Instant, Readiness,
+    BlockDevice, BlockDone, BlockInFlight, BlockInfo, BlockLayer, BlockStore, Completions, Instant, Pending, Readiness,
 };
 use farbus_session::block::swap::{Journal, Milestone, Options, Report, SwapError};
 use farbus_session::block::{Swappable, Work};
 use farbus_session::native::retire::Step;
+use farbus_session::snapshot::Reader;
 use tracing::{info, warn};
 
 use crate::common::events::{Event, Kind, publish};
@@ -36,7 +41,7 @@ use crate::common::failure::{Attribute, FailureReport};
 use crate::devices::media_journal::Notes;
 use crate::devices::status::MediumStatus;
 use crate::devices::swap_run::{DONE, FAILED, RUNNING, Run, SwapOrder, SwapStatus, report};
-use crate::importer::local_disk::LocalDisk;
+use crate::importer::local_disk::{LocalDisk, Wrong};
 use crate::importer::session::status::{SessionStatus, StepAnswer};
 
 /// How often a swap's status is updated.
@@ -65,6 +70,8 @@ struct Inner {
 struct Last {
     /// Where the disk is, if it is not the session's.
     at: Option<String>,
+    /// The medium there.
+    medium: Option<FileStore>,
     /// The swap that runs, or the last one.
     run: Option<Arc<Run>>,
 }
@@ -127,6 +134,7 @@ impl DiskSwap {
         }
         let mut notes = Notes::to(journal);
         notes.note(Milestone::Copying).map_err(|why| refused(&SwapError::Journal(why)))?;
+        let medium = destination.try_clone().map_err(|error| local(&error))?;
         let destination =
             LocalDisk::new(destination, self.0.info.block_bytes, &self.0.wake).map_err(|error| local(&error))?;
         let from = last.at.clone().unwrap_or_else(|| device.clone());
@@ -143,7 +151,7 @@ impl DiskSwap {
         }));
         let (work, to_do) = mpsc::channel();
         let (swap, for_thread) = (self.clone(), Arc::clone(&run));
-        let carry_out = move || swap.carry_out(&for_thread, &mut notes, &to_do);
+        let carry_out = move || swap.carry_out(&for_thread, (&mut notes, medium), &to_do);
         thread::Builder::new().name("swap".into()).spawn(carry_out).map_err(|error| local(&error))?;
         info!(device, to, verify = options.verify, resume = options.resume, "being moved");
         publish(Event::of(Kind::SwapBegun, device.as_str()).how(to.as_str()));
@@ -158,6 +166,20 @@ impl DiskSwap {
         let is_running = lock(&self.0.last).run.as_ref().is_some_and(|run| run.cancel());
         self.ring();
         is_running
+    }
+
+    /// Whether a swap is under way.
+    pub fn is_running(&self) -> bool {
+        lock(&self.0.last).run.as_ref().is_some_and(|run| !run.is_over())
+    }
+
+    /// The medium of this machine that the disk was moved to, for a replacement process; `None` if it was not moved.
+    ///
+    /// # Errors
+    /// The system has no more descriptors.
+    pub fn descriptor(&self) -> io::Result<Option<OwnedFd>> {
+        let last = lock(&self.0.last);
+        last.medium.as_ref().map(|medium| medium.as_fd().try_clone_to_owned()).transpose()
     }
 
     /// The status of the running or last swap.
@@ -197,8 +219,9 @@ impl DiskSwap {
     }
 
     /// Does what takes time, until the swap is over or its attachment has ended.
-    fn carry_out(&self, run: &Run, notes: &mut Notes, to_do: &Receiver<Work<Disk>>) {
+    fn carry_out(&self, run: &Run, (notes, medium): (&mut Notes, FileStore), to_do: &Receiver<Work<Disk>>) {
         let SwapStatus { device, from, to, .. } = run.status();
+        let mut medium = Some(medium);
         let mut old = OldDisk::new(self);
         for work in to_do {
             match work {
@@ -207,7 +230,9 @@ impl DiskSwap {
                     if noted.is_ok() {
                         // Before the old disk is given back: that ends its session, and not the attachment.
                         self.0.session.note_left();
-                        lock(&self.0.last).at = Some(to.clone());
+                        let mut last = lock(&self.0.last);
+                        (last.at, last.medium) = (Some(to.clone()), medium.take());
+                        drop(last);
                         old.note_switched();
                     }
                     run.warn(old.warning(&device));
@@ -346,6 +371,34 @@ impl SwapDisk {
         Ok(Self { disk: Swappable::new(disk).holding(requests), swap, running: None, began: zero, shown: zero })
     }
 
+    /// Restores the disk that another process moved to `medium`. Returns it with the status of the session that it was
+    /// in, and with the requests that it has to answer.
+    ///
+    /// # Errors
+    /// The snapshot is invalid, or the system has no more threads or descriptors.
+    pub fn restore(
+        now: Instant,
+        from: &mut Reader<'_>,
+        medium: OwnedFd,
+    ) -> Result<(Self, SessionStatus, Pending), Wrong> {
+        let mut known = None;
+        let (disk, pending) = Swappable::restore(now, from, |path, info| {
+            let session = SessionStatus::default();
+            session.note_left();
+            let swap = DiskSwap::new(*info, session.clone())?;
+            let path = OsStr::from_bytes(path);
+            let store = FileStore::passed(medium, path, false).map_err(io::Error::other)?;
+            let mut last = lock(&swap.0.last);
+            (last.at, last.medium) = (Some(format!("block:{}", path.display())), Some(store.try_clone()?));
+            drop(last);
+            let local = LocalDisk::new(store, info.block_bytes, &swap.0.wake)?;
+            known = Some((swap, session));
+            Ok::<_, Wrong>(Box::new(local) as Disk)
+        })?;
+        let (swap, session) = known.expect("its device was restored");
+        Ok((Self { disk, swap, running: None, began: now, shown: now }, session, pending))
+    }
+
     /// Exchanges it, from any thread.
     pub fn swap(&self) -> DiskSwap {
         self.swap.clone()
@@ -436,5 +489,10 @@ impl BlockLayer for SwapDisk {
         let result = act(&mut self.disk, done);
         self.look_after(now, done);
         result
+    }
+
+    /// A swap ends in the process in which it began.
+    fn save(&mut self, now: Instant) -> Option<Vec<u8>> {
+        if self.swap.is_running() { None } else { BlockDevice::save(&mut self.disk, now) }
     }
 }

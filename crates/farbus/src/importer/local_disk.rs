@@ -5,6 +5,7 @@
 
 use std::io;
 use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{self, JoinHandle};
@@ -15,6 +16,22 @@ use farbus_model::{
     BlockDevice, BlockDone, BlockInFlight, BlockInfo, BlockOp, BlockRequest, BlockStore, BufferPool, Completions,
     Instant, Payload, Readiness, StoreDevice, StoreError,
 };
+use farbus_session::Reject;
+
+/// Why a disk cannot be restored.
+pub(crate) struct Wrong(pub io::Error);
+
+impl From<io::Error> for Wrong {
+    fn from(error: io::Error) -> Self {
+        Self(error)
+    }
+}
+
+impl From<Reject> for Wrong {
+    fn from(reject: Reject) -> Self {
+        Self(io::Error::new(io::ErrorKind::InvalidData, reject.to_string()))
+    }
+}
 
 /// A request that waits until everything written is durable.
 type Flushed = (BlockInFlight, Result<(), StoreError>);
@@ -22,6 +39,8 @@ type Flushed = (BlockInFlight, Result<(), StoreError>);
 /// A file or block device of this machine.
 pub struct LocalDisk {
     device: StoreDevice<FileStore>,
+    /// The same medium.
+    store: FileStore,
     to_flush: Option<Sender<BlockInFlight>>,
     flushed: Receiver<Flushed>,
     flusher: Option<JoinHandle<()>>,
@@ -37,7 +56,7 @@ impl LocalDisk {
     /// # Errors
     /// The system has no more threads or descriptors.
     pub fn new(store: FileStore, block_bytes: u32, also: &Wake) -> io::Result<Self> {
-        let mut second = store.try_clone()?;
+        let (mut second, third) = (store.try_clone()?, store.try_clone()?);
         let (wake, all) = (Arc::new(Wake::new()?), Gathering::new()?);
         all.watch(wake.as_fd(), false)?;
         all.watch(also.as_fd(), false)?;
@@ -54,7 +73,8 @@ impl LocalDisk {
         })?;
         let readiness = all.readiness();
         let device = StoreDevice::new(store).with_blocks(block_bytes);
-        Ok(Self { device, to_flush: Some(to_flush), flushed, flusher: Some(flusher), wake, all, readiness })
+        let (to_flush, flusher) = (Some(to_flush), Some(flusher));
+        Ok(Self { device, store: third, to_flush, flushed, flusher, wake, all, readiness })
     }
 
     fn flush(&self, request: BlockInFlight, done: &mut Completions<BlockDone>) {
@@ -112,6 +132,11 @@ impl BlockDevice for LocalDisk {
     /// Nobody else writes to it: it is locked.
     fn epoch(&self) -> Option<u64> {
         Some(0)
+    }
+
+    /// Its path. Another process continues with its descriptor, unless that could promise again what was lost.
+    fn save(&mut self, _: Instant) -> Option<Vec<u8>> {
+        self.store.loss().is_none().then(|| self.store.path().as_os_str().as_bytes().to_vec())
     }
 }
 

@@ -117,6 +117,11 @@ impl FileStore {
         self.file.into()
     }
 
+    /// Why nothing written to it is promised to be durable any more: a flush has failed.
+    pub fn loss(&self) -> Option<StoreError> {
+        self.undurable.get().copied()
+    }
+
     /// A duplicate that shares the lock and what is known of durability.
     ///
     /// # Errors

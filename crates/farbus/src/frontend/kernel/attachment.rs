@@ -147,7 +147,7 @@ pub(super) fn restore<R: Relaying + 'static>(
     restore: impl FnOnce(Reader<'_>, OwnedFd) -> Result<R, ClientError>,
 ) -> Result<Box<dyn Restored>, ClientError> {
     let wrong = |reject: Reject| ClientError::Local(reject.to_string());
-    let Saved { snapshot, descriptors } = saved;
+    let Saved { snapshot, descriptors, .. } = saved;
     let mut reader = snapshot::open(&snapshot, kind).map_err(wrong)?;
     let port = reader.u32("port").map_err(wrong)?;
     if !ports.contains(&port) {
@@ -193,7 +193,8 @@ impl<R: Relaying> KernelAttachment<R> {
                 to.u32(self.port.0);
                 match self.relay.save(&mut to) {
                     Ok(Some(socket)) => {
-                        let saved = Saved { snapshot: to.into_bytes(), descriptors: vec![socket] };
+                        let (snapshot, descriptors) = (to.into_bytes(), vec![socket]);
+                        let saved = Saved { snapshot, descriptors, medium: None };
                         if asker.part(saved) == Verdict::Go {
                             self.relay.hand_over();
                             return Ended::HandedOver;

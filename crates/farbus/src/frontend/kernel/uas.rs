@@ -119,9 +119,10 @@ fn restore_disk(
     client: &Client,
     target: &Target,
     ports: &[u32],
-    saved: Saved,
+    mut saved: Saved,
 ) -> Result<Box<dyn Restored>, ClientError> {
+    let medium = saved.medium.take();
     restore(client, target, (SNAPSHOT_KIND, ports), saved, |reader, socket| {
-        DiskRelay::restore(reader, socket, client.redial(target)?, target).map_err(local)
+        DiskRelay::restore(reader, (socket, medium), client.redial(target)?, target).map_err(local)
     })
 }

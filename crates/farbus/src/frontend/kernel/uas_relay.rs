@@ -67,18 +67,24 @@ impl DiskRelay {
         Ok(Self { side: KernelSide::new(kernel, exporter, clock), cutter, status, mode, swap, is_movable })
     }
 
-    /// Restores a relay from the whole snapshot of another process; it does nothing before its first turn.
+    /// Restores a relay from the whole snapshot of another process, with its socket, and with the medium that its disk
+    /// was moved to, if it was. It does nothing before its first turn.
     ///
     /// # Errors
     /// The snapshot is invalid, or the system has no more threads or descriptors.
-    pub fn restore(mut reader: Reader<'_>, socket: OwnedFd, redial: Redial, target: &Target) -> io::Result<Self> {
+    pub fn restore(
+        mut reader: Reader<'_>,
+        (socket, medium): (OwnedFd, Option<OwnedFd>),
+        redial: Redial,
+        target: &Target,
+    ) -> io::Result<Self> {
         let wrong = |reject: Reject| io::Error::new(io::ErrorKind::InvalidData, reject.to_string());
         let is_read = reader.flag("read only").map_err(wrong)?;
         let mode = if is_read { DiskMode::Read } else { DiskMode::Exclusive };
         let mut known = None;
         let device = |saved: &[u8]| {
             let (OpenedDisk { device, clock, way, cutter, status, swap }, pending) =
-                OpenedDisk::restore(redial, saved)?;
+                OpenedDisk::restore(redial, saved, medium)?;
             known = Some((clock, way, cutter, status, swap));
             Ok::<_, Wrong>((device, pending))
         };

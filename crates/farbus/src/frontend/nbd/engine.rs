@@ -444,7 +444,7 @@ impl NbdServer {
         for told in self.clients.iter().filter(here).flat_map(|client| &client.told) {
             to.u64(told.told());
         }
-        Ok(Some(Saved { snapshot: to.into_bytes(), descriptors }))
+        Ok(Some(Saved { snapshot: to.into_bytes(), descriptors, medium: None }))
     }
 
     /// Drops the server without ending anything: a replacement process continues it.

@@ -239,7 +239,7 @@ impl Engine {
             handles: self.handles.save(),
         };
         let descriptors = vec![self.kernel.try_clone()?];
-        Ok(Some(Saved { snapshot: state.to_bytes(&device)?, descriptors }))
+        Ok(Some(Saved { snapshot: state.to_bytes(&device)?, descriptors, medium: None }))
     }
 
     /// Drops the engine without ending anything: a replacement process continues it.

@@ -685,7 +685,7 @@ impl<D: BlockDevice> BlockLayer for Swappable<D> {
     }
 
     fn save(&mut self, now: Instant) -> Option<Vec<u8>> {
-        if self.is_tracking { None } else { self.current.below.device.save(now) }
+        if self.is_tracking { self.save_swapped(now) } else { self.current.below.device.save(now) }
     }
 
     fn leave(&mut self) {

@@ -24,6 +24,8 @@
 
 mod device;
 mod job;
+mod saved;
 mod work;
 
 pub use device::{Swappable, Work};
+pub use saved::SWAPPED_KIND;

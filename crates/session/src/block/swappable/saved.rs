@@ -1,0 +1,108 @@
+//! A device that was exchanged, in the snapshot for a replacement process.
+
+use farbus_model::{
+    BlockDevice, BlockId, BlockInfo, BlockOp, BlockRequest, BufferPool, Completions, Instant, Payload, Pending,
+};
+use farbus_wire::Reject;
+use farbus_wire::snapshot::{Reader, Writer};
+
+use super::device::Swappable;
+use super::job::{Job, What};
+
+/// Kind of the snapshots of a device that was exchanged.
+pub const SWAPPED_KIND: u16 = 14;
+/// The least bytes of a request in a snapshot.
+const REQUEST_BYTES_MIN: usize = 26;
+
+impl<D: BlockDevice> Swappable<D> {
+    /// A snapshot of the device after a swap. `None`: a swap is under way, or the device has requests that it has yet
+    /// to carry out.
+    ///
+    /// A change that is to be durable has been written, and waits for the flush after it; so a replacement flushes
+    /// again, and submits nothing else twice.
+    pub(super) fn save_swapped(&mut self, now: Instant) -> Option<Vec<u8>> {
+        let waits_for_flush = |job: &Job| {
+            let What::User { owed, .. } = &job.what else { return false };
+            job.is_begun && (owed.op == BlockOp::Flush || (owed.op.is_change() && owed.is_durable))
+        };
+        if self.swap.is_some() || self.untracked > 0 || !self.jobs.values().all(waits_for_flush) {
+            return None;
+        }
+        let mut to = Writer::new(SWAPPED_KIND);
+        let BlockInfo { size_bytes, block_bytes, preferred_bytes, request_bytes_max, is_read_only, trims } = self.info;
+        to.u64(size_bytes);
+        [block_bytes, preferred_bytes, request_bytes_max].into_iter().for_each(|bytes| to.u32(bytes));
+        to.flag(is_read_only);
+        to.flag(trims);
+        to.bytes(&self.current.below.device.save(now)?);
+        to.count(self.jobs.len());
+        for job in self.jobs.values() {
+            if let What::User { owed, .. } = &job.what {
+                to.block_request(&BlockRequest { payload: Payload::Empty, ..(**owed).clone() });
+            }
+        }
+        Some(to.into_bytes())
+    }
+
+    /// Restores a device that was exchanged from a snapshot of [`SWAPPED_KIND`]. `device` restores the device below
+    /// from its own bytes, for users of a device as described. Returns it with the requests that it has to answer.
+    ///
+    /// # Errors
+    /// [`Reject`]: the snapshot is inconsistent. The device below has been left ([`BlockDevice::leave`]).
+    pub fn restore<E: From<Reject>>(
+        now: Instant,
+        from: &mut Reader<'_>,
+        device: impl FnOnce(&[u8], &BlockInfo) -> Result<D, E>,
+    ) -> Result<(Self, Pending), E> {
+        let info = BlockInfo {
+            size_bytes: from.u64("size")?,
+            block_bytes: from.u32("block")?,
+            preferred_bytes: from.u32("preferred")?,
+            request_bytes_max: from.u32("request")?,
+            is_read_only: from.flag("read only")?,
+            trims: from.flag("trims")?,
+        };
+        if !info.block_bytes.is_power_of_two() || !info.preferred_bytes.is_power_of_two() {
+            return Err(Reject::new("block", info.block_bytes.into(), "it is a power of two").into());
+        }
+        let bytes = from.bytes("device")?;
+        let mut asked = Vec::new();
+        for _ in 0..from.count("requests", REQUEST_BYTES_MIN)? {
+            asked.push(from.block_request()?);
+        }
+        let pending: Pending = asked.iter().map(|it| (it.id, (it.op, it.offset, it.length))).collect();
+        if pending.len() != asked.len() || !asked.iter().all(|request| may_wait(request, &info)) {
+            return Err(Reject::new("requests", asked.len() as u64, "each has an id and waits to be durable").into());
+        }
+        let mut below = device(bytes, &info)?;
+        let theirs = below.info();
+        let is_fit = theirs.size_bytes >= info.size_bytes
+            && theirs.block_bytes <= info.block_bytes
+            && theirs.request_bytes_max >= info.request_bytes_max
+            && (info.is_read_only || !theirs.is_read_only);
+        if !is_fit {
+            below.leave();
+            return Err(Reject::new("size", info.size_bytes, "the medium is as large as the device").into());
+        }
+        let mut this = Self { info, is_tracking: true, ..Self::new(below) };
+        let mut done = Completions::new(BufferPool::new(0));
+        for request in asked {
+            let place = request.offset..request.offset + u64::from(request.length);
+            let (owed, data, answer) = (request.launch(), Payload::Empty, Payload::Empty);
+            let what = What::User { owed, data, is_both: false, result: Ok(()), answer };
+            let number = this.next_number;
+            this.next_number += 1;
+            this.jobs.insert(number, Job { is_begun: true, at_current: true, ..Job::new(place, what, now) });
+            this.current.submit(now, BlockRequest::flush(BlockId(number)).launch(), &mut done);
+        }
+        Ok((this, pending))
+    }
+}
+
+/// Whether a request of these users may wait for a flush.
+fn may_wait(request: &BlockRequest, info: &BlockInfo) -> bool {
+    let length = if request.op == BlockOp::Write { request.length as usize } else { 0 };
+    let whole = BlockRequest { payload: Payload::pattern(&[0], length), ..request.clone() };
+    let waits = request.op == BlockOp::Flush || (request.op.is_change() && request.is_durable);
+    waits && request.payload.is_empty() && info.check(&whole).is_ok()
+}
