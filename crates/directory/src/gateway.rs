@@ -1,21 +1,22 @@
 //! The calls of the JSON gateway of etcd 3.4 (`/v3/…`) and later, and what it answers. Numbers of 64 bits
 //! are texts there, keys and values base 64, and what is zero is left out.
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD as BASE64;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::base64::{decode, encode};
-use crate::key::{KEY_BYTES_MAX, KeyRange};
+use crate::key::KeyRange;
 use crate::trouble::{Trouble, TroubleKind};
 
-/// A call.
+/// A call of the gateway, each with a path of its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Call {
     /// Asks for a token.
     Authenticate {
-        /// The user.
+        /// The user's name in etcd.
         user: String,
-        /// The password.
+        /// The password of that user.
         password: String,
     },
     /// Asks for a lease.
@@ -25,17 +26,17 @@ pub enum Call {
     },
     /// Keeps a lease.
     KeepAlive {
-        /// The lease.
+        /// Its number, from [`Reply::Granted`].
         lease: i64,
     },
     /// Ends a lease; all keys under it go.
     Revoke {
-        /// The lease.
+        /// Its number, from [`Reply::Granted`].
         lease: i64,
     },
-    /// Reads keys.
+    /// Reads keys with their values, in the order of their bytes.
     Range {
-        /// Which.
+        /// The keys to read.
         range: KeyRange,
         /// How many at most; 0: all.
         limit: u32,
@@ -46,9 +47,9 @@ pub enum Call {
     Change(Change),
     /// Follows keys: the answer has no end.
     Watch {
-        /// Which.
+        /// The keys to follow.
         range: KeyRange,
-        /// From this revision on.
+        /// The revision of the first change to be told.
         revision: i64,
     },
 }
@@ -58,7 +59,7 @@ pub enum Call {
 pub struct Change {
     /// The key whose last change has to be that of `revision` (0: there is no such key), or nothing is written.
     pub guard: String,
-    /// See `guard`.
+    /// The revision that the last change of `guard` must have.
     pub revision: i64,
     /// The lease of all that is put; 0: none.
     pub lease: i64,
@@ -71,9 +72,9 @@ pub struct Change {
 /// A key and its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pair {
-    /// The key.
+    /// The key: any bytes, for others may write there.
     pub key: Vec<u8>,
-    /// The value.
+    /// The value: any bytes.
     pub value: Vec<u8>,
     /// The lease; 0: none.
     pub lease: i64,
@@ -95,11 +96,11 @@ pub struct Found {
 /// The answer to a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
-    /// A token.
+    /// A token, for the header of further calls.
     Token(String),
-    /// A lease.
+    /// A lease was granted.
     Granted {
-        /// The lease.
+        /// Its number, not 0.
         lease: i64,
         /// How long it lasts, seconds.
         ttl_s: u64,
@@ -108,13 +109,13 @@ pub enum Reply {
     Alive(u64),
     /// The lease has ended.
     Revoked,
-    /// Keys.
+    /// Keys that were read.
     Found(Found),
     /// Whether the keys were written, and the revision after that.
     Changed {
         /// Whether the guard was as expected, and all was written.
         is_done: bool,
-        /// The revision.
+        /// The revision of the database after the call.
         revision: i64,
     },
 }
@@ -128,19 +129,18 @@ pub enum Refusal {
     Compacted,
     /// The token is not valid any more.
     OldToken,
-    /// Anything else.
+    /// Any other reason, with what to do about it.
     Trouble(Trouble),
 }
 
 /// What a watch says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum News {
-    /// These keys have changed: those without a value are deleted. Up to `revision` this was all; `None`: more of the
-    /// same revision may follow.
+    /// These keys have changed: those without a value are deleted.
     Changes {
         /// The changes in their order.
         changes: Vec<KeyChange>,
-        /// See above.
+        /// The revision up to which all changes were told; `None`: more of the same may follow.
         revision: Option<i64>,
     },
     /// The watch has begun at a member that knows of this revision.
@@ -151,10 +151,10 @@ pub enum News {
     Ended(String),
 }
 
-/// A changed key.
+/// A key that was put or deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyChange {
-    /// The key.
+    /// The key: any bytes.
     pub key: Vec<u8>,
     /// Its value; `None` if it is deleted.
     pub value: Option<Vec<u8>>,
@@ -176,20 +176,20 @@ impl Call {
 
     /// The body of the request.
     pub fn body(&self) -> Vec<u8> {
-        let text = |bytes: &str| encode(bytes.as_bytes());
+        let text = |key: &str| BASE64.encode(key);
         let body = match self {
             Call::Authenticate { user, password } => json!({ "name": user, "password": password }),
             Call::Grant { ttl_s } => json!({ "TTL": ttl_s.to_string() }),
             Call::KeepAlive { lease } | Call::Revoke { lease } => json!({ "ID": lease.to_string() }),
             Call::Range { range, limit, revision } => json!({
-                "key": text(&range.from),
+                "key": BASE64.encode(&range.from),
                 "range_end": text(&range.to),
                 "limit": limit.to_string(),
                 "revision": revision.to_string(),
             }),
             Call::Change(Change { guard, revision, lease, puts, deletes }) => {
                 let puts = puts.iter().map(|(key, value)| {
-                    json!({ "request_put": { "key": text(key), "value": encode(value), "lease": lease.to_string() } })
+                    json!({ "request_put": { "key": text(key), "value": BASE64.encode(value), "lease": lease.to_string() } })
                 });
                 let deletes = deletes.iter().map(|key| json!({ "request_delete_range": { "key": text(key) } }));
                 json!({
@@ -200,7 +200,7 @@ impl Call {
                 })
             }
             Call::Watch { range, revision } => json!({ "create_request": {
-                "key": text(&range.from),
+                "key": BASE64.encode(&range.from),
                 "range_end": text(&range.to),
                 "start_revision": revision.to_string(),
                 "progress_notify": true,
@@ -210,10 +210,10 @@ impl Call {
         body.to_string().into_bytes()
     }
 
-    /// Reads the answer.
+    /// Reads the answer, by its HTTP status and body.
     ///
     /// # Errors
-    /// [`Refusal`].
+    /// [`Refusal`]: etcd refuses the call, or this is no answer of its gateway.
     pub fn reply(&self, status: u16, body: &[u8]) -> Result<Reply, Refusal> {
         if status != 200 {
             return Err(refusal_of(status, body));
@@ -253,7 +253,7 @@ impl Call {
 /// Reads a line of the answer to [`Call::Watch`].
 ///
 /// # Errors
-/// [`Refusal`].
+/// [`Refusal`]: etcd refuses to go on, or this is no line of its gateway.
 pub fn news(line: &[u8]) -> Result<News, Refusal> {
     let streamed: Streamed<Watched> = read(line)?;
     let watched = streamed.result(line)?;
@@ -365,8 +365,8 @@ struct PairText {
 
 impl PairText {
     fn read(self, body: &[u8]) -> Result<Pair, Refusal> {
-        let key = decode(&self.key).filter(|key| key.len() <= KEY_BYTES_MAX);
-        let (Some(key), Some(value)) = (key, decode(&self.value)) else { return Err(not_etcd(body)) };
+        let read = |text: &str| BASE64.decode(text).map_err(|_| not_etcd(body));
+        let (key, value) = (read(&self.key)?, read(&self.value)?);
         Ok(Pair { key, value, lease: self.lease.0, revision: self.mod_revision.0 })
     }
 }

@@ -21,8 +21,6 @@ const PREFIX: &str = "/farbus/1/";
 const HOST_BYTES: usize = 52;
 /// The longest name of a device, bytes: as long as a record of USB/IP has room for.
 pub const DEVICE_BYTES_MAX: usize = 64;
-/// The longest key, bytes.
-pub const KEY_BYTES_MAX: usize = PREFIX.len() + HOST_BYTES + 1 + DEVICE_BYTES_MAX;
 
 /// A host, by the fingerprint of its key.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -35,7 +33,7 @@ impl HostId {
         (text.len() == HOST_BYTES && text.bytes().all(is_letter)).then(|| Self(text.to_owned()))
     }
 
-    /// The fingerprint.
+    /// The fingerprint, 52 letters of base 32.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -50,7 +48,7 @@ impl fmt::Display for HostId {
 /// What a key is of.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Key {
-    /// A host.
+    /// A host's own key.
     Host(HostId),
     /// A device of a host, by its name there.
     Device(HostId, String),
@@ -87,8 +85,8 @@ pub fn is_device_name(name: &str) -> bool {
 /// A range of keys: from the first, and before the second.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyRange {
-    /// The first key.
-    pub from: String,
+    /// The first key: any bytes, for it may follow one that others wrote.
+    pub from: Vec<u8>,
     /// The first key behind it; empty: `from` alone.
     pub to: String,
 }
@@ -96,18 +94,18 @@ pub struct KeyRange {
 impl KeyRange {
     /// The number of the layout.
     pub fn format() -> Self {
-        Self { from: FORMAT_KEY.to_owned(), to: String::new() }
+        Self { from: FORMAT_KEY.into(), to: String::new() }
     }
 
     /// The keys of all hosts.
     pub fn everything() -> Self {
         // '0' is what follows '/'.
-        Self { from: PREFIX.to_owned(), to: format!("{}0", &PREFIX[..PREFIX.len() - 1]) }
+        Self { from: PREFIX.into(), to: format!("{}0", &PREFIX[..PREFIX.len() - 1]) }
     }
 
     /// The keys of one host.
     pub fn of_host(host: &HostId) -> Self {
-        Self { from: format!("{PREFIX}{host}"), to: format!("{PREFIX}{host}0") }
+        Self { from: format!("{PREFIX}{host}").into(), to: format!("{PREFIX}{host}0") }
     }
 }
 
@@ -121,9 +119,9 @@ mod tests {
         for key in [Key::Host(host.clone()), Key::Device(host.clone(), "board-2.a".to_owned())] {
             let text = key.to_string();
             let KeyRange { from, to } = KeyRange::of_host(&host);
-            assert!(from <= text && text < to, "{text}");
+            assert!(from.as_slice() <= text.as_bytes() && text < to, "{text}");
             let KeyRange { from, to } = KeyRange::everything();
-            assert!(from <= text && text < to, "{text}");
+            assert!(from.as_slice() <= text.as_bytes() && text < to, "{text}");
             assert_eq!(Key::parse(text.as_bytes()), Some(key));
         }
         let host = host.as_str();

@@ -14,7 +14,6 @@
 //! access: hosts trust keys, and a device's exporter decides who has it. So nothing here decides anything, and all of
 //! it runs without an etcd.
 
-mod base64;
 pub mod gateway;
 pub mod http;
 pub mod key;

@@ -301,7 +301,7 @@ fn write_format() -> Call {
 /// Checks the layout's number.
 ///
 /// # Errors
-/// [`TroubleKind::OtherFormat`].
+/// [`TroubleKind::OtherFormat`]: it is another release's.
 pub(crate) fn check_format(value: &[u8]) -> Result<(), Trouble> {
     if value == FORMAT.as_bytes() {
         return Ok(());

@@ -1,5 +1,5 @@
-//! The values in etcd: JSON, whose fields are only ever added to. Other hosts wrote them, and whoever else may write
-//! there: a text may have any character, but no record is longer than its limits.
+//! The values in etcd: JSON, whose fields are only ever added to. Other hosts write them, and anybody with a password
+//! of that etcd can: a text may have any character, but no record is longer than its limits.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,7 +13,7 @@ const TEXT_BYTES_MAX: usize = 256;
 /// The most interfaces, labels and bookings.
 const LIST_MAX: usize = 32;
 
-/// A host.
+/// What a host says of itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct HostRecord {
@@ -63,7 +63,7 @@ pub struct DeviceRecord {
     /// Where it is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub place: Option<String>,
-    /// Whatever else its owner says.
+    /// What else its owner says of it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub comment: Option<String>,
     /// The id of the device, which does not depend on its name.
@@ -81,7 +81,7 @@ pub struct LeaseRecord {
     pub host: String,
     /// When it ends: RFC 3339, UTC, by the exporter's clock.
     pub until: String,
-    /// What for.
+    /// What the host needs the device for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
@@ -141,27 +141,27 @@ fn cut(text: &mut String) {
 }
 
 impl HostRecord {
-    /// Reads a value.
+    /// Reads the value of a key.
     ///
     /// # Errors
-    /// [`RecordError`].
+    /// [`RecordError`]: it is none, or is beyond a limit.
     pub fn parse(value: &[u8]) -> Result<Self, RecordError> {
         let record: Self = parse(value)?;
         check([&record.name, &record.farbus, &record.since])?;
         Ok(record)
     }
 
-    /// The value.
+    /// The value to put, JSON.
     pub fn to_value(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("texts are JSON")
     }
 }
 
 impl DeviceRecord {
-    /// Reads a value.
+    /// Reads the value of a key.
     ///
     /// # Errors
-    /// [`RecordError`].
+    /// [`RecordError`]: it is none, or is beyond a limit.
     pub fn parse(value: &[u8]) -> Result<Self, RecordError> {
         let record: Self = parse(value)?;
         if record.interfaces.len().max(record.labels.len()) > LIST_MAX {

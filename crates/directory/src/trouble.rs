@@ -28,14 +28,14 @@ pub enum TroubleKind {
 /// Why the directory does not do what was asked: a kind, and a sentence for a person.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trouble {
-    /// The kind.
+    /// What kind of trouble, from which follows what to do about it.
     pub kind: TroubleKind,
-    /// What happened.
+    /// What happened, for a person.
     pub message: String,
 }
 
 impl Trouble {
-    /// A trouble.
+    /// A trouble of this kind, with a sentence about it.
     pub fn new(kind: TroubleKind, message: impl Into<String>) -> Self {
         Self { kind, message: message.into() }
     }

@@ -68,7 +68,7 @@ enum State {
     Format,
     /// Reads from this key on, at this revision (0: the present one).
     Reading {
-        from: String,
+        from: Vec<u8>,
         revision: i64,
     },
     /// Follows from this revision on.
@@ -205,18 +205,16 @@ impl View {
                 let is_first = *revision == 0;
                 let revision = if is_first { found.revision } else { *revision };
                 let last = found.pairs.last().map(|pair| pair.key.clone());
-                let is_ordered = last.as_ref().is_none_or(|last| last.as_slice() >= from.as_bytes());
+                let is_ordered = last.as_ref().is_none_or(|last| last >= from);
                 if is_first {
                     (self.epoch, self.unfit, self.is_overfull) = (self.epoch.wrapping_add(1), 0, false);
                 }
                 for pair in found.pairs {
                     self.put(&pair.key, &pair.value);
                 }
-                let next = last.filter(|_| found.has_more).map(String::from_utf8);
-                self.state = match next {
-                    // Whoever else writes there: a key that is no text has none of ours behind it in this page.
-                    Some(Ok(mut last)) if is_ordered && !self.is_overfull => {
-                        last.push('\0');
+                self.state = match last.filter(|_| found.has_more) {
+                    Some(mut last) if is_ordered && !self.is_overfull => {
+                        last.push(0);
                         State::Reading { from: last, revision }
                     }
                     Some(_) if !self.is_overfull => {
@@ -373,7 +371,7 @@ mod tests {
         view.handle(page(&keys(&["a"], &[("a", "board")]), 5, true), NOW);
         assert!(!view.is_complete());
         let Call::Range { range, revision, .. } = call(&mut view) else { panic!("not a page") };
-        assert_eq!((range.from.ends_with("/board\0"), revision), (true, 5));
+        assert_eq!((range.from.ends_with(b"/board\0"), revision), (true, 5));
         view.handle(page(&keys(&["b"], &[("b", "disk")]), 8, false), NOW);
         assert!(view.is_complete());
         view
@@ -449,6 +447,22 @@ mod tests {
         .map(|(key, value)| KeyChange { key: key.to_vec(), value: Some(value.to_vec()) });
         view.handle_news(News::Changes { changes: changes.to_vec(), revision: Some(9) }, NOW);
         assert_eq!((names(&view), view.unfit()), (vec!["a/board".to_owned()], 4));
+    }
+
+    #[test]
+    fn foreign_key_at_the_end_of_a_page_hides_nothing_behind_it() {
+        for foreign in [[&b"/farbus/1/aaa"[..], &[b'x'; 9000]].concat(), b"/farbus/1/aaa\xff".to_vec()] {
+            let mut view = View::new(1);
+            call(&mut view);
+            view.handle(page(&[], 3, false), NOW);
+            call(&mut view);
+            let pair = Pair { key: foreign.clone(), value: Vec::new(), lease: 0, revision: 4 };
+            view.handle(Ok(Reply::Found(Found { revision: 5, pairs: vec![pair], has_more: true })), NOW);
+            let Call::Range { range, .. } = call(&mut view) else { panic!("not a page") };
+            assert_eq!(range.from, [&foreign[..], &[0]].concat());
+            view.handle(page(&keys(&["b"], &[("b", "disk")]), 5, false), NOW);
+            assert_eq!((names(&view), view.unfit(), view.is_complete()), (vec!["b/disk".to_owned()], 1, true));
+        }
     }
 
     #[test]
