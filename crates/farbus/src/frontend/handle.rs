@@ -257,8 +257,8 @@ impl Handle {
         Ok(self.open_count().is_some_and(|count| count > 0) || !self.processes().is_empty())
     }
 
-    /// Migrates the device to the host with this key at once: its user's requests fail, whoever has it open, a USB
-    /// device is reset, and the attachment ends.
+    /// Migrates the device to the host with this key at once, also while it is open: its user's requests fail, a
+    /// USB device is reset, and the attachment ends.
     ///
     /// # Errors
     /// [`Refused`]: it stays here.

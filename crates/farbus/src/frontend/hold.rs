@@ -194,7 +194,7 @@ impl HoldHandle {
         self.ask_within(command, QUIET_WITHIN + Duration::from_secs(1))
     }
 
-    /// An order that is not answered in time is not carried out later: whoever gave it acts on that it was not.
+    /// An order that is not answered in time is not carried out later: its giver acts on that it was not.
     fn ask_within(&self, command: HoldCommand, time_max: Duration) -> Result<Granted, &'static str> {
         let (number, answered) = self.leave(command);
         answered.recv_timeout(time_max).unwrap_or_else(|_| {

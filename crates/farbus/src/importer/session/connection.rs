@@ -57,7 +57,7 @@ pub struct Redial {
     pub dial: Dial,
     /// The modules, if there are any.
     pub through: Option<Through>,
-    /// As [`Terms::hold`].
+    /// How long the device is held at most while it migrates; see [`Terms::hold`].
     pub hold: Duration,
 }
 

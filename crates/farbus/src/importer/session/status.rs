@@ -30,8 +30,6 @@ struct Inner {
     answered: Condvar,
     /// Whether a step is to be said; read in every turn.
     has_step: AtomicBool,
-    /// Whether the device goes to its successor without its user's requests.
-    has_discard: AtomicBool,
     /// Whether a successor was named; read in every turn.
     has_successor: AtomicBool,
     /// Whether a pause or its end was ordered; read in every turn.
@@ -65,6 +63,8 @@ struct State {
     step: Option<Step>,
     /// The exporter's last answer to a step.
     step_answer: Option<(Step, Result<(), String>)>,
+    /// Whether the device is to go to its successor without its user's requests.
+    is_to_discard: bool,
     /// What was thrown away for a handover.
     discarded: Option<Discarded>,
     /// The identity of the device.
@@ -144,17 +144,21 @@ impl SessionStatus {
         let state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
         let is_open = |state: &mut State| state.discarded.is_none() && state.end.is_none();
         let waited = self.0.answered.wait_timeout_while(state, time_max, is_open);
-        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        if std::mem::take(&mut state.is_to_discard) {
+            // It is not carried out later either: whose order it was is told that it was not.
+            self.0.has_successor.store(false, Ordering::Release);
+            state.successor = None;
+        }
         state.discarded.ok_or("the attachment does not answer")
     }
 
     fn name_successor(&self, successor: [u8; 32], is_discarding: bool) -> Result<(), &'static str> {
         self.with(|state| {
             self.check_movable(state)?;
-            state.successor = Some(successor);
+            (state.successor, state.is_to_discard) = (Some(successor), is_discarding);
             Ok(())
         })?;
-        self.0.has_discard.store(is_discarding, Ordering::Release);
         self.0.has_successor.store(true, Ordering::Release);
         self.wake();
         Ok(())
@@ -163,7 +167,7 @@ impl SessionStatus {
     /// Whether [`SessionStatus::migrate`] would be accepted now, and begin at once.
     ///
     /// # Errors
-    /// Why not.
+    /// Why it would stay here.
     pub fn may_migrate(&self) -> Result<(), &'static str> {
         if self.unlinked().is_some() {
             return Err(UNLINKED);
@@ -183,7 +187,7 @@ impl SessionStatus {
 
     /// Whether the handover that was ordered waits for nothing; once for an order.
     pub(crate) fn take_discard(&self) -> bool {
-        self.0.has_discard.load(Ordering::Acquire) && self.0.has_discard.swap(false, Ordering::AcqRel)
+        self.with(|state| std::mem::take(&mut state.is_to_discard))
     }
 
     /// Records what was thrown away.
@@ -394,6 +398,13 @@ mod tests {
         assert_eq!([status.take_pause(), status.take_pause()], [Some(false), None]);
         status.note_end(&End { cause: Cause::Network, message: "no link".into() });
         assert_eq!(status.pause(true), Err("it is over already"));
+    }
+
+    #[test]
+    fn discarding_that_nobody_began_in_time_is_not_done_later() {
+        let status = SessionStatus::default();
+        assert_eq!(status.discard([7; 32], Duration::from_millis(1)), Err("the attachment does not answer"));
+        assert_eq!((status.successor(), status.take_discard(), status.may_migrate()), (None, false, Ok(())));
     }
 
     #[test]
