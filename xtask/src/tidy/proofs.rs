@@ -1,12 +1,12 @@
-//! Rule `proof`: a row of `docs/proofs.md` or `docs/security.md` in a column *proof* names something, and what it names
-//! exists: a file, a folder, a test (`FILE::TEST`), or a case of the rig.
+//! Rule `proof`: a row of the README, `docs/proofs.md` or `docs/security.md` in a column *proof* names something, and
+//! that exists: a file, a folder, a test (`FILE::TEST`), a case of the rig, or a page (its link is of another rule).
 
 use super::source::{Source, TokenKind};
 use super::tree::Tree;
 use super::violation::Violation;
 use std::collections::BTreeSet;
 
-const PAGES: [&str; 2] = ["docs/proofs.md", "docs/security.md"];
+const PAGES: [&str; 3] = ["README.md", "docs/proofs.md", "docs/security.md"];
 const CASES: &str = "rig/src/cases/";
 
 pub fn check(tree: &Tree, sources: &[Source]) -> Vec<Violation> {
@@ -25,7 +25,7 @@ pub fn check(tree: &Tree, sources: &[Source]) -> Vec<Violation> {
                 continue;
             }
             let mut proofs = cell.split('`').skip(1).step_by(2).peekable();
-            let is_bare = is_proof && proofs.peek().is_none();
+            let is_bare = is_proof && proofs.peek().is_none() && !cell.contains("](");
             let wrong = is_bare.then(|| "a row without a proof".to_owned());
             let found = proofs.filter(|_| is_proof).filter_map(|proof| missing(proof, tree, sources, &cases));
             violations.extend(wrong.into_iter().chain(found).map(|what| Violation::new(page, at + 1, "proof", what)));
@@ -94,12 +94,15 @@ mod tests {
                         | a | `crates/wire/tests/lies.rs::lie_is_refused`, `crates/wire/tests/lies.rs::helper` |\n";
         let case = ("rig/src/cases/far.rs", "const A: Case = Case { name: \"far-audio\", steps: 3 };\n");
         let tests = "#[test]\nfn lie_is_refused() { assert!(helper()); }\nfn helper() -> bool { true }\n";
-        let files = [(PAGES[0], table), (PAGES[1], promises), case, ("crates/wire/tests/lies.rs", tests)];
+        let readme = "| what | proof |\n|---|---|\n| a | [results](docs/results.md) |\n| b | `gone/` |\n";
+        let files =
+            [(PAGES[0], readme), (PAGES[1], table), (PAGES[2], promises), case, ("crates/wire/tests/lies.rs", tests)];
         let found: Vec<String> =
             complaints(&workspace_with(&files)).into_iter().filter(|line| line.contains(": proof: ")).collect();
         assert_eq!(
             found,
             [
+                "README.md:4: proof: there is no gone/",
                 "docs/proofs.md:3: proof: the rig has no case near-*",
                 "docs/proofs.md:3: proof: there is no crates/wire/src/gone.rs",
                 "docs/proofs.md:4: proof: a row without a proof",
