@@ -76,6 +76,13 @@ fn fill(image: &Path) -> Vec<u8> {
     bytes
 }
 
+/// Shares the disk that is moved later. Returns what is written on it beside fio's part.
+fn old_disk(harness: &Harness) -> (Vec<u8>, Share) {
+    let image = harness.image("old.img", DISK_BYTES);
+    let filled = fill(&image);
+    (filled, harness.share(&[&format!("disk:{}", image.display())]))
+}
+
 fn said(outcome: &Outcome, code: i32, part: &str) {
     assert_eq!(outcome.code, Some(code), "{outcome:?}");
     assert!(outcome.stderr.contains(part) || outcome.stdout.contains(part), "no '{part}' in {outcome:?}");
@@ -87,9 +94,7 @@ fn moves_under_load(via: &str) {
         return;
     }
     let harness = Harness::new();
-    let image = harness.image("old.img", DISK_BYTES);
-    let filled = fill(&image);
-    let mut share = harness.share(&[&format!("disk:{}", image.display())]);
+    let (filled, mut share) = old_disk(&harness);
     let mut attached = Attached::by(&harness, &share, via);
     let new: [PathBuf; 2] = ["new.img", "newer.img"].map(|name| harness.path(name));
     let is_done = AtomicBool::new(false);
@@ -285,9 +290,7 @@ fn stays_moved_through_restarts(via: &str) {
         return;
     }
     let harness = Harness::new();
-    let image = harness.image("old.img", DISK_BYTES);
-    let filled = fill(&image);
-    let mut share = harness.share(&[&format!("disk:{}", image.display())]);
+    let (filled, mut share) = old_disk(&harness);
     let (target, at, config) = (share.target("disk"), harness.path("far"), harness.path("farbus.toml"));
     let (place, user) = match via {
         "fuse" => ("at", file_target(&at.join("disk.img"))),

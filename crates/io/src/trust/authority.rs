@@ -69,7 +69,7 @@ impl Authority {
     /// Encrypts a link to the server `host`, a name or an address, without a port.
     ///
     /// # Errors
-    /// [`AuthorityError`].
+    /// [`AuthorityError`]: the certificate of one side is not accepted, or the link was lost.
     pub fn connect(&self, link: Link, host: &str) -> Result<Link, AuthorityError> {
         let name = ServerName::try_from(host.trim_matches(['[', ']']).to_owned());
         let name = name.map_err(|_| AuthorityError::Link(format!("'{host}' is no name or address of a server")))?;
