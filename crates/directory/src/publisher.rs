@@ -136,7 +136,8 @@ impl Publisher {
 
     /// Whether all that is wanted is there, as far as is known.
     pub fn is_told(&self) -> bool {
-        let is_sure = self.guard.is_some() && self.unanswered.is_none();
+        let is_writing = matches!(self.asked, Some(Asked::Write { .. }));
+        let is_sure = self.guard.is_some() && self.unanswered.is_none() && !is_writing;
         is_sure && self.lease.is_some() && self.told == self.wanted && self.left.is_empty()
     }
 
