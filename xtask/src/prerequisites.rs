@@ -42,6 +42,9 @@ const PACKAGES: &[Package] = &[
     Package { name: "libnbd-bin", steps: &["machine", "package"] },
     Package { name: "qemu-utils", steps: &["machine"] },
     Package { name: "strace", steps: &["machine"] },
+    // A directory of all sites.
+    Package { name: "etcd-server", steps: &["machine"] },
+    Package { name: "etcd-client", steps: &["machine"] },
     // Reads our usbredir packets and says them again.
     Package { name: "libusbredirparser-dev", steps: &["test"] },
     // Networks that go silent.

@@ -161,6 +161,15 @@ impl Publisher {
         Step::Call(call)
     }
 
+    /// Whether only a write that is done ends the trouble.
+    fn must_be_written(&self) -> bool {
+        let is_of_writes = matches!(
+            self.trouble.as_ref().map(|trouble| trouble.kind),
+            Some(TroubleKind::Full | TroubleKind::Permission | TroubleKind::Contended)
+        );
+        is_of_writes && !self.is_told()
+    }
+
     /// The next piece of what differs.
     fn write(&self, lease: i64) -> (Asked, Call) {
         let own = Key::Host(self.host.clone());
@@ -191,8 +200,11 @@ impl Publisher {
         let Some(asked) = self.asked.take() else { return };
         match answer {
             Ok(reply) => {
+                let is_write = matches!(asked, Asked::Write { .. } | Asked::Grant | Asked::WriteFormat);
                 let done = self.handle_reply(asked, reply, now);
                 match done {
+                    // That keys can be read says nothing of writes that failed.
+                    Ok(()) if !is_write && self.must_be_written() => {}
                     Ok(()) => {
                         self.pace.succeed();
                         self.trouble = None;
@@ -449,6 +461,33 @@ mod tests {
         assert_eq!((change.guard.as_str(), change.revision, change.lease), (FORMAT_KEY, 0, 0));
         publisher.handle(Ok(Reply::Changed { is_done: false, revision: 3 }), at(0));
         assert!(matches!(call(&mut publisher, at(0)), Call::Range { .. }));
+    }
+
+    #[test]
+    fn full_directory_is_in_trouble_until_a_write_is_done_and_is_asked_less_often() {
+        let mut publisher = told();
+        want(&mut publisher, &["disk"]);
+        let mut now = at(300);
+        let mut pauses = Vec::new();
+        for _ in 0..6 {
+            change(&mut publisher, now);
+            let full = Trouble::new(TroubleKind::Full, "mvcc: database space exceeded");
+            publisher.handle(Err(Refusal::Trouble(full)), now);
+            let Step::Wait(Some(until)) = publisher.poll(now) else { panic!("no pause") };
+            pauses.push(until - now);
+            now = until;
+            if matches!(publisher.lease(), Some(lease) if matches!(publisher.poll(now), Step::Call(Call::KeepAlive { lease: kept }) if kept == lease))
+            {
+                publisher.handle(Ok(Reply::Alive(60)), now);
+                call(&mut publisher, now);
+            }
+            publisher.handle(found(vec![]), now);
+            assert_eq!(publisher.trouble().unwrap().kind, TroubleKind::Full);
+        }
+        assert!(pauses[5] > Duration::from_secs(7), "{pauses:?}");
+        change(&mut publisher, now);
+        publisher.handle(Ok(Reply::Changed { is_done: true, revision: 60 }), now);
+        assert!(publisher.is_told() && publisher.trouble().is_none());
     }
 
     #[test]

@@ -25,6 +25,23 @@ pub enum TroubleKind {
     Contended,
 }
 
+impl TroubleKind {
+    /// The kind as a word, for programs.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            TroubleKind::Unreachable => "unreachable",
+            TroubleKind::Certificate => "certificate",
+            TroubleKind::Password => "password",
+            TroubleKind::Permission => "permission",
+            TroubleKind::Full => "full",
+            TroubleKind::OtherFormat => "other-format",
+            TroubleKind::NotEtcd => "not-etcd",
+            TroubleKind::TooMuch => "too-much",
+            TroubleKind::Contended => "contended",
+        }
+    }
+}
+
 /// Why the directory does not do what was asked: a kind, and a sentence for a person.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trouble {
@@ -44,14 +61,16 @@ impl Trouble {
     pub fn next(&self) -> &'static str {
         match self.kind {
             TroubleKind::Unreachable => "it is tried again; see: etcdctl endpoint status --cluster",
-            TroubleKind::Certificate => "name its authority: ca = \"FILE\" in [directory]",
-            TroubleKind::Password => "see user and password_file in [directory], and: etcdctl user list",
+            TroubleKind::Certificate => "name the authority of its certificate: ca = \"FILE\" in [directory]",
+            TroubleKind::Password => {
+                "see at = \"etcds://USER@…\" and password_file in [directory], and: etcdctl user list"
+            }
             TroubleKind::Permission => {
                 "as root of etcd: etcdctl role grant-permission ROLE --prefix=true readwrite /farbus/"
             }
             TroubleKind::Full => "make room: etcdctl compaction, etcdctl defrag, etcdctl alarm disarm",
             TroubleKind::OtherFormat => "use one release of farbus with one directory, or another etcd",
-            TroubleKind::NotEtcd => "see the address after directory =; it is that of clients (2379), not of peers",
+            TroubleKind::NotEtcd => "see the address of the directory: it is that of clients (2379), not of peers",
             TroubleKind::TooMuch => "name a host: farbus list HOST",
             TroubleKind::Contended => "two daemons have one key: give this host its own, with 'farbus id'",
         }

@@ -150,6 +150,11 @@ impl View {
         self.entries.len()
     }
 
+    /// Whether the watch that [`View::poll`] asked for goes on.
+    pub fn is_watching(&self) -> bool {
+        self.is_busy && matches!(self.state, State::Following { .. })
+    }
+
     /// What to do next.
     pub fn poll(&mut self, now: Instant) -> Step {
         if self.is_busy {

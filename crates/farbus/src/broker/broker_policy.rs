@@ -66,6 +66,9 @@ pub struct BrokerPolicy {
     /// Names of users whose numbers (uid) may be asked for.
     #[serde(skip)]
     pub local_users: Vec<String>,
+    /// Members of the directory (`HOST:PORT`), which may be connected to.
+    #[serde(skip)]
+    pub directory: Vec<String>,
     /// USB devices that may be opened in addition to `usb`.
     #[serde(skip)]
     pub wanted: Wanted,

@@ -13,6 +13,7 @@ use std::thread;
 use std::time::Duration;
 
 use farbus_io::frontend::fuse::{Keeper, Mounter, OwnMounter};
+use farbus_io::link::Link;
 use farbus_io::store::{FileStore, frames};
 use farbus_io::sys::cpuset::Exclusive;
 use farbus_io::sys::passing::Passage;
@@ -294,6 +295,12 @@ impl Rights {
             Question::GivenBack { bus, device } => {
                 opened(&self.taken).give_back(bus, device);
                 done(Value::Null)
+            }
+            // No paired host, and not looked for nearby.
+            Question::Connect { host, time_max_ms, .. } if opened(&self.broker_policy).directory.contains(&host) => {
+                let time_max = Duration::from_millis(time_max_ms).min(CONNECT_TIME_MAX);
+                let (connection, at) = Link::dial(&host, time_max).map_err(|error| error.source)?;
+                Ok((json!(reach::Found { place: Place::Address(at), is_new: false }), Some(connection)))
             }
             Question::Connect { host, time_max_ms, hints } => {
                 self.hold(opened(&self.broker_policy).hosts.contains(&host), || {

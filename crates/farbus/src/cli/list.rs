@@ -1,9 +1,12 @@
 //! `farbus list`.
 
+use std::collections::BTreeSet;
+
 use serde::Serialize;
 use serde_json::Value;
 
 use super::Failure;
+use super::directory::{Sites, paired};
 use super::output::{print_json, print_table, say, table};
 use crate::broker::SystemAccess;
 use crate::common::host_address::{check_host, shown};
@@ -17,11 +20,12 @@ use crate::importer::discovery::local_shares::{self, repeated};
 /// Show the devices of a host, or of all hosts known and found.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Without HOST it shows this machine's own shares, the hosts that are paired with it (each asked over its encrypted link), and hosts nearby that announce themselves by mDNS.\n\n\
+    after_help = "Without HOST it shows this machine's own shares, the hosts that are paired with it (each asked over its encrypted link), and hosts nearby that announce themselves by mDNS. If the daemon here has a directory, its devices of other hosts are shown, too, marked as its word.\n\n\
     Examples:\n  farbus list                 all of them\n  \
     farbus list lab3            one host: a name, announced or not, or an address\n  \
     farbus list localhost       this machine, as 'farbus share' offers it to you\n  \
     farbus list class=serial vendor=ftdi label:board=imx8 free\n  \
+    farbus list --directory     what the directory says of all sites\n  \
     farbus list 10.0.0.7:3241 --json\n  \
     farbus list --json | jq -r '.[] | select(.state == \"available\") | .target'"
 )]
@@ -37,6 +41,11 @@ pub struct Args {
     /// HOST[:PORT]. farbus remembers it after the host has proved its key there.
     #[arg(long, value_name = "HOST", requires = "words", value_parser = check_host)]
     address: Option<String>,
+    /// Show what the directory says of all sites; ask no host.
+    ///
+    /// The daemon here has to have a directory (directory = in its configuration).
+    #[arg(long, conflicts_with = "address")]
+    directory: bool,
     /// Print JSON, for programs.
     #[arg(long)]
     pub json: bool,
@@ -53,6 +62,41 @@ struct Line {
     /// The target, as `farbus attach` takes it.
     #[serde(skip_serializing_if = "Option::is_none")]
     target: Option<String>,
+    /// Who says so, if all hosts are asked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    from: Option<Source>,
+    /// The key of the host, if the directory says so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    host_key: Option<String>,
+    /// Whether that host is paired with this one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    is_paired: Option<bool>,
+}
+
+/// Who says what a line says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Source {
+    /// The host of the device.
+    Host,
+    /// The directory, which may be wrong.
+    Directory,
+}
+
+impl Line {
+    /// A device of a host that was named.
+    fn of(device: Listed, target: Option<String>) -> Self {
+        Self { device, host: None, target, from: None, host_key: None, is_paired: None }
+    }
+
+    /// The source in a table.
+    fn source(&self) -> &'static str {
+        match (self.from, self.is_paired) {
+            (Some(Source::Directory), Some(false)) => "directory, not paired",
+            (Some(Source::Directory), _) => "directory",
+            _ => "host",
+        }
+    }
 }
 
 /// A host that did not answer.
@@ -64,6 +108,12 @@ struct Silent {
 
 pub fn run(args: &Args) -> Result<(), Failure> {
     let (host, query) = asked(&args.words)?;
+    if args.directory {
+        return match host {
+            None => of_directory(&query, args.json),
+            Some(host) => Err(Failure::local(format!("all sites are meant: for one, write host={host}"))),
+        };
+    }
     let Some(host) = host else {
         return match &args.address {
             Some(_) => Err(Failure::local("--address goes with a host: farbus list HOST --address PLACE")),
@@ -124,7 +174,7 @@ fn asked(words: &[String]) -> Result<(Option<&str>, Query), Failure> {
 
 /// What this machine's shares offer; if two have a device of one name, with their sockets.
 fn lines_at(devices: Vec<Listed>) -> Vec<Line> {
-    devices.into_iter().map(|device| Line { device, host: None, target: None }).collect()
+    devices.into_iter().map(|device| Line::of(device, None)).collect()
 }
 
 fn lines_of(shares: Vec<(Place, Vec<Listed>)>) -> Vec<Line> {
@@ -133,25 +183,65 @@ fn lines_of(shares: Vec<(Place, Vec<Listed>)>) -> Vec<Line> {
         shares.into_iter().flat_map(|(place, devices)| devices.into_iter().map(move |it| (place.as_host(), it)));
     let line = |(socket, device): (String, Listed)| {
         let target = repeated.contains(&device.name).then(|| format!("{socket}/{}", device.name));
-        Line { device, host: None, target }
+        Line::of(device, target)
     };
     lines.map(line).collect()
 }
 
+/// What the directory says, alone.
+fn of_directory(query: &Query, as_json: bool) -> Result<(), Failure> {
+    let next = "it has one with: directory = \"etcd://HOST:2379\" (see the book's chapter)";
+    let sites = Sites::ask(&paired());
+    let sites = sites.ok_or_else(|| Failure::local(format!("no daemon of yours here has a directory\n  {next}")))?;
+    let (mut lines, silent) = (Vec::new(), Vec::new());
+    add_sites(&mut lines, sites, &BTreeSet::new(), query);
+    show(lines, silent, query, as_json)
+}
+
+/// Adds the devices of hosts that did not answer themselves.
+fn add_sites(lines: &mut Vec<Line>, sites: Sites, answered: &BTreeSet<&String>, query: &Query) {
+    if let Some(trouble) = sites.trouble {
+        eprintln!("farbus: warning: what the directory said may be old: {trouble}");
+    }
+    let others = sites.devices.into_iter().filter(|site| !answered.contains(&site.host_key));
+    let meant = others.filter(|site| query.matches(&site.host, &site.device));
+    lines.extend(meant.map(|site| {
+        let target = Some(format!("{}/{}", site.host, site.device.name));
+        Line {
+            device: site.device,
+            host: Some(site.host),
+            target,
+            from: Some(Source::Directory),
+            host_key: Some(site.host_key),
+            is_paired: Some(site.is_paired),
+        }
+    }));
+}
+
 fn everybody(query: &Query, as_json: bool) -> Result<(), Failure> {
     let (mut lines, mut silent) = (Vec::new(), Vec::new());
+    let paired = paired();
+    let mut answered = BTreeSet::new();
     for host in everywhere::all() {
         match host.devices {
             Ok(devices) => {
+                answered.extend(paired.iter().filter(|(_, name)| **name == host.name).map(|(key, _)| key));
                 let meant = devices.into_iter().filter(|device| query.matches(&host.name, device));
                 lines.extend(meant.map(|device| {
                     let target = Some(format!("{}/{}", host.name, device.name));
-                    Line { device, host: Some(host.name.clone()), target }
+                    Line { host: Some(host.name.clone()), from: Some(Source::Host), ..Line::of(device, target) }
                 }));
             }
             Err(failure) => silent.push(Silent { host: host.name, failure }),
         }
     }
+    if let Some(sites) = Sites::ask(&paired) {
+        add_sites(&mut lines, sites, &answered, query);
+    }
+    show(lines, silent, query, as_json)
+}
+
+fn show(lines: Vec<Line>, silent: Vec<Silent>, query: &Query, as_json: bool) -> Result<(), Failure> {
     if as_json {
         let json = |value: serde_json::Result<Value>| value.map_err(Failure::local);
         let lines = lines.iter().map(|line| json(serde_json::to_value(line)));
@@ -172,11 +262,16 @@ fn everybody(query: &Query, as_json: bool) -> Result<(), Failure> {
 }
 
 fn print_lines(lines: Vec<Line>) {
-    let headings = ["NAME", "BUS ID", "ID", "SPEED", "STATE", "USER", "WHAT", "LABELS"];
+    let mut headings = vec!["NAME", "BUS ID", "ID", "SPEED", "STATE", "USER", "WHAT"];
     // Most devices have none.
-    let columns = if lines.iter().all(|line| line.device.notes.is_empty()) { 7 } else { headings.len() };
-    let mut table = table(&headings[..columns]);
-    for Line { device, target, .. } in lines {
+    let has_labels = lines.iter().any(|line| !line.device.notes.is_empty());
+    let has_sources = lines.iter().any(|line| line.from == Some(Source::Directory));
+    headings.extend(has_labels.then_some("LABELS"));
+    headings.extend(has_sources.then_some("FROM"));
+    let mut table = table(&headings);
+    for line in lines {
+        let source = line.source();
+        let Line { device, target, .. } = line;
         let ids = format!("{}:{}", device.vendor, device.product);
         let lessee = device.lease.as_ref().map(|lease| format!("{} until {}", lease.host, lease.until));
         let user = device.user.clone().or(lessee).unwrap_or_default();
@@ -184,8 +279,9 @@ fn print_lines(lines: Vec<Line>) {
         let further = device.users.iter().skip(1).map(|user| (format!("in use, {}", user.mode), user.user.clone()));
         let further: Vec<(String, String)> = further.collect();
         let (what, name, labels) = (device.what(), target.unwrap_or(device.name), device.notes.in_a_line());
-        let row = [name, device.bus_id, ids, device.speed, state, user, what, labels];
-        table.add_row(row.into_iter().take(columns));
+        let row = [name, device.bus_id, ids, device.speed, state, user, what];
+        let labels = has_labels.then_some(labels);
+        table.add_row(row.into_iter().chain(labels).chain(has_sources.then(|| source.to_owned())));
         for (state, user) in further {
             let [name, bus_id, ids, speed] = Default::default();
             table.add_row([name, bus_id, ids, speed, state, user]);

@@ -5,6 +5,7 @@ mod audit;
 pub mod bench;
 mod daemon;
 mod demo;
+mod directory;
 mod docs;
 mod doctor;
 mod events;

@@ -122,8 +122,27 @@ pub fn status(args: &StatusArgs) -> Result<(), Failure> {
         for device in devices_of(process) {
             say_more(device);
         }
+        if let Some(line) = directory_in_a_line(&process["directory"]) {
+            say(line);
+        }
     }
     Ok(())
+}
+
+/// The state of the directory of all sites, if the process has one.
+fn directory_in_a_line(status: &Value) -> Option<String> {
+    let at = status["at"].as_str()?;
+    let words = |text: &Value| text.as_str().unwrap_or_default().to_owned();
+    Some(match &status["trouble"] {
+        Value::Null if status["state"] == "ok" => {
+            format!("directory {at}: {} devices of {} hosts", status["devices"], status["hosts"])
+        }
+        Value::Null => format!("directory {at}: not read yet"),
+        trouble => {
+            let (message, next) = (words(&trouble["message"]), words(&trouble["next"]));
+            format!("directory {at}: {}: {message}; sharing goes on\n  {next}", words(&trouble["kind"]))
+        }
+    })
 }
 
 /// The status of each process of this owner.

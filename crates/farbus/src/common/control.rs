@@ -222,6 +222,8 @@ pub enum Question {
         /// What to do.
         act: TopologyAct,
     },
+    /// Daemon: asks for what is known of the directory of all sites.
+    Directory,
     /// Daemon: detach devices, because this machine is about to sleep. Its kernel refuses to sleep while remote devices
     /// are plugged in.
     Sleep {

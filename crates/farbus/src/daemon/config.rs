@@ -22,6 +22,7 @@ use serde::Deserialize;
 use toml::Spanned;
 use tracing::warn;
 
+use super::directory::settings::{Files as DirectoryFiles, Settings as DirectorySettings};
 use super::spec::{Shared, Wrong};
 use super::topology_plan::{Joined, Part, TopologyTable, joined_from, plan_path};
 use crate::broker::BrokerPolicy;
@@ -83,6 +84,8 @@ pub struct Config {
     pub attachments: Vec<Request>,
     /// The links between this host and others.
     pub joined: Option<Joined>,
+    /// The directory of all sites.
+    pub directory: Option<DirectorySettings>,
 }
 
 /// What is wrong with a file, and where.
@@ -120,6 +123,9 @@ struct File {
     usb: Vec<UsbTable>,
     attach: Vec<AttachTable>,
     topology: Option<TopologyTable>,
+    directory: Option<Spanned<toml::Value>>,
+    /// The texts of the files that `directory` names, appended by the process that can read them.
+    directory_files: Option<DirectoryFiles>,
     /// The text of the plan that `topology` names, appended by the process that can read the file.
     topology_plan: Option<PlanTable>,
 }
@@ -217,14 +223,20 @@ impl Config {
         Self::parse_file(path, &Self::complete(path, text).map_err(|error| fail(None, error.to_string()))?)
     }
 
-    /// Appends to the text of a configuration the plan of links between hosts that it names, if that file exists: a
-    /// confined process may not read it.
+    /// Appends to the text of a configuration what a confined process may not read: the files of the directory, and the
+    /// plan of links between hosts if that file exists.
     ///
     /// # Errors
-    /// The plan exists and cannot be read.
-    pub fn complete(path: &Path, text: String) -> io::Result<String> {
+    /// A file of the directory cannot be read, or the plan exists and cannot be read.
+    pub fn complete(path: &Path, mut text: String) -> io::Result<String> {
         // An invalid text is reported by the process that parses all of it.
-        let Ok(File { topology: Some(topology), .. }) = toml::from_str(&text) else { return Ok(text) };
+        let Ok(File { topology, directory, .. }) = toml::from_str(&text) else { return Ok(text) };
+        if let Some(said) = directory
+            && let Some(files) = DirectorySettings::read_files(path, said.get_ref())?
+        {
+            text = format!("{text}\n[directory_files]\n{}", toml::to_string(&files).map_err(io::Error::other)?);
+        }
+        let Some(topology) = topology else { return Ok(text) };
         let plan = plan_path(path, topology.plan());
         match fs::read_to_string(&plan) {
             Ok(plan) => Ok(Self::with_plan(&text, &plan)),
@@ -274,6 +286,7 @@ impl Config {
             local_users: self.local_users.iter().map(ToString::to_string).collect(),
             wanted: self.wanted(),
             schedules: true,
+            directory: self.directory.iter().flat_map(|directory| directory.members.clone()).collect(),
             ..BrokerPolicy::default()
         };
         // Every front end that may be chosen is allowed what it needs.
@@ -354,6 +367,8 @@ impl Config {
                 format!("'{}' is the name of a link between hosts: share it under another", link.device),
             ));
         }
+        let files = file.directory_files;
+        let directory = file.directory.map(|said| DirectorySettings::from_config(said, files)).transpose()?;
         Ok(Self {
             listen,
             is_default_listen,
@@ -373,6 +388,7 @@ impl Config {
             rules,
             attachments,
             joined,
+            directory,
         })
     }
 }

@@ -3,6 +3,7 @@
 
 mod attachment;
 mod config;
+mod directory;
 mod handover;
 mod listening;
 mod modules;

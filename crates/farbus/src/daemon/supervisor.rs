@@ -15,6 +15,7 @@ use tracing::{debug, info, warn};
 
 use super::attachment::{Going, Kept};
 use super::config::Config;
+use super::directory::Directory;
 use super::handover::{self, Leaving, Passed, PassedOn, ReplacementPassage, Taken, TakenOver};
 use super::modules::ReadyModules;
 use super::requested::RequestedShares;
@@ -60,6 +61,8 @@ pub struct Supervisor {
     pub(super) nearby: Option<Nearby>,
     /// The links between this host and others.
     joining: Arc<Joining>,
+    /// The directory of all sites.
+    directory: Directory,
     has: Mutex<Has>,
     is_handed_over: AtomicBool,
     end: Mutex<Option<Box<dyn FnOnce() + Send>>>,
@@ -160,6 +163,7 @@ impl Supervisor {
         let joining = Arc::new(Joining::new(trust.clone(), system.clone()));
         let neighbourhood: Arc<dyn Neighbourhood> = Arc::<Joining>::clone(&joining);
         share.answer_neighbours(neighbourhood);
+        let directory = Directory::new(Arc::clone(&share), trust.clone(), system.clone());
         let has = Has {
             config: Config::default(),
             passed,
@@ -184,6 +188,7 @@ impl Supervisor {
             trust,
             nearby,
             joining,
+            directory,
             has: Mutex::new(has),
             is_handed_over: AtomicBool::new(false),
             end: Mutex::new(None),
@@ -255,6 +260,7 @@ impl Supervisor {
             real.want(has.config.wanted());
         }
         self.attach_all(&mut has, &mut changes);
+        self.directory.follow(has.config.directory.as_ref());
         Ok(changes)
     }
 
@@ -411,6 +417,7 @@ impl Supervisor {
             },
             Question::Restart { interrupt } => self.restart(interrupt),
             Question::Topology { act } => self.topology(act),
+            Question::Directory => self.directory.contents().map_or(Answer::Unknown, Answer::Ok),
             Question::Sleep { held } => Answer::Ok(json!({ "asleep": self.sleep(&held) })),
             Question::Wake => Answer::Ok(json!({ "awake": self.wake() })),
             Question::Detach { device: Some(device), force } => self.detach(&device, force),
@@ -671,6 +678,9 @@ impl Supervisor {
             Answer::Ok(mut value) => {
                 value["config"] = json!(self.config_path);
                 value["takes"] = json!(TAKES);
+                if let Some(directory) = self.directory.status() {
+                    value["directory"] = directory;
+                }
                 Answer::Ok(value)
             }
             refused => refused,
@@ -689,6 +699,7 @@ impl Supervisor {
     /// Ends everything in order. Returns whether all devices became durable in time.
     pub fn stop(&self) -> bool {
         self.joining.end();
+        self.directory.end(self.is_handed_over());
         if let Some(nearby) = self.nearby.as_ref().filter(|_| !self.is_handed_over())
             && let Err(error) = nearby.announce(&[])
         {

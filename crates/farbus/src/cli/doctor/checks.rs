@@ -31,6 +31,7 @@ pub const CHECKS: &[Check] = &[
     Check { name: "firewall", needed_for: "letting other hosts in", look: firewall },
     Check { name: "pairing", needed_for: "encrypted use by and of other hosts", look: pairing },
     Check { name: "daemon", needed_for: "shares and attachments that outlive a terminal", look: daemon },
+    Check { name: "directory", needed_for: "lists and leases of all sites", look: directory },
 ];
 
 /// Whether the kernel has a module, by the names under which its files list it.
@@ -280,6 +281,24 @@ fn daemon() -> Finding {
             "no daemon of this user runs",
             "type: farbus daemon --help; a package's unit: systemctl enable --now farbus",
         ),
+    }
+}
+
+fn directory() -> Finding {
+    let answers = ask_all(&Question::Status).unwrap_or_default();
+    let status = answers.into_iter().find_map(|(_, answer)| match answer {
+        Answer::Ok(status) if status["directory"].is_object() => Some(status["directory"].clone()),
+        _ => None,
+    });
+    let Some(status) = status else { return Finding::ok("none is configured: paired hosts ask each other") };
+    let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
+    let at = text(&status["at"]);
+    match &status["trouble"] {
+        serde_json::Value::Null => {
+            let found = format!("{at} has {} devices of {} hosts", status["devices"], status["hosts"]);
+            Finding::ok(found)
+        }
+        trouble => Finding::limited(format!("{at}: {}", text(&trouble["message"])), text(&trouble["next"])),
     }
 }
 

@@ -11,6 +11,7 @@ use signal_hook::iterator::Signals;
 
 use super::answers::{json_of, until};
 use crate::cli::Failure;
+use crate::cli::directory::{SiteDevice, Sites, paired};
 use crate::cli::output::{print_json, say};
 use crate::common::failure::FailureReport;
 use crate::common::lease_words::LeaseAct;
@@ -21,6 +22,8 @@ use crate::importer::discovery::everywhere;
 
 /// How long the command sleeps at a time while it pauses: so soon a signal ends it.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
+/// How often the daemon is asked for what the directory has, while that is waited for.
+const LOOK_DIRECTORY_EVERY: Duration = Duration::from_secs(1);
 
 /// What is asked for, besides the devices.
 pub struct Asked<'a> {
@@ -77,19 +80,7 @@ fn candidates(client: &Client, targets: &[Target], query: &Query, wanted: usize)
         all.push(candidate);
     }
     if targets.is_empty() {
-        for host in everywhere::all() {
-            let address = crate::importer::client::address_of(&host.name);
-            // This machine's own shares and unpaired hosts lease nothing.
-            let Ok(Some(key)) = client.key_of(&address) else { continue };
-            match host.devices {
-                Ok(devices) => {
-                    all.extend(devices.into_iter().filter(|device| query.matches(&host.name, device)).map(|device| {
-                        Candidate { host_key: key.clone(), device: device.name, address: address.clone() }
-                    }))
-                }
-                Err(failure) => eprintln!("farbus: {}: {}: {}", failure.attribute.as_str(), host.name, failure.message),
-            }
-        }
+        all = meant(client, query);
     }
     let count = all.len();
     if count < wanted {
@@ -110,6 +101,66 @@ fn candidates(client: &Client, targets: &[Target], query: &Query, wanted: usize)
     Ok(all)
 }
 
+/// The devices of paired hosts that a query means, by what these hosts say. If there is a directory, it says which of
+/// them need not be asked.
+fn meant(client: &Client, query: &Query) -> Vec<Candidate> {
+    let paired = paired();
+    let hosts = match Sites::ask(&paired) {
+        None => everywhere::all(),
+        Some(sites) => {
+            let has_meant = |key: &String| {
+                sites.devices.iter().any(|site| site.host_key == *key && query.matches(&site.host, &site.device))
+            };
+            let asked = paired.into_iter().filter(|(key, _)| !sites.hosts.contains_key(key) || has_meant(key));
+            everywhere::of_paired(asked.map(|(_, name)| name))
+        }
+    };
+    let mut all = Vec::new();
+    for host in hosts {
+        let address = crate::importer::client::address_of(&host.name);
+        // This machine's own shares and unpaired hosts lease nothing.
+        let Ok(Some(key)) = client.key_of(&address) else { continue };
+        match host.devices {
+            Ok(devices) => {
+                all.extend(
+                    devices.into_iter().filter(|device| query.matches(&host.name, device)).map(|device| Candidate {
+                        host_key: key.clone(),
+                        device: device.name,
+                        address: address.clone(),
+                    }),
+                );
+            }
+            Err(failure) => eprintln!("farbus: {}: {}: {}", failure.attribute.as_str(), host.name, failure.message),
+        }
+    }
+    all
+}
+
+/// Waits until the directory has so many devices of paired hosts that a query means. Returns false if a signal ended
+/// the wait.
+fn wait_for(query: &Query, wanted: usize, signals: &mut Signals) -> bool {
+    let count = || {
+        let sites = Sites::ask(&paired());
+        sites.map_or(0, |sites| {
+            let is_meant = |site: &&SiteDevice| site.is_paired && query.matches(&site.host, &site.device);
+            sites.devices.iter().filter(is_meant).count()
+        })
+    };
+    loop {
+        // First a pause: what the directory says may differ from what the hosts have just said.
+        let again = Instant::now() + LOOK_DIRECTORY_EVERY;
+        while Instant::now() < again {
+            if signals.pending().next().is_some() {
+                return false;
+            }
+            std::thread::sleep(LOOK_AGAIN);
+        }
+        if count() >= wanted {
+            return true;
+        }
+    }
+}
+
 /// Has `count` of the devices that are named or meant, or none.
 ///
 /// # Errors
@@ -117,7 +168,23 @@ fn candidates(client: &Client, targets: &[Target], query: &Query, wanted: usize)
 pub fn request(args: &Asked<'_>, targets: &[Target], query: &Query, signals: &mut Signals) -> Result<(), Failure> {
     let client = Client::default();
     let wanted = args.count.map_or(targets.len().max(1), usize::from);
-    let all = candidates(&client, targets, query, wanted)?;
+    let is_waited_for = targets.is_empty() && !args.no_wait;
+    let mut is_said = false;
+    let all = loop {
+        match candidates(&client, targets, query, wanted) {
+            Err(failure)
+                if is_waited_for && failure.attribute() == Attribute::Gone && Sites::ask(&paired()).is_some() =>
+            {
+                if !args.json && !std::mem::replace(&mut is_said, true) {
+                    say(format!("waiting for {wanted} of the devices that are meant to be there   (Ctrl-C ends)"));
+                }
+                if !wait_for(query, wanted, signals) {
+                    return Ok(());
+                }
+            }
+            found => break found?,
+        }
+    };
     let mut seed = [0; 8];
     fill_random(&mut seed);
     let mut several = Several::new(all.len(), wanted, !args.no_wait, u64::from_le_bytes(seed));

@@ -65,6 +65,11 @@ pub fn all() -> Vec<Neighbour> {
     ask(hosts)
 }
 
+/// Asks these paired hosts what they offer.
+pub fn of_paired(names: impl IntoIterator<Item = String>) -> Vec<Neighbour> {
+    ask(names.into_iter().map(|name| candidate(name.clone(), &name, false)).collect())
+}
+
 fn candidate(name: String, asked: &dyn ToString, is_guess: bool) -> Candidate {
     Candidate { name, asked: asked.to_string(), is_guess }
 }

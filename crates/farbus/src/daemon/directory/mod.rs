@@ -1,0 +1,395 @@
+//! The directory of all sites: keeps in an etcd what this host offers, and follows there what others do.
+//!
+//! What is said when is pure code ([`farbus_directory`]). Here are its two threads: one publishes, one follows. Neither
+//! decides who has a device, and nothing waits for them: while the directory is away, sharing goes on, and what was
+//! known of other hosts stays.
+
+mod connection;
+mod records;
+pub mod settings;
+mod stop;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, SystemTime};
+
+use farbus_directory::gateway::{Call, Refusal};
+use farbus_directory::key::{HostId, KeyRange};
+use farbus_directory::publisher::Step as PublisherStep;
+use farbus_directory::record::HostRecord;
+use farbus_directory::view::Step as ViewStep;
+use farbus_directory::{Publisher, Trouble, TroubleKind, View};
+use farbus_io::link::Clock;
+use farbus_io::trust::{fill_random, timestamp};
+use serde_json::{Value, json};
+use tracing::{info, warn};
+
+use crate::broker::SystemAccess;
+use crate::exporter::share::Share;
+use crate::hosts::trust::Trust;
+use connection::{Members, Watch};
+use records::Records;
+use settings::Settings;
+use stop::Stop;
+
+/// How often the devices are looked at for changes.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// With many devices, looking takes one part in so many of the time.
+const LOOK_PART: u32 = 200;
+/// A member that says nothing for so long is asked whether it is there.
+const SILENCE_MAX: Duration = Duration::from_secs(10);
+
+/// The directory that the configuration names, if it names one.
+pub struct Directory {
+    share: Arc<Share>,
+    trust: Option<Trust>,
+    system: SystemAccess,
+    running: Mutex<Option<Running>>,
+}
+
+struct Running {
+    settings: Settings,
+    state: Arc<State>,
+    stop: Arc<Stop>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// What both threads say of themselves.
+struct State {
+    clock: Clock,
+    view: Mutex<View>,
+    published: Mutex<Published>,
+    said: Mutex<Option<TroubleKind>>,
+}
+
+/// What is known of this host's own keys.
+#[derive(Default)]
+struct Published {
+    is_told: bool,
+    /// Whether all was told once.
+    was_told: bool,
+    trouble: Option<Trouble>,
+    member: String,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Directory {
+    /// No directory yet.
+    pub fn new(share: Arc<Share>, trust: Option<Trust>, system: SystemAccess) -> Self {
+        Self { share, trust, system, running: Mutex::new(None) }
+    }
+
+    /// Uses this directory, or none, from now on.
+    pub fn follow(&self, settings: Option<&Settings>) {
+        let mut running = lock(&self.running);
+        if running.as_ref().map(|running| &running.settings) == settings {
+            return;
+        }
+        if let Some(former) = running.take() {
+            former.end();
+        }
+        *running = settings.map(|settings| self.start(settings));
+    }
+
+    /// Ends: this host's keys go from the directory, unless another process goes on in this one's place.
+    pub fn end(&self, is_handed_over: bool) {
+        let Some(running) = lock(&self.running).take() else { return };
+        match is_handed_over {
+            // The keys stay: the replacement writes them under its own lease. Its threads end with the process.
+            true => running.stop.set(),
+            false => running.end(),
+        }
+    }
+
+    /// The state of the directory, for the owner; `None` if there is none.
+    pub fn status(&self) -> Option<Value> {
+        lock(&self.running).as_ref().map(|running| running.state.status(&running.settings))
+    }
+
+    /// All that is known of the directory's hosts and devices; `None` if there is no directory.
+    pub fn contents(&self) -> Option<Value> {
+        let running = lock(&self.running);
+        let running = running.as_ref()?;
+        let mut contents = running.state.status(&running.settings);
+        let view = lock(&running.state.view);
+        let host = |(key, record): (&HostId, HostRecord)| {
+            let mut value = json!(record);
+            value["key"] = json!(key.as_str());
+            value
+        };
+        let device = |(key, name, record): (&HostId, &str, farbus_directory::record::DeviceRecord)| {
+            let mut value = json!(record);
+            (value["host_key"], value["name"]) = (json!(key.as_str()), json!(name));
+            value
+        };
+        contents["own_key"] = json!(self.trust.as_ref().map(|trust| trust.fingerprint().to_string()));
+        contents["known_hosts"] = view.hosts().map(host).collect();
+        contents["known_devices"] = view.devices().map(device).collect();
+        Some(contents)
+    }
+
+    fn start(&self, settings: &Settings) -> Running {
+        let mut seed = [0; 8];
+        fill_random(&mut seed);
+        let seed = u64::from_le_bytes(seed);
+        let state = Arc::new(State {
+            clock: Clock::start(),
+            view: Mutex::new(View::new(seed.rotate_left(32))),
+            published: Mutex::default(),
+            said: Mutex::default(),
+        });
+        let stop = Arc::<Stop>::default();
+        let first = usize::try_from(seed >> 8).unwrap_or_default();
+        let mut threads = Vec::new();
+        match self.spawn(settings, &state, &stop, (seed, first)) {
+            Ok(started) => threads = started,
+            Err(trouble) => {
+                lock(&state.published).trouble = Some(trouble);
+                state.tell();
+            }
+        }
+        Running { settings: settings.clone(), state, stop, threads }
+    }
+
+    fn spawn(
+        &self,
+        settings: &Settings,
+        state: &Arc<State>,
+        stop: &Arc<Stop>,
+        (seed, first): (u64, usize),
+    ) -> Result<Vec<JoinHandle<()>>, Trouble> {
+        let failed = |error: std::io::Error| Trouble::new(TroubleKind::Unreachable, error.to_string());
+        // Each has an own line to the broker: a member that does not answer keeps nobody else waiting.
+        let members = || Members::new(settings, self.system.apart().map_err(failed)?, Arc::clone(stop), first);
+        let mut threads = Vec::new();
+        let (following, probing) = (members()?, members()?);
+        let (for_view, for_stop) = (Arc::clone(state), Arc::clone(stop));
+        let follow = move || Follower { members: following, probing, state: for_view, stop: for_stop }.run();
+        threads.push(thread::Builder::new().name("directory-view".into()).spawn(follow).map_err(failed)?);
+        let Some(host) = self.trust.as_ref().and_then(|trust| HostId::new(&trust.fingerprint().to_string())) else {
+            info!("this host has no key, and is not in the directory: farbus id makes one");
+            return Ok(threads);
+        };
+        let name = self.trust.as_ref().map(|trust| trust.name().to_owned()).unwrap_or_default();
+        let since = timestamp(SystemTime::now());
+        let host_record = HostRecord { name, farbus: env!("CARGO_PKG_VERSION").to_owned(), since };
+        let publishing = Publishing {
+            publisher: Publisher::new(host, seed),
+            host_record,
+            members: members()?,
+            share: Arc::clone(&self.share),
+            state: Arc::clone(state),
+            stop: Arc::clone(stop),
+        };
+        threads.push(thread::Builder::new().name("directory".into()).spawn(move || publishing.run()).map_err(failed)?);
+        Ok(threads)
+    }
+}
+
+impl Running {
+    fn end(self) {
+        self.stop.set();
+        for thread in self.threads {
+            // What it would say is in the log.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl State {
+    /// What is wrong, if anything: writing first.
+    fn trouble(&self) -> Option<Trouble> {
+        let writing = lock(&self.published).trouble.clone();
+        writing.or_else(|| lock(&self.view).trouble().cloned())
+    }
+
+    /// Logs what has become wrong or right, once.
+    fn tell(&self) {
+        let trouble = self.trouble();
+        let mut said = lock(&self.said);
+        let kind = trouble.as_ref().map(|trouble| trouble.kind);
+        if *said == kind {
+            return;
+        }
+        *said = kind;
+        match trouble {
+            Some(trouble) => warn!(
+                why = trouble.kind.as_str(),
+                "the directory does not serve this host: {}; sharing goes on\n  {}",
+                trouble.message,
+                trouble.next()
+            ),
+            None => info!("the directory serves this host again"),
+        }
+    }
+
+    fn status(&self, settings: &Settings) -> Value {
+        let trouble = self.trouble();
+        let published = lock(&self.published);
+        let view = lock(&self.view);
+        let state = match (&trouble, published.is_told && view.is_complete()) {
+            (Some(_), _) => "trouble",
+            (None, true) => "ok",
+            (None, false) => "starting",
+        };
+        let heard = view.heard().map(|heard| (self.clock.now() - heard).as_secs());
+        json!({
+            "at": settings.shown(),
+            "state": state,
+            "member": published.member,
+            "is_published": published.is_told,
+            "is_known": view.is_complete(),
+            "hosts": view.hosts().count(),
+            "devices": view.devices().count(),
+            "unfit": view.unfit(),
+            "heard_s": heard,
+            "trouble": trouble.map(|trouble| json!({
+                "kind": trouble.kind.as_str(), "message": trouble.message, "next": trouble.next(),
+            })),
+        })
+    }
+}
+
+/// Publishes this host.
+struct Publishing {
+    publisher: Publisher,
+    host_record: HostRecord,
+    members: Members,
+    share: Arc<Share>,
+    state: Arc<State>,
+    stop: Arc<Stop>,
+}
+
+impl Publishing {
+    fn run(mut self) {
+        let clock = self.state.clock;
+        let mut records = Records::default();
+        let mut look_at = clock.now();
+        while !self.stop.is_set() {
+            let now = clock.now();
+            if now >= look_at {
+                records.update(self.share.status(), SystemTime::now());
+                self.publisher.want(&self.host_record, records.iter());
+                look_at = clock.now() + LOOK_EVERY.max((clock.now() - now) * LOOK_PART);
+            }
+            let now = clock.now();
+            match self.publisher.poll(now) {
+                PublisherStep::Call(call) => {
+                    let answer = self.members.call(&call);
+                    if !self.stop.is_set() {
+                        self.publisher.handle(answer, clock.now());
+                        self.note();
+                    }
+                }
+                PublisherStep::Wait(until) => {
+                    self.note();
+                    let until = until.map_or(look_at, |until| until.min(look_at));
+                    self.stop.pause(until - now);
+                }
+            }
+        }
+        if let Some(lease) = self.publisher.lease() {
+            self.members.say_farewell(&Call::Revoke { lease });
+        }
+    }
+
+    fn note(&self) {
+        {
+            let mut published = lock(&self.state.published);
+            published.is_told = self.publisher.is_told();
+            published.was_told |= published.is_told;
+            published.trouble = self.publisher.trouble().cloned();
+            if published.member != self.members.member() {
+                self.members.member().clone_into(&mut published.member);
+            }
+        }
+        self.state.tell();
+    }
+}
+
+/// Follows all hosts.
+struct Follower {
+    members: Members,
+    /// Asks whether a member that says nothing is there.
+    probing: Members,
+    state: Arc<State>,
+    stop: Arc<Stop>,
+}
+
+impl Follower {
+    fn run(mut self) {
+        let clock = self.state.clock;
+        while !self.stop.is_set() {
+            let now = clock.now();
+            let step = lock(&self.state.view).poll(now);
+            match step {
+                ViewStep::Call(call) => {
+                    let answer = self.members.call(&call);
+                    lock(&self.state.view).handle(answer, clock.now());
+                }
+                ViewStep::Watch(call) => match self.members.watch(&call) {
+                    Ok(watch) => self.watch(watch),
+                    Err(refusal) => lock(&self.state.view).handle(Err(refusal), clock.now()),
+                },
+                ViewStep::Wait(until) => {
+                    let span = until.map_or(LOOK_EVERY, |until| until - now);
+                    self.stop.pause(span);
+                }
+            }
+            if !self.stop.is_set() {
+                self.state.tell();
+            }
+        }
+    }
+
+    /// Passes on what a watch says, until it ends.
+    fn watch(&mut self, mut watch: Watch) {
+        let clock = self.state.clock;
+        let mut heard = clock.now();
+        while !self.stop.is_set() {
+            let end = match watch.next() {
+                Ok(Some(Ok(news))) => {
+                    heard = clock.now();
+                    let mut view = lock(&self.state.view);
+                    view.handle_news(news, heard);
+                    if !view.is_watching() {
+                        return;
+                    }
+                    continue;
+                }
+                Ok(None) if clock.now() - heard < SILENCE_MAX => {
+                    self.state.tell();
+                    continue;
+                }
+                Ok(None) => {
+                    self.probing.follow(&self.members);
+                    let range = Call::Range { range: KeyRange::format(), limit: 1, revision: 0 };
+                    match self.probing.call(&range) {
+                        Ok(_) if self.probing.member() == self.members.member() => {
+                            heard = clock.now();
+                            continue;
+                        }
+                        Ok(_) => trouble(Trouble::new(TroubleKind::Unreachable, "the member does not answer")),
+                        Err(refusal) => refusal,
+                    }
+                }
+                Ok(Some(Err(refusal))) => refusal,
+                Err(error) => self.members.lost(&error),
+            };
+            self.members.pass_on();
+            let why = match end {
+                Refusal::Trouble(trouble) => trouble,
+                other => Trouble::new(TroubleKind::Unreachable, format!("the watch ended: {other:?}")),
+            };
+            lock(&self.state.view).handle_end(why, clock.now());
+            return;
+        }
+    }
+}
+
+fn trouble(trouble: Trouble) -> Refusal {
+    Refusal::Trouble(trouble)
+}

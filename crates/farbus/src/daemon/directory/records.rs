@@ -1,0 +1,122 @@
+//! What this host says of its devices in the directory.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime};
+
+use farbus_directory::record::{DeviceRecord, LeaseRecord};
+use farbus_io::trust::timestamp;
+
+use crate::devices::status::DeviceStatus;
+
+/// The end of a lease is what is left of it, added to the clock: it moves with the clock's adjustments, and is the same
+/// within this time.
+const SAME_END: Duration = Duration::from_secs(3);
+
+/// The records of the devices as they were last, so that a record changes only with its device.
+#[derive(Debug, Default)]
+pub struct Records(BTreeMap<String, Said>);
+
+#[derive(Debug)]
+struct Said {
+    record: DeviceRecord,
+    lease_end: Option<SystemTime>,
+}
+
+impl Records {
+    /// Takes the present devices.
+    pub fn update(&mut self, devices: Vec<DeviceStatus>, now: SystemTime) {
+        let mut former = std::mem::take(&mut self.0);
+        for device in devices {
+            let name = device.name.clone();
+            let said = said(device, former.remove(&name), now);
+            self.0.insert(name, said);
+        }
+    }
+
+    /// The records by the devices' names.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &DeviceRecord)> {
+        self.0.iter().map(|(name, said)| (name.as_str(), &said.record))
+    }
+}
+
+fn said(device: DeviceStatus, former: Option<Said>, now: SystemTime) -> Said {
+    let left = device.lease.as_ref().map(|lease| lease.left());
+    let mut lease_end = left.map(|left| now + left);
+    let mut record = DeviceRecord {
+        bus_id: device.bus_id,
+        ids: device.ids,
+        title: device.title,
+        speed: device.speed,
+        interfaces: device.interfaces,
+        size_bytes: device.size_bytes,
+        state: device.state,
+        user: device.user,
+        mode: device.mode,
+        lease: device.lease.map(|lease| LeaseRecord { host: lease.host, until: lease.until, reason: lease.reason }),
+        waiting: u32::try_from(device.waiting.len()).unwrap_or(u32::MAX),
+        labels: device.notes.labels,
+        place: device.notes.place,
+        comment: device.notes.comment,
+        id: device.identity.map(|identity| identity.id.to_string()),
+        at: String::new(),
+    };
+    if let Some(former) = former {
+        let apart =
+            |one: SystemTime, other: SystemTime| one.duration_since(other).unwrap_or_else(|error| error.duration());
+        if let (Some(end), Some(known)) = (lease_end, former.lease_end)
+            && apart(end, known) < SAME_END
+            && let (Some(lease), Some(known)) = (&mut record.lease, &former.record.lease)
+            && lease.host == known.host
+        {
+            lease.until.clone_from(&known.until);
+            lease_end = former.lease_end;
+        }
+        record.at.clone_from(&former.record.at);
+        if record == former.record {
+            return Said { record, lease_end };
+        }
+    }
+    record.at = timestamp(now);
+    Said { record, lease_end }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::UNIX_EPOCH;
+
+    use super::*;
+
+    fn status(extra: &serde_json::Value) -> DeviceStatus {
+        let mut status = serde_json::json!({
+            "name": "board", "bus_id": "1-2", "title": "", "speed": "full", "ids": "0403:6001",
+            "state": "available", "labels": { "board": "imx8" },
+        });
+        for (key, value) in extra.as_object().unwrap() {
+            status[key] = value.clone();
+        }
+        serde_json::from_value(status).unwrap()
+    }
+
+    fn lease(left_s: f64, until: &str) -> serde_json::Value {
+        serde_json::json!({ "lease": { "host": "desk", "state": "held", "since_s": 1.0, "left_s": left_s, "until": until } })
+    }
+
+    #[test]
+    fn record_is_written_anew_only_when_its_device_changes() {
+        let at = |s: u64| UNIX_EPOCH + Duration::from_secs(s);
+        let mut records = Records::default();
+        let mut update = |extra: &serde_json::Value, s: u64| {
+            records.update(vec![status(extra)], at(s));
+            records.iter().next().unwrap().1.clone()
+        };
+        let none = serde_json::json!({});
+        let first = update(&none, 100);
+        assert_eq!((first.at.as_str(), &first.labels["board"][..]), ("1970-01-01T00:01:40.000Z", "imx8"));
+        assert_eq!(update(&none, 200), first);
+        let leased = update(&lease(50.0, "1970-01-01T00:05:00Z"), 250);
+        assert_ne!(leased.at, first.at);
+        assert_eq!(update(&lease(39.6, "1970-01-01T00:04:59Z"), 260), leased, "the same end, by a clock that was set");
+        let extended = update(&lease(139.6, "1970-01-01T00:06:40Z"), 261);
+        assert_eq!(extended.lease.unwrap().until, "1970-01-01T00:06:40Z");
+    }
+}

@@ -1,0 +1,156 @@
+//! Runs a real etcd (Debian's) of one or more members for a test.
+
+use std::fs;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use super::harness::{Harness, PATIENCE, Running, finish, has, has_program, wait_until};
+
+/// A cluster, whose members a test may kill, stop and start again.
+pub struct Etcd<'a> {
+    harness: &'a Harness,
+    ports: Vec<[u16; 2]>,
+    options: Vec<String>,
+    members: Vec<Option<Running>>,
+    /// The authority and how members are reached, if links are encrypted.
+    tls: Option<Tls>,
+}
+
+struct Tls {
+    ca: PathBuf,
+    certificate: PathBuf,
+    key: PathBuf,
+}
+
+/// Whether this machine has an etcd.
+pub fn has_etcd() -> bool {
+    has("etcd (etcd-server and etcd-client)", has_program("etcd") && has_program("etcdctl"))
+}
+
+impl<'a> Etcd<'a> {
+    /// Starts so many members with these options, and waits until they serve.
+    pub fn start(harness: &'a Harness, count: usize, options: &[&str]) -> Self {
+        Self::launch(harness, count, options, None)
+    }
+
+    /// Starts a member that serves encrypted links, with a certificate for 127.0.0.1 of an authority of its own.
+    pub fn encrypted(harness: &'a Harness, options: &[&str]) -> Self {
+        let [ca, certificate, key] = ["ca.pem", "etcd.pem", "etcd.key"].map(|name| harness.path(name));
+        let issuer = authority();
+        let own_key = rcgen::KeyPair::generate().unwrap();
+        let params = rcgen::CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
+        fs::write(&ca, issuer.pem()).unwrap();
+        fs::write(&certificate, params.signed_by(&own_key, &issuer).unwrap().pem()).unwrap();
+        fs::write(&key, own_key.serialize_pem()).unwrap();
+        Self::launch(harness, 1, options, Some(Tls { ca, certificate, key }))
+    }
+
+    fn launch(harness: &'a Harness, count: usize, options: &[&str], tls: Option<Tls>) -> Self {
+        // All are taken at once, so that no two are the same.
+        let taken: Vec<TcpListener> = (0..2 * count).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+        let ports: Vec<u16> = taken.iter().map(|listener| listener.local_addr().unwrap().port()).collect();
+        drop(taken);
+        let ports = ports.chunks(2).map(|pair| [pair[0], pair[1]]).collect();
+        let options = options.iter().map(|&word| word.to_owned()).collect();
+        let mut etcd = Self { harness, ports, options, members: (0..count).map(|_| None).collect(), tls };
+        (0..count).for_each(|number| etcd.begin(number));
+        etcd.wait();
+        etcd
+    }
+
+    fn scheme(&self) -> &'static str {
+        if self.tls.is_some() { "https" } else { "http" }
+    }
+
+    fn begin(&mut self, number: usize) {
+        let peer = |number: usize| format!("http://127.0.0.1:{}", self.ports[number][1]);
+        let cluster: Vec<String> = (0..self.ports.len()).map(|other| format!("m{other}={}", peer(other))).collect();
+        let client = format!("{}://127.0.0.1:{}", self.scheme(), self.ports[number][0]);
+        let mut command = Command::new("etcd");
+        command.args(["--name", &format!("m{number}"), "--data-dir"]).arg(self.harness.path(&format!("etcd-{number}")));
+        command.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
+        command.args(["--listen-peer-urls", &peer(number), "--initial-advertise-peer-urls", &peer(number)]);
+        command
+            .args(["--initial-cluster", &cluster.join(","), "--logger", "zap", "--log-level", "warn"])
+            .args(&self.options);
+        if let Some(Tls { certificate, key, .. }) = &self.tls {
+            command.arg("--cert-file").arg(certificate).arg("--key-file").arg(key);
+        }
+        self.members[number] = Some(Running::start(command));
+    }
+
+    /// Waits until a key can be read by a majority.
+    pub fn wait(&self) {
+        wait_until(PATIENCE, "etcd serves", || self.try_ctl(&["get", "nothing"]).is_some());
+    }
+
+    /// As `directory` of a configuration has it, without the scheme and the user.
+    pub fn members(&self) -> String {
+        self.ports.iter().map(|[port, _]| format!("127.0.0.1:{port}")).collect::<Vec<_>>().join(",")
+    }
+
+    /// A line of a configuration.
+    pub fn line(&self) -> String {
+        format!("directory = 'etcd://{}'", self.members())
+    }
+
+    /// The file with the authority's certificate.
+    pub fn ca(&self) -> &Path {
+        &self.tls.as_ref().unwrap().ca
+    }
+
+    pub fn kill(&mut self, number: usize) {
+        self.members[number].take().unwrap().kill();
+    }
+
+    /// Starts a member again that was killed.
+    pub fn restart(&mut self, number: usize) {
+        self.begin(number);
+    }
+
+    pub fn signal(&self, number: usize, signal: Signal) {
+        self.members[number].as_ref().unwrap().signal(signal);
+    }
+
+    /// Runs etcdctl, which has to succeed; returns what it printed.
+    pub fn ctl(&self, words: &[&str]) -> String {
+        self.try_ctl(words).unwrap_or_else(|| panic!("etcdctl {words:?} fails"))
+    }
+
+    pub fn try_ctl(&self, words: &[&str]) -> Option<String> {
+        let mut command = Command::new("etcdctl");
+        let endpoints: Vec<String> =
+            self.ports.iter().map(|[port, _]| format!("{}://127.0.0.1:{port}", self.scheme())).collect();
+        command.env("ETCDCTL_API", "3").args(["--endpoints", &endpoints.join(","), "--command-timeout", "3s"]);
+        if let Some(Tls { ca, .. }) = &self.tls {
+            command.arg("--cacert").arg(ca);
+        }
+        command.args(words);
+        let outcome = finish(command, Duration::from_secs(30));
+        (outcome.code == Some(0)).then_some(outcome.stdout)
+    }
+
+    /// The keys of farbus that are there.
+    pub fn keys(&self) -> Vec<String> {
+        let text = self.ctl(&["get", "--prefix", "/farbus/1/", "--keys-only"]);
+        text.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect()
+    }
+
+    /// The present revision.
+    pub fn revision(&self) -> u64 {
+        let text = self.ctl(&["get", "nothing", "--write-out", "json"]);
+        let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+        value["header"]["revision"].as_u64().unwrap()
+    }
+}
+
+/// An authority.
+pub fn authority() -> rcgen::CertifiedIssuer<'static, rcgen::KeyPair> {
+    let mut params = rcgen::CertificateParams::default();
+    params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    rcgen::CertifiedIssuer::self_signed(params, rcgen::KeyPair::generate().unwrap()).unwrap()
+}
