@@ -50,6 +50,8 @@ const FAULTS: (&str, &str) = ("FARBUS_FAULTS", "300");
 const RIG_FAULTS: (&str, u32) = ("nothing-lost-uas", 100);
 /// Moves of a disk that is written, from host to host and home, in one round.
 const MOVES: (&str, &str) = ("FARBUS_MOVES", "100");
+/// Moves of a disk that is written to its importer's machine, with a kill of either end in each step, in one round.
+const SWAPS: (&str, &str) = ("FARBUS_SWAPS", "100");
 /// How often hosts that are joined by debug ports are brought up in one round, a ring and a cube each.
 const BRING_UPS: (&str, &str) = ("FARBUS_BRING_UPS", "100");
 /// The same of daemons, data over every link included.
@@ -143,7 +145,10 @@ fn cut_and_kill() -> Result<(), String> {
 fn move_disks() -> Result<(), String> {
     let mut chain = cargo(&["test", "--package", "farbus", "--test", "command", "moves", "--", "--nocapture"]);
     chain.env(MOVES.0, MOVES.1).env("FARBUS_REQUIRE_RIG", "1");
-    cargo::run(chain)
+    cargo::run(chain)?;
+    let mut swaps = cargo(&["test", "--package", "farbus", "--test", "command", "swap_kills", "--", "--nocapture"]);
+    swaps.env(SWAPS.0, SWAPS.1);
+    cargo::run(swaps)
 }
 
 fn carry_streams() -> Result<(), String> {

@@ -189,27 +189,26 @@ impl std::error::Error for CommandError {}
 
 /// A device that is to take another's place while that one is in use (requirement N12), and the function to tell the
 /// outcome to.
-#[derive(Clone)]
-pub struct Twin(Arc<Inside>);
+pub struct Twin<D: ?Sized = dyn Device>(Arc<Inside<D>>);
 
-struct Inside {
-    device: Mutex<Option<Box<dyn Device>>>,
-    tell: Box<dyn Fn(Exchange) + Send + Sync>,
+struct Inside<D: ?Sized> {
+    device: Mutex<Option<Box<D>>>,
+    tell: Box<dyn Fn(Exchange<D>) + Send + Sync>,
 }
 
 /// The outcome of an exchange.
-pub enum Exchange {
+pub enum Exchange<D: ?Sized = dyn Device> {
     /// The twin is now the device.
     Done {
         /// The former device, which is the owner's again.
-        left: Box<dyn Device>,
+        left: Box<D>,
         /// What the exchange took.
         report: ExchangeReport,
     },
     /// The device is unchanged.
     Failed {
         /// The twin, if it was taken already; it is the owner's again.
-        twin: Option<Box<dyn Device>>,
+        twin: Option<Box<D>>,
         /// A sentence for a person.
         why: String,
     },
@@ -228,38 +227,44 @@ pub struct ExchangeReport {
     pub quiet: Duration,
 }
 
-impl Twin {
+impl<D: ?Sized> Twin<D> {
     /// `device` is to take another's place; `tell` is called once, on the thread that has the device.
-    pub fn new(device: Box<dyn Device>, tell: impl Fn(Exchange) + Send + Sync + 'static) -> Self {
+    pub fn new(device: Box<D>, tell: impl Fn(Exchange<D>) + Send + Sync + 'static) -> Self {
         Self(Arc::new(Inside { device: Mutex::new(Some(device)), tell: Box::new(tell) }))
     }
 
     /// Takes the device, which the caller puts into its place; `None` if it was taken before.
-    pub fn take(&self) -> Option<Box<dyn Device>> {
+    pub fn take(&self) -> Option<Box<D>> {
         self.0.device.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Reports the outcome.
-    pub fn tell(&self, exchange: Exchange) {
+    pub fn tell(&self, exchange: Exchange<D>) {
         (self.0.tell)(exchange);
     }
 }
 
-impl PartialEq for Twin {
+impl<D: ?Sized> Clone for Twin<D> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<D: ?Sized> PartialEq for Twin<D> {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 }
 
-impl Eq for Twin {}
+impl<D: ?Sized> Eq for Twin<D> {}
 
-impl fmt::Debug for Twin {
+impl<D: ?Sized> fmt::Debug for Twin<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Twin")
     }
 }
 
-impl fmt::Debug for Exchange {
+impl<D: ?Sized> fmt::Debug for Exchange<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Exchange::Done { report, .. } => f.debug_tuple("Done").field(report).finish(),

@@ -14,7 +14,8 @@ use farbus_model::{
 };
 use farbus_session::Reject;
 use farbus_session::block::{
-    ANY_BYTE_KIND, Answered, AnyByte, Range, ReadOnly, Scratch, SparseMemory, StoreDevice, Traced,
+    ANY_BYTE_KIND, Answered, AnyByte, Range, ReadOnly, SWAPPED_KIND, Scratch, SparseMemory, StoreDevice, Swappable,
+    Traced,
 };
 use farbus_session::snapshot::{self, Reader, Writer};
 use fuzzing::{Input, fuzz};
@@ -594,5 +595,105 @@ fn fuzz_block_layers() {
             let length = (model.len() - offset).min(4096) / 512 * 512;
             assert!(read(&mut view, offset as u64, length as u32).unwrap() == model[offset..][..length]);
         }
+    });
+}
+
+/// A disk that keeps its flushes until the test has them answered. It is asked for nothing else.
+struct FlushesLate {
+    info: BlockInfo,
+    waiting: Arc<Mutex<Vec<BlockInFlight>>>,
+    answer: Result<(), StoreError>,
+}
+
+impl BlockDevice for FlushesLate {
+    fn info(&self) -> &BlockInfo {
+        &self.info
+    }
+
+    fn submit(&mut self, _: Instant, request: BlockInFlight, _: &mut Completions<BlockDone>) {
+        assert_eq!(request.op, BlockOp::Flush, "nothing is written a second time");
+        self.waiting.lock().unwrap().push(request);
+    }
+
+    fn handle_ready(&mut self, _: Instant, done: &mut Completions<BlockDone>) {
+        for request in self.waiting.lock().unwrap().drain(..).rev() {
+            done.push(match self.answer {
+                Ok(()) => request.answer(Payload::Empty),
+                Err(error) => request.fail(error),
+            });
+        }
+    }
+
+    fn save(&mut self, _: Instant) -> Option<Vec<u8>> {
+        Some(b"below".to_vec())
+    }
+
+    fn leave(&mut self) {
+        self.waiting.lock().unwrap().drain(..).for_each(|request| drop(request.recall()));
+    }
+}
+
+/// The snapshot of a disk that was moved, with requests that wait for a flush.
+fn moved_disk(input: &mut Input<'_>, info: &BlockInfo) -> Vec<u8> {
+    let mut to = Writer::new(SWAPPED_KIND);
+    to.u64(info.size_bytes);
+    [info.block_bytes, info.preferred_bytes, info.request_bytes_max].into_iter().for_each(|bytes| to.u32(bytes));
+    [info.is_read_only, info.trims].into_iter().for_each(|is_so| to.flag(is_so));
+    to.bytes(b"below");
+    let count = input.below(5);
+    to.count(count as usize);
+    for id in 0..u64::from(count) {
+        let (offset, length) = (512 * u64::from(input.below(64)), 512 * (1 + input.below(64)));
+        to.block_request(&match input.below(3) {
+            0 => BlockRequest::flush(BlockId(id)),
+            1 => BlockRequest { is_durable: true, ..BlockRequest::zero(BlockId(id), BlockOp::Discard, offset, length) },
+            _ => BlockRequest {
+                is_durable: true,
+                payload: Payload::Empty,
+                ..BlockRequest::write(BlockId(id), offset, vec![0; length as usize].into())
+            },
+        });
+    }
+    to.into_bytes()
+}
+
+#[test]
+fn fuzz_moved_disk_of_another_process_answers_each_request_once() {
+    fuzz(env!("CARGO_MANIFEST_DIR"), "fuzz_moved_disk_of_another_process_answers_each_request_once", |input| {
+        let info = *device(1).with_blocks(512).info();
+        let whole = moved_disk(input, &info);
+        let mut bytes = whole.clone();
+        if input.once_in(2) {
+            match input.below(3) {
+                0 => bytes.truncate(input.below(bytes.len() as u32) as usize),
+                1 => bytes.extend(input.rest()),
+                _ => (0..=input.below(3)).for_each(|_| {
+                    let at = input.below(bytes.len() as u32) as usize;
+                    bytes[at] = input.byte();
+                }),
+            }
+        }
+        let answer = input.pick(&[Ok(()), Err(StoreError::Medium)]);
+        let waiting = Arc::<Mutex<Vec<BlockInFlight>>>::default();
+        let restored = snapshot::open(&bytes, SWAPPED_KIND).and_then(|mut from| {
+            let below = |_: &[u8], _: &BlockInfo| Ok(FlushesLate { info, waiting: Arc::clone(&waiting), answer });
+            let (mut disk, pending) = Swappable::restore::<Reject>(Instant::ZERO, &mut from, below)?;
+            from.end("device").inspect_err(|_| BlockDevice::leave(&mut disk)).map(|()| (disk, pending))
+        });
+        let Ok((mut disk, pending)) = restored else {
+            waiting.lock().unwrap().drain(..).for_each(|request| drop(request.recall()));
+            return assert!(bytes != whole, "what was saved is restored");
+        };
+        let saved = BlockDevice::save(&mut disk, Instant::ZERO).expect("all its requests wait for a flush");
+        assert!(saved == whole || bytes != whole, "a second replacement gets what the first one got");
+        let mut done = Completions::new(BufferPool::new(0));
+        BlockDevice::handle_ready(&mut disk, Instant::ZERO, &mut done);
+        let mut left = pending;
+        while let Some(answered) = done.pop() {
+            let asked = left.remove(&answered.id).expect("it was asked, and not answered before");
+            assert_eq!((answered.op, answered.offset), (asked.0, asked.1));
+            assert_eq!(answered.result, answer);
+        }
+        assert!(left.is_empty(), "{left:?} are never answered");
     });
 }

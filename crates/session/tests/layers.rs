@@ -325,7 +325,7 @@ const DEVICE_LAYERS: [Layer<dyn Device>; 6] = [
     // It reports the first device's descriptors, and saves the settings made on it.
     Layer {
         name: "Twinned",
-        make: |probe| Box::new(Twinned::new(Box::new(probe))),
+        make: |probe| Box::new(<Twinned>::new(Box::new(probe))),
         answers: &["descriptors", "save", "restore"],
     },
 ];

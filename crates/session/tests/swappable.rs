@@ -555,6 +555,35 @@ fn a_swap_that_is_cancelled_or_fails_at_any_step_leaves_the_source_as_it_would_b
     }
 }
 
+/// Its exporter ends, or gives the disk to nobody, while the journal is written.
+#[test]
+fn a_source_that_goes_while_the_journal_is_written_fails_no_request() {
+    for seed in seeds() {
+        let mut world = World::new(seed);
+        for _ in 0..60 {
+            world.step();
+        }
+        world.begin(Options::default());
+        let report = loop {
+            world.step();
+            if world.note == Some(Milestone::Switched) && !world.source.disk().is_gone {
+                world.source.disk().is_gone = true;
+                world.slow_until = world.clock + world.chance.below(200);
+                assert!(!world.disk.is_gone(), "seed {seed}: it may have a device");
+            }
+            if let Some(ended) = world.ended.take() {
+                break ended.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+            }
+        };
+        assert!(report.rounds >= 1, "seed {seed}: {report:?}");
+        assert!(world.released.as_ref().is_some_and(BlockDevice::is_gone), "seed {seed}");
+        for _ in 0..60 {
+            world.step();
+        }
+        world.finish();
+    }
+}
+
 #[test]
 fn a_bad_block_of_the_source_is_named() {
     let mut world = World::new(1);

@@ -561,7 +561,7 @@ fn every_request_ends_once_and_every_byte_arrives_once_around_exchanges() {
 
 #[test]
 fn another_process_restores_its_settings_and_no_interrupted_exchange() {
-    let zero = || Twinned::new(Box::new(SourceSink::device(Speed::High, Fill::Zeros, false)));
+    let zero = || <Twinned>::new(Box::new(SourceSink::device(Speed::High, Fill::Zeros, false)));
     let mut first = zero();
     let mut done = Completions::new(BufferPool::new(0));
     let setups = [Setup::set_configuration(1), Setup { request: 3, value: 1, ..Setup::set_configuration(0) }];

@@ -50,7 +50,7 @@ pub fn begin(share: &Share, device: &str, bus_id: &str, to: &str, node: OwnedFd)
         ));
     }
     let (tell, told) = mpsc::sync_channel(1);
-    let twin = Twin::new(Box::new(opened), move |outcome| {
+    let twin = <Twin>::new(Box::new(opened), move |outcome| {
         // The waiting thread may have given up; then the device is dropped here and returns to its drivers.
         let _ = tell.try_send(outcome);
     });

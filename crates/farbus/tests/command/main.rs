@@ -79,6 +79,7 @@ mod strangers;
 mod stream;
 mod swap;
 mod swap_attached;
+mod swap_kills;
 mod topology;
 mod trust;
 mod unwilling;

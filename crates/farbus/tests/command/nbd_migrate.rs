@@ -56,6 +56,10 @@ impl Client {
     }
 
     fn ask(&mut self, command: u16, offset: usize, length: usize, data: &[u8]) -> u64 {
+        self.try_ask(command, offset, length, data).unwrap()
+    }
+
+    fn try_ask(&mut self, command: u16, offset: usize, length: usize, data: &[u8]) -> io::Result<u64> {
         self.cookie += 1;
         let mut bytes = 0x2560_9513u32.to_be_bytes().to_vec();
         bytes.extend([0, 0]);
@@ -64,8 +68,8 @@ impl Client {
         bytes.extend((offset as u64).to_be_bytes());
         bytes.extend((length as u32).to_be_bytes());
         bytes.extend(data);
-        self.stream.write_all(&bytes).unwrap();
-        self.cookie
+        self.stream.write_all(&bytes)?;
+        Ok(self.cookie)
     }
 
     /// The next answer: its request, its error, and `length` bytes if there is no error.
@@ -80,8 +84,14 @@ impl Client {
     }
 
     pub fn write(&mut self, offset: usize, byte: u8) {
-        let asked = self.ask(WRITE, offset, BLOCK, &[byte; BLOCK]);
-        assert_eq!(self.hear(0).unwrap(), (asked, 0, Vec::new()));
+        self.try_write(offset, byte).unwrap();
+    }
+
+    /// Writes a block; an error if the server has gone.
+    pub fn try_write(&mut self, offset: usize, byte: u8) -> io::Result<()> {
+        let asked = self.try_ask(WRITE, offset, BLOCK, &[byte; BLOCK])?;
+        assert_eq!(self.hear(0)?, (asked, 0, Vec::new()));
+        Ok(())
     }
 
     /// Writes a block. `false` if there was no answer yet when the disk was held still.
@@ -114,8 +124,14 @@ impl Client {
     }
 
     pub fn flush(&mut self) {
-        let asked = self.ask(FLUSH, 0, 0, &[]);
-        assert_eq!(self.hear(0).unwrap(), (asked, 0, Vec::new()));
+        self.try_flush().unwrap();
+    }
+
+    /// Flushes; an error if the server has gone.
+    pub fn try_flush(&mut self) -> io::Result<()> {
+        let asked = self.try_ask(FLUSH, 0, 0, &[])?;
+        assert_eq!(self.hear(0)?, (asked, 0, Vec::new()));
+        Ok(())
     }
 
     pub fn assert_reads(&mut self, offset: usize, byte: u8) {

@@ -29,6 +29,7 @@
 mod difference;
 pub mod settings;
 
+use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
@@ -52,9 +53,10 @@ pub const PREPARE_TIME_MAX: Duration = Duration::from_secs(10);
 /// How often the twin is polled meanwhile: the caller does not wait on the twin's readiness.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
-/// A device that can be exchanged for its twin.
-pub struct Twinned {
-    device: Box<dyn Device>,
+/// A device that can be exchanged for its twin. Both are of the type `D`; for `dyn Device`, [`Command::Swap`] does what
+/// [`Twinned::swap`] does.
+pub struct Twinned<D: Device + ?Sized + 'static = dyn Device> {
+    device: Box<D>,
     /// The descriptors of the first device, also after an exchange.
     descriptors: Descriptors,
     is_exchanged: bool,
@@ -65,7 +67,7 @@ pub struct Twinned {
     /// Endpoints that are halted, by [`EpAddr::index`].
     halted: u32,
     done: Completions,
-    exchange: Option<Box<Exchanging>>,
+    exchange: Option<Box<Exchanging<D>>>,
 }
 
 /// What must be known of a request to submit it again, and to remember its setting.
@@ -87,9 +89,9 @@ enum Stage {
     Draining { has_halts: bool },
 }
 
-struct Exchanging {
-    twin: Box<dyn Device>,
-    order: Twin,
+struct Exchanging<D: Device + ?Sized + 'static> {
+    twin: Box<D>,
+    order: Twin<D>,
     done: Completions,
     stage: Stage,
     since: Instant,
@@ -105,9 +107,9 @@ struct Exchanging {
     again: BTreeMap<u64, Urb>,
 }
 
-impl Twinned {
+impl<D: Device + ?Sized + 'static> Twinned<D> {
     /// Wraps `device`, the first of the two.
-    pub fn new(device: Box<dyn Device>) -> Self {
+    pub fn new(device: Box<D>) -> Self {
         Self {
             descriptors: device.descriptors().clone(),
             device,
@@ -122,11 +124,7 @@ impl Twinned {
         }
     }
 
-    fn with<R>(
-        &mut self,
-        done: &mut Completions,
-        act: impl FnOnce(&mut (dyn Device + 'static), &mut Completions) -> R,
-    ) -> R {
+    fn with<R>(&mut self, done: &mut Completions, act: impl FnOnce(&mut D, &mut Completions) -> R) -> R {
         if self.exchange.is_none() {
             // Completions are inspected on their way.
             let before = done.len();
@@ -229,9 +227,18 @@ impl Twinned {
         }
     }
 
+    /// Whether the device is being exchanged.
+    pub fn is_swapping(&self) -> bool {
+        self.exchange.is_some()
+    }
+
     // The exchange.
 
-    fn begin(&mut self, now: Instant, order: &Twin, done: &mut Completions) -> Result<(), CommandError> {
+    /// Begins to replace the device by the twin. The outcome is reported by [`Twin::tell`].
+    ///
+    /// # Errors
+    /// Why it did not begin; the twin of a refused order is told or dropped.
+    pub fn swap(&mut self, now: Instant, order: &Twin<D>, done: &mut Completions) -> Result<(), CommandError> {
         if self.exchange.is_some() {
             return Err(CommandError("it is being swapped already".into()));
         }
@@ -361,7 +368,7 @@ impl Asked {
     }
 }
 
-impl Exchanging {
+impl<D: Device + ?Sized + 'static> Exchanging<D> {
     /// Continues the transfer of settings to the twin; returns whether it is complete.
     fn tell(&mut self, now: Instant) -> Result<bool, String> {
         loop {
@@ -419,7 +426,7 @@ fn bit(endpoint: EpAddr) -> u32 {
 }
 
 /// Dropped during an exchange, it ends the transfer of settings.
-impl Drop for Twinned {
+impl<D: Device + ?Sized + 'static> Drop for Twinned<D> {
     fn drop(&mut self) {
         if let Some(exchange) = &mut self.exchange {
             exchange.twin.reset(exchange.look_at, &mut exchange.done);
@@ -427,22 +434,22 @@ impl Drop for Twinned {
     }
 }
 
-impl farbus_model::DeviceLayer for Twinned {
-    type Inner = dyn Device;
+impl<D: Device + ?Sized + 'static> farbus_model::DeviceLayer for Twinned<D> {
+    type Inner = D;
 
-    fn inner(&self) -> &(dyn Device + 'static) {
-        &*self.device
+    fn inner(&self) -> &D {
+        &self.device
     }
 
-    fn inner_mut(&mut self) -> &mut (dyn Device + 'static) {
-        &mut *self.device
+    fn inner_mut(&mut self) -> &mut D {
+        &mut self.device
     }
 
     fn with_inner<R>(
         &mut self,
         _now: Instant,
         done: &mut Completions,
-        act: impl FnOnce(&mut (dyn Device + 'static), &mut Completions) -> R,
+        act: impl FnOnce(&mut D, &mut Completions) -> R,
     ) -> R {
         self.with(done, act)
     }
@@ -535,7 +542,8 @@ impl farbus_model::DeviceLayer for Twinned {
 
     fn command(&mut self, now: Instant, command: &Command, done: &mut Completions) -> Result<(), CommandError> {
         if let Command::Swap(twin) = command {
-            return self.begin(now, twin, done);
+            let order = (twin as &dyn Any).downcast_ref().ok_or_else(|| CommandError::unknown(command))?;
+            return self.swap(now, order, done);
         }
         let mut result = Ok(());
         self.with(done, |device, done| result = device.command(now, command, done));

@@ -357,7 +357,7 @@ impl Shared {
         device: UsbDevice,
     ) -> Result<DeviceRecord, UsbError> {
         let known = self.broker.identify_usb(found.bus, found.number);
-        let device = Box::new(Twinned::new(Box::new(device)));
+        let device = Box::new(<Twinned>::new(Box::new(device)));
         let record = share.offer(naming, device, DeviceClass::Usb, Which::Known(known)).map_err(UsbError::Share)?;
         if known.is_lasting {
             self.broker.note_name(known.id, name_of(&record), share.is_named(&record));

@@ -331,6 +331,10 @@ impl Client {
         };
         let mut done = Completions::new(BufferPool::new(0));
         let mut opened = self.request(target, remote, grace, &mut done)?;
+        if matches!(&opened, Err(end) if end.cause == native::Cause::Refused) {
+            // Its exporter may say that it was moved; where it is now is known here.
+            self.check_has_not_moved(target, None)?;
+        }
         if let Ok(linked) = &mut opened {
             let is_here = self.check_has_not_moved(target, linked.remote().identity());
             // Its exporter may not know what became of a move that was cut off.

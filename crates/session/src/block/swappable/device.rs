@@ -282,9 +282,7 @@ impl<D: BlockDevice> Swappable<D> {
             (Stage::Noting, Ok(())) => {
                 swap.enter(Stage::Releasing, now);
                 std::mem::swap(&mut self.current, &mut swap.other);
-                for job in self.jobs.values_mut() {
-                    std::mem::swap(&mut job.at_current, &mut job.at_other);
-                }
+                self.jobs.values_mut().for_each(Job::change_places);
                 self.may_finish = true;
             }
             (Stage::Noting, Err(why)) => self.give_up(now, SwapError::Journal(why)),
@@ -336,7 +334,7 @@ impl<D: BlockDevice> Swappable<D> {
     fn take_in(&mut self, now: Instant, mut owed: BlockInFlight, done: &mut Completions<BlockDone>) {
         let data = owed.take_payload();
         let place = owed.offset..owed.offset + u64::from(owed.length);
-        let what = What::User { owed, data, is_both: false, result: Ok(()), answer: Payload::Empty };
+        let what = What::User { owed, data, is_both: false, result: Ok(()), there: Ok(()), answer: Payload::Empty };
         let number = self.add(Job::new(place, what, now));
         if !self.advance(now, number, done)
             && let Some(Job { what: What::User { data, .. }, .. }) = self.jobs.get_mut(&number)
@@ -477,17 +475,24 @@ impl<D: BlockDevice> Swappable<D> {
         let side = if from == Place::Current { Side::Source } else { Side::Destination };
         let stage = self.swap.as_ref().map(|swap| swap.stage);
         match &mut job.what {
-            What::User { is_both, result, answer: payload, .. } => {
+            // The source cannot read it any more: the destination can.
+            What::User { is_both: false, .. }
+                if from == Place::Other && answer.result.is_err() && !is_change && stage == Some(Stage::Releasing) =>
+            {
+                (job.is_begun, self.has_waiting) = (false, true);
+            }
+            What::User { is_both, result, there, answer: payload, .. } => {
                 if from == Place::Current || !*is_both {
                     (job.answered, *result, *payload) = (Some(now), result.and(answer.result), answer.payload);
                     let is_elsewhere = is_change && (!*is_both || answer.result.is_err());
-                    if let Some(swap) = self.swap.as_mut().filter(|_| is_elsewhere && stage != Some(Stage::Releasing)) {
+                    let is_copied_to = !matches!(stage, Some(Stage::Noting | Stage::Releasing));
+                    if let Some(swap) = self.swap.as_mut().filter(|_| is_elsewhere && is_copied_to) {
                         swap.dirty.add(offset, length);
                         swap.has_more = true;
                     }
                 } else if let (Err(error), Some(swap)) = (answer.result, &self.swap) {
                     if swap.may_be_switched() {
-                        *result = result.and(Err(error));
+                        *there = Err(error);
                     } else if swap.stage.is_open() {
                         self.fail(now, Side::Destination, offset, error);
                     }
@@ -514,16 +519,20 @@ impl<D: BlockDevice> Swappable<D> {
     fn finish(&mut self, now: Instant, number: u64, done: &mut Completions<BlockDone>) {
         let waits_for_other = self.swap.as_ref().is_some_and(|swap| swap.waits_for_both());
         let Some(job) = self.jobs.get(&number) else { return };
-        let What::User { is_both, .. } = job.what else { return };
+        let What::User { is_both, result, .. } = job.what else { return };
         if !job.is_begun || job.at_current || (job.at_other && (waits_for_other || !is_both)) {
+            return;
+        }
+        // Once the journal says that the other one is the device, that one's answer counts.
+        if result.is_err() && self.stage() == Some(Stage::Noting) {
             return;
         }
         let Some(job) = self.jobs.remove(&number) else { return };
         if let (Some(swap), Some(answered)) = (&mut self.swap, job.answered) {
             swap.delayed = swap.delayed.max(now - answered);
         }
-        if let What::User { owed, result, answer, .. } = job.what {
-            done.push(match result {
+        if let What::User { owed, result, there, answer, .. } = job.what {
+            done.push(match result.and(there) {
                 Ok(()) => owed.answer(answer),
                 Err(error) => owed.fail(error),
             });
@@ -677,6 +686,11 @@ impl<D: BlockDevice> BlockLayer for Swappable<D> {
         }
         self.settle(now, done);
         self.go_on(now, done);
+    }
+
+    fn is_gone(&self) -> bool {
+        // The journal may say any moment that the other one is the device.
+        self.inner().is_gone() && self.stage() != Some(Stage::Noting)
     }
 
     fn state(&self) -> Option<Vec<u8>> {

@@ -40,8 +40,16 @@ pub(super) struct Job {
 
 #[derive(Debug)]
 pub(super) enum What {
-    /// A request of the user, with the data of a write until it is begun.
-    User { owed: BlockInFlight, data: Payload, is_both: bool, result: Result<(), StoreError>, answer: Payload },
+    /// A request of the user, with the data of a write until it is begun. `result` is the current device's, `there` the
+    /// other one's.
+    User {
+        owed: BlockInFlight,
+        data: Payload,
+        is_both: bool,
+        result: Result<(), StoreError>,
+        there: Result<(), StoreError>,
+        answer: Payload,
+    },
     /// Asks the source for its holes.
     Map,
     /// Copies or compares.
@@ -74,6 +82,20 @@ impl Job {
 
     pub fn is_work(&self) -> bool {
         matches!(self.what, What::Piece(_) | What::Clear)
+    }
+
+    /// The other device is the current one from now on. What the one before could not do, the new one did as well, or
+    /// does now.
+    pub fn change_places(&mut self) {
+        std::mem::swap(&mut self.at_current, &mut self.at_other);
+        let is_change = self.is_change();
+        if let What::User { is_both, result, there, .. } = &mut self.what {
+            match (*is_both, *result) {
+                (true, _) => (*result, *there) = (*there, Ok(())),
+                (false, Err(_)) if !is_change => (self.is_begun, *result) = (false, Ok(())),
+                _ => {}
+            }
+        }
     }
 
     /// Whether one of the two has to wait for the other.

@@ -19,8 +19,9 @@
 //!
 //! Up to and including `Deciding`, the source is complete, and a failure or a cancellation leaves it as the device.
 //! From `Deciding` on, both are complete: the journal may be written at any moment of that time, by another thread,
-//! while requests go on. If that fails, the note may have been made all the same: both stay complete until the journal
-//! names the source again.
+//! while requests go on. What the source cannot do then, because its host has gone, waits for that note: if it is made,
+//! the destination's answer counts. If it cannot be made, it may have been made all the same: both stay complete until
+//! the journal names the source again.
 
 mod device;
 mod job;

@@ -89,7 +89,7 @@ impl<D: BlockDevice> Swappable<D> {
         for request in asked {
             let place = request.offset..request.offset + u64::from(request.length);
             let (owed, data, answer) = (request.launch(), Payload::Empty, Payload::Empty);
-            let what = What::User { owed, data, is_both: false, result: Ok(()), answer };
+            let what = What::User { owed, data, is_both: false, result: Ok(()), there: Ok(()), answer };
             let number = this.next_number;
             this.next_number += 1;
             this.jobs.insert(number, Job { is_begun: true, at_current: true, ..Job::new(place, what, now) });
