@@ -128,9 +128,13 @@ impl View {
         })
     }
 
-    /// The devices: the host's key, the name there, and what the directory says of it. A device whose host is not there
-    /// is left out.
-    pub fn devices(&self) -> impl Iterator<Item = (&HostId, &str, DeviceRecord)> {
+    /// How many hosts and devices are known.
+    pub fn counts(&self) -> (usize, usize) {
+        let hosts = self.entries.keys().take_while(|key| matches!(key, Key::Host(_))).count();
+        (hosts, self.present_devices().count())
+    }
+
+    fn present_devices(&self) -> impl Iterator<Item = (&HostId, &str, &Entry)> {
         let mut present: Option<&HostId> = None;
         self.entries.iter().filter_map(move |(key, entry)| match key {
             Key::Host(_) => None,
@@ -139,9 +143,16 @@ impl View {
                     self.entries.get(&Key::Host(host.clone()))?;
                     present = Some(host);
                 }
-                Some((host, name.as_str(), DeviceRecord::parse(&entry.value).ok()?))
+                Some((host, name.as_str(), entry))
             }
         })
+    }
+
+    /// The devices: the host's key, the name there, and what the directory says of it. A device whose host is not there
+    /// is left out.
+    pub fn devices(&self) -> impl Iterator<Item = (&HostId, &str, DeviceRecord)> {
+        self.present_devices()
+            .filter_map(|(host, name, entry)| Some((host, name, DeviceRecord::parse(&entry.value).ok()?)))
     }
 
     /// The keys of a host with their values.
@@ -407,6 +418,7 @@ mod tests {
         let gone = KeyChange { key: keys(&["a"], &[])[0].clone().into(), value: None };
         view.handle_news(News::Changes { changes: vec![put, gone], revision: Some(9) }, NOW);
         assert_eq!(names(&view), ["b/cam", "b/disk"], "a device without its host is not shown");
+        assert_eq!((view.counts(), view.count()), ((1, 2), 4));
         view.handle_end(Trouble::new(TroubleKind::Unreachable, "lost"), NOW);
         assert_eq!(view.trouble().unwrap().message, "lost");
         assert_eq!(names(&view), ["b/cam", "b/disk"], "what was known stays");

@@ -240,6 +240,7 @@ impl State {
             (None, true) => "ok",
             (None, false) => "starting",
         };
+        let (hosts, devices) = view.counts();
         let heard = view.heard().map(|heard| (self.clock.now() - heard).as_secs());
         json!({
             "at": settings.shown(),
@@ -247,8 +248,8 @@ impl State {
             "member": published.member,
             "is_published": published.is_told,
             "is_known": view.is_complete(),
-            "hosts": view.hosts().count(),
-            "devices": view.devices().count(),
+            "hosts": hosts,
+            "devices": devices,
             "unfit": view.unfit(),
             "heard_s": heard,
             "trouble": trouble.map(|trouble| json!({
