@@ -30,13 +30,14 @@ pub struct Arguments {
 const PASSES_BESIDE: u32 = 3;
 /// The tests that play made-up worlds, how many in one round, and the variable that says so. A world of a swap has a
 /// power cut at each of its writes.
-const WORLDS: [(&str, &str, &str); 8] = [
+const WORLDS: [(&str, &str, &str); 9] = [
     ("farbus-session", "native", "20000"),
     ("farbus-session", "lease", "20000"),
     ("farbus-session", "twin", "20000"),
     ("farbus-session", "swap", "1000"),
     ("farbus-session", "swappable", "10000"),
     ("farbus-session", "isochronous", "1000"),
+    ("farbus-sim", "directory", "10000"),
     ("farbus-sim", "bus", "300000"),
     ("farbus-sim", "processor", "5000"),
 ];

@@ -15,9 +15,8 @@ use std::collections::BTreeMap;
 use farbus_model::Instant;
 
 use crate::gateway::{Call, Found, News, Refusal, Reply};
-use crate::key::{HostId, Key, KeyRange};
+use crate::key::{HostId, Key, KeyRange, check_format};
 use crate::pace::Pace;
-use crate::publisher::check_format;
 use crate::record::{DeviceRecord, HostRecord};
 use crate::trouble::{Trouble, TroubleKind};
 
@@ -143,6 +142,16 @@ impl View {
                 Some((host, name.as_str(), DeviceRecord::parse(&entry.value).ok()?))
             }
         })
+    }
+
+    /// The keys of a host with their values.
+    pub(crate) fn values_of(&self, host: &HostId) -> impl Iterator<Item = (&Key, &[u8])> {
+        let own = self.entries.get_key_value(&Key::Host(host.clone()));
+        let from = Key::Device(host.clone(), String::new());
+        let is_its =
+            move |key: &Key| matches!((key, &from), (Key::Device(one, _), Key::Device(other, _)) if one == other);
+        let devices = self.entries.range(Key::Device(host.clone(), String::new())..);
+        own.into_iter().chain(devices.take_while(move |(key, _)| is_its(key))).map(|(key, entry)| (key, &*entry.value))
     }
 
     /// How many keys are known.

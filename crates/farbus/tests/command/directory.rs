@@ -364,6 +364,31 @@ fn follower_that_missed_what_was_compacted_reads_all_again() {
 }
 
 #[test]
+fn keys_of_another_release_are_left_alone_and_a_lease_that_etcd_ended_is_replaced() {
+    if !has_etcd() {
+        return;
+    }
+    let harness = Harness::new();
+    let [lab3, _] = hosts(&harness);
+    let etcd = Etcd::start(&harness, 1, &[]);
+    etcd.ctl(&["put", "/farbus/format", "2"]);
+    let at_lab3 = Site::start(&lab3, &format!("{}\n{BOARD}", etcd.line()));
+    let status = at_lab3.wait_for_trouble(Some("other-format"));
+    assert!(status["trouble"]["message"].as_str().unwrap().contains("format '2'"), "{status}");
+    assert!(etcd.keys().is_empty());
+    etcd.ctl(&["del", "/farbus/format"]);
+    at_lab3.wait_for_trouble(None);
+    assert_eq!(etcd.ctl(&["get", "/farbus/format", "--print-value-only"]), "1");
+
+    let lease = |etcd: &Etcd<'_>| etcd.ctl(&["lease", "list"]).lines().last().unwrap().to_owned();
+    let first = lease(&etcd);
+    etcd.ctl(&["lease", "revoke", &first]);
+    wait_until(WITHIN, "all is said under another lease", || etcd.keys().len() == 2);
+    assert_ne!(lease(&etcd), first);
+    at_lab3.wait_for_trouble(None);
+}
+
+#[test]
 fn directory_that_lies_hides_devices_and_gives_access_to_none() {
     if !has_etcd() {
         return;
@@ -415,13 +440,14 @@ fn directory_that_lies_hides_devices_and_gives_access_to_none() {
         let refused = desk.run(words);
         assert_eq!(refused.code, Some(code), "{words:?}: {refused:?}");
     }
-    // What it hides is there for who asks the host.
-    etcd.ctl(&["del", "--prefix", "/farbus/1/"]);
-    wait_until(WITHIN, "all is hidden", || !at_desk.knows("lab3/board"));
+    // A host that sees lies about itself puts them right.
+    at_desk.wait_for("the truth", |line| line["target"] == "lab3/board" && line["lease"]["host"] == "rack");
+    wait_until(WITHIN, "there is no ghost of lab3", || !at_desk.knows("lab3/ghost"));
+    at_lab3.process.assert_logged("it is put right");
+    // What a directory hides is there for who asks the host.
+    etcd.ctl(&["del", "--prefix", "/farbus/"]);
     assert!(desk.ok(&["list", "lab3"]).contains("board"));
     rack.ok(&["lease", "release", "lab3/board"]);
     desk.ok(&["lease", "lab3/board"]);
-    // And its next change is told again.
-    lab3.ok(&["label", "board", "board=again"]);
-    at_desk.wait_for("the board again", |line| line["labels"]["board"] == "again");
+    at_desk.wait_for("the board again", |line| line["target"] == "lab3/board" && line["lease"]["host"] == "desk");
 }

@@ -21,6 +21,7 @@ use farbus_directory::view::Step as ViewStep;
 use farbus_directory::{Publisher, Trouble, TroubleKind, View};
 use farbus_io::link::Clock;
 use farbus_io::trust::{fill_random, timestamp};
+use farbus_model::Instant;
 use serde_json::{Value, json};
 use tracing::{info, warn};
 
@@ -36,6 +37,10 @@ use stop::Stop;
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// With many devices, looking takes one part in so many of the time.
 const LOOK_PART: u32 = 200;
+/// How long what the directory shows of this host may differ from what this host said last.
+const LAG_MAX: Duration = Duration::from_secs(5);
+/// The longest pause between corrections, if another process goes on changing this host's keys.
+const CORRECT_EVERY_MAX: Duration = Duration::from_secs(320);
 /// A member that says nothing for so long is asked whether it is there.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
 
@@ -268,9 +273,14 @@ impl Publishing {
         let clock = self.state.clock;
         let mut records = Records::default();
         let mut look_at = clock.now();
+        let mut correction = Correction::new(clock.now());
         while !self.stop.is_set() {
             let now = clock.now();
             if now >= look_at {
+                if correction.is_due(self.publisher.is_shown_by(&lock(&self.state.view)), now) {
+                    info!("what the directory said of this host was changed by another: it is put right");
+                    self.publisher.doubt();
+                }
                 records.update(self.share.status(), SystemTime::now());
                 self.publisher.want(&self.host_record, records.iter());
                 look_at = clock.now() + LOOK_EVERY.max((clock.now() - now) * LOOK_PART);
@@ -307,6 +317,35 @@ impl Publishing {
             }
         }
         self.state.tell();
+    }
+}
+
+/// When what another process changed of this host's keys is put right: later each time.
+struct Correction {
+    after: Duration,
+    /// Since when the directory shows something else than this host said.
+    differs: Option<Instant>,
+    last: Instant,
+}
+
+impl Correction {
+    fn new(now: Instant) -> Self {
+        Self { after: LAG_MAX, differs: None, last: now }
+    }
+
+    fn is_due(&mut self, is_shown: bool, now: Instant) -> bool {
+        if is_shown {
+            self.differs = None;
+            if now - self.last > CORRECT_EVERY_MAX {
+                self.after = LAG_MAX;
+            }
+            return false;
+        }
+        let is_due = now - *self.differs.get_or_insert(now) > self.after;
+        if is_due {
+            (self.after, self.differs, self.last) = ((self.after * 2).min(CORRECT_EVERY_MAX), None, now);
+        }
+        is_due
     }
 }
 
@@ -392,4 +431,19 @@ impl Follower {
 
 fn trouble(trouble: Trouble) -> Refusal {
     Refusal::Trouble(trouble)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn host_whose_keys_another_process_goes_on_changing_puts_them_right_less_and_less_often() {
+        let at = |s: u64| Instant::ZERO + Duration::from_secs(s);
+        let mut correction = Correction::new(at(0));
+        let due: Vec<u64> = (1..=300).filter(|s| correction.is_due(false, at(*s))).collect();
+        assert_eq!(due, [7, 19, 41, 83, 165]);
+        assert!(!correction.is_due(true, at(301)) && !correction.is_due(true, at(1000)));
+        assert!(!correction.is_due(false, at(1001)) && correction.is_due(false, at(1007)), "after a long peace, soon");
+    }
 }
