@@ -52,9 +52,9 @@ struct Attack {
     act: fn(&Scene<'_>, &AtomicBool) -> String,
 }
 
-/// One peer without a device has 64 MiB, and half of all connections (docs/security.md, *Memory*): 256 with a thread and
-/// three descriptors each at the plain port, of which a stack takes some of the system's memory, and a few at the other
-/// one. The logs of refusals and of actions have 20 MiB each.
+/// One peer without a device has 64 MiB, and half of all connections (docs/security.md, *Memory*): at the plain port
+/// 256, with a thread and three descriptors each, whose stacks take memory as well; and a few at the other one. The
+/// logs of refusals and of actions have 20 MiB each.
 const ATTACKS: [Attack; 6] = [
     Attack {
         attacker: "stranger",

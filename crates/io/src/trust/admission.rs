@@ -14,8 +14,8 @@
 //! has fewer. Only if there is no such connection is the newcomer refused. So idle connections do not keep a paired
 //! host out, however many addresses they come from.
 //!
-//! An address whose handshakes fail is refused for a while. One of rank 2 may fail three hundred times as often: others may
-//! share it with a paired host.
+//! An address whose handshakes fail is refused for a while. One of rank 2 may fail three hundred times as often: others
+//! may share it with a paired host.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
