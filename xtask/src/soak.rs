@@ -6,7 +6,7 @@ mod beside;
 
 use crate::cargo::{self, cargo};
 use crate::steps::Done;
-use crate::{book, fuzz, package, prerequisites, rig, test, upgrade};
+use crate::{attack, book, fuzz, package, prerequisites, rig, test, upgrade};
 use clap::Args;
 use std::time::{Duration, Instant};
 
@@ -48,6 +48,8 @@ const CUTS: (&str, &str) = ("FARBUS_CUTS", "300");
 const FAULTS: (&str, &str) = ("FARBUS_FAULTS", "300");
 /// The same of the kernel's own front end in a virtual machine, in passes of three.
 const RIG_FAULTS: (&str, u32) = ("nothing-lost-uas", 100);
+/// How long each attacker goes on in one round, in seconds.
+const ATTACKED: u32 = 60;
 /// Moves of a disk that is written, from host to host and home, in one round.
 const MOVES: (&str, &str) = ("FARBUS_MOVES", "100");
 /// Moves of a disk that is written to its importer's machine, with a kill of either end in each step, in one round.
@@ -92,6 +94,7 @@ fn one_round(arguments: &Arguments) -> Result<(), String> {
     cut_links()?;
     cut_and_kill()?;
     move_disks()?;
+    attack::run_for(ATTACKED)?;
     carry_streams()?;
     run_programs()?;
     measure_pace()?;

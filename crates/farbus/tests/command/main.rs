@@ -6,6 +6,7 @@
 
 mod addresses;
 mod another_disk;
+mod attack;
 mod audio;
 mod bench;
 mod block;
