@@ -9,6 +9,7 @@ mod records;
 pub mod settings;
 mod stop;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, SystemTime};
@@ -65,14 +66,14 @@ struct State {
     view: Mutex<View>,
     published: Mutex<Published>,
     said: Mutex<Option<TroubleKind>>,
+    /// Whether this host's keys outlive this process.
+    keys_stay: AtomicBool,
 }
 
 /// What is known of this host's own keys.
 #[derive(Default)]
 struct Published {
     is_told: bool,
-    /// Whether all was told once.
-    was_told: bool,
     trouble: Option<Trouble>,
     member: String,
 }
@@ -103,8 +104,11 @@ impl Directory {
     pub fn end(&self, is_handed_over: bool) {
         let Some(running) = lock(&self.running).take() else { return };
         match is_handed_over {
-            // The keys stay: the replacement writes them under its own lease. Its threads end with the process.
-            true => running.stop.set(),
+            // The keys stay: the replacement writes them under its own lease. The threads end with the process.
+            true => {
+                running.state.keys_stay.store(true, Ordering::Relaxed);
+                running.stop.set();
+            }
             false => running.end(),
         }
     }
@@ -145,6 +149,7 @@ impl Directory {
             view: Mutex::new(View::new(seed.rotate_left(32))),
             published: Mutex::default(),
             said: Mutex::default(),
+            keys_stay: AtomicBool::new(false),
         });
         let stop = Arc::<Stop>::default();
         let first = usize::try_from(seed >> 8).unwrap_or_default();
@@ -302,7 +307,8 @@ impl Publishing {
                 }
             }
         }
-        if let Some(lease) = self.publisher.lease() {
+        let lease = self.publisher.lease().filter(|_| !self.state.keys_stay.load(Ordering::Relaxed));
+        if let Some(lease) = lease {
             self.members.say_farewell(&Call::Revoke { lease });
         }
     }
@@ -311,7 +317,6 @@ impl Publishing {
         {
             let mut published = lock(&self.state.published);
             published.is_told = self.publisher.is_told();
-            published.was_told |= published.is_told;
             published.trouble = self.publisher.trouble().cloned();
             if published.member != self.members.member() {
                 self.members.member().clone_into(&mut published.member);
@@ -412,7 +417,7 @@ impl Follower {
                             heard = clock.now();
                             continue;
                         }
-                        Ok(_) => trouble(Trouble::new(TroubleKind::Unreachable, "the member does not answer")),
+                        Ok(_) => Refusal::Trouble(Trouble::new(TroubleKind::Unreachable, "the member does not answer")),
                         Err(refusal) => refusal,
                     }
                 }
@@ -428,10 +433,6 @@ impl Follower {
             return;
         }
     }
-}
-
-fn trouble(trouble: Trouble) -> Refusal {
-    Refusal::Trouble(trouble)
 }
 
 #[cfg(test)]
