@@ -35,6 +35,7 @@ mod steering;
 pub mod stream;
 mod table;
 pub mod tuned_pipe;
+pub(crate) mod usb_swap;
 pub mod usbfs;
 
 pub use crate::common::stop_signal::StopSignal;
