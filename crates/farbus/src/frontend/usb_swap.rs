@@ -565,3 +565,164 @@ impl UsbSwap {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::Receiver;
+
+    use farbus_gadgets::Emulated;
+    use farbus_gadgets::serial::Serial;
+    use farbus_model::{Descriptors, EpAddr, Selection, Setup, Speed, Status, Urb};
+
+    use super::*;
+
+    const READ: EpAddr = EpAddr::from_byte(0x81);
+
+    /// A serial port on a cable that may be unplugged.
+    struct Plugged {
+        device: Emulated<Serial>,
+        is_gone: Arc<AtomicBool>,
+    }
+
+    impl Device for Plugged {
+        fn descriptors(&self) -> &Descriptors {
+            self.device.descriptors()
+        }
+        fn speed(&self) -> Speed {
+            self.device.speed()
+        }
+        fn selection(&self) -> &Selection {
+            self.device.selection()
+        }
+        fn submit(&mut self, now: Instant, urb: InFlight, done: &mut Completions) {
+            Device::submit(&mut self.device, now, urb, done);
+        }
+        fn cancel(&mut self, now: Instant, id: UrbId, done: &mut Completions) {
+            Device::cancel(&mut self.device, now, id, done);
+        }
+        fn reset(&mut self, now: Instant, done: &mut Completions) {
+            Device::reset(&mut self.device, now, done);
+        }
+        fn is_gone(&self) -> bool {
+            self.is_gone.load(Ordering::Relaxed)
+        }
+    }
+
+    fn plugged(at: &str, speed: Speed) -> (AttachedUsb, Arc<AtomicBool>) {
+        let is_gone = Arc::new(AtomicBool::new(false));
+        let device = Plugged { device: Serial::device(speed), is_gone: Arc::clone(&is_gone) };
+        (AttachedUsb { place: Place::Here(Box::new(device), at.to_owned()), lead: Duration::ZERO }, is_gone)
+    }
+
+    struct Bench {
+        device: SwapUsb,
+        swap: UsbSwap,
+        now: Instant,
+        done: Completions,
+    }
+
+    impl Bench {
+        /// A configured serial port, from which a read waits.
+        fn new() -> Self {
+            let target = "lab3/serial".parse().unwrap();
+            let swap = UsbSwap::new(&Client::default(), &target, Clock::start(), Arc::new(Wake::new().unwrap()));
+            let (first, _) = plugged("usb:1-1", Speed::High);
+            let device = SwapUsb { device: Twinned::new(Box::new(first)), swap: swap.clone() };
+            let done = Completions::new(BufferPool::new(1 << 16));
+            let mut bench = Self { device, swap, now: Instant::ZERO + Duration::from_secs(1), done };
+            bench.submit(Urb::control(UrbId(1), Setup::set_configuration(1), farbus_model::Payload::Empty));
+            assert_eq!(bench.done.pop().map(|done| done.status), Some(Status::Ok));
+            bench.submit(Urb::data_in(UrbId(2), READ, 64));
+            assert!(bench.done.is_empty(), "it waits for data");
+            bench
+        }
+
+        fn submit(&mut self, urb: Urb) {
+            Device::submit(&mut self.device, self.now, urb.launch(), &mut self.done);
+        }
+
+        /// Gives the device back, which ends the read.
+        fn end(mut self) {
+            self.device.close(self.now, &mut self.done);
+            assert_eq!(self.done.pop().map(|done| (done.id, done.status)), Some((UrbId(2), Status::Shutdown)));
+            assert!(self.done.is_empty());
+        }
+
+        fn exchange(&mut self, twin: AttachedUsb, refusal: Option<&str>) -> Receiver<Outcome> {
+            let (waiting, told) = mpsc::sync_channel(1);
+            let replaced_by = Some("usb:1-2".to_owned());
+            let tell = Tell { swap: self.swap.clone(), replaced_by, session: None, waiting };
+            let order = Order { twin: Box::new(twin), tell };
+            self.device.exchange(self.now, order, refusal, &mut self.done);
+            for _ in 0..10 {
+                self.now = self.now + Duration::from_millis(1);
+                Device::handle_timeout(&mut self.device, self.now, &mut self.done);
+            }
+            told
+        }
+    }
+
+    #[test]
+    fn device_that_a_twin_replaced_neither_moves_nor_is_saved_and_ends_with_its_twin() {
+        let mut bench = Bench::new();
+        assert!(bench.device.is_own());
+        let (twin, is_gone) = plugged("usb:1-2", Speed::High);
+        let Ok((left, report)) = bench.exchange(twin, None).try_recv().expect("an outcome") else {
+            panic!("it is refused")
+        };
+        assert!(matches!(&left.place, Place::Here(_, at) if at == "usb:1-1"), "the first one is its owner's again");
+        assert_eq!((report.replayed, report.asked_again), (1, 1));
+        assert_eq!(bench.swap.replaced_by().as_deref(), Some("usb:1-2"));
+        assert!(!bench.device.is_own() && !bench.device.save_to(&mut Writer::part()));
+        assert_eq!(bench.device.may_move(), Err(TWIN_IS_HERE));
+        assert!(bench.device.ended().is_none() && bench.done.is_empty());
+        is_gone.store(true, Ordering::Relaxed);
+        let Some(Ended::Over(report)) = bench.device.ended() else { panic!("it ends as if it were unplugged") };
+        assert_eq!(report.attribute, Attribute::Gone);
+        assert!(report.message.contains("usb:1-2"), "{}", report.message);
+        bench.end();
+    }
+
+    #[test]
+    fn refused_twin_returns_to_its_owner_and_changes_nothing() {
+        let mut bench = Bench::new();
+        for (speed, refusal, part) in [
+            (Speed::Full, None, "high speed, the other at full speed"),
+            (Speed::High, Some("it is held"), "it is held"),
+        ] {
+            let (twin, _) = plugged("usb:1-2", speed);
+            let Err((attribute, why, twin)) = bench.exchange(twin, refusal).try_recv().expect("an outcome") else {
+                panic!("{part}: it was exchanged")
+            };
+            assert!(attribute == Attribute::Refused && why.contains(part), "{why}");
+            assert!(twin.is_some() && bench.device.is_own() && bench.done.is_empty());
+        }
+        bench.end();
+    }
+
+    #[test]
+    fn twin_that_is_unplugged_meanwhile_leaves_the_device_in_its_place() {
+        let mut bench = Bench::new();
+        let (twin, is_gone) = plugged("usb:1-2", Speed::High);
+        is_gone.store(true, Ordering::Relaxed);
+        let Err((attribute, why, _)) = bench.exchange(twin, None).try_recv().expect("an outcome") else {
+            panic!("it is gone")
+        };
+        assert_eq!((attribute, why.as_str()), (Attribute::Device, "the other device was unplugged"));
+        assert!(bench.device.is_own() && bench.device.ended().is_none() && bench.done.is_empty());
+        bench.end();
+    }
+
+    #[test]
+    fn attachment_that_has_ended_takes_no_twin() {
+        let bench = Bench::new();
+        bench.swap.end();
+        let failure = bench.swap.begin("lab3/serial", "lab3/other", &Files::default()).unwrap_err();
+        assert!(failure.message.contains("has ended"), "{}", failure.message);
+        let failure = bench.swap.begin("lab3/serial", "lab4/serial", &Files::default()).unwrap_err();
+        assert!(failure.message.contains("only a device of the host"), "{}", failure.message);
+        let failure = bench.swap.begin("lab3/serial", "usb:1-2", &Files::default()).unwrap_err();
+        assert_eq!(failure.attribute, Attribute::Local, "its node did not come along: {}", failure.message);
+        bench.end();
+    }
+}
