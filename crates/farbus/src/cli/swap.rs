@@ -48,11 +48,13 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
         farbus swap b.img --to block:c.img   what 'farbus nbd block:b.img' serves\n  \
         farbus swap lab3/disk --to block:d.img   an attached disk comes here\n  \
         farbus swap serial --to usb:1-3      another adapter takes its place\n  \
+        farbus swap lab3/serial --to usb:1-3   or that of an attached one\n  \
+        farbus swap lab3/serial --to lab3/serial   and it comes back\n  \
         farbus swap --forget a.img           share what was left behind all the same",
     after_long_help = "Users of the disk notice nothing. farbus copies all of it, then what was changed meanwhile; for the last moment it writes to both places. What PATH held is overwritten; a file that does not exist is made. A power cut at any moment leaves one complete disk: PATH if the swap is done, otherwise the old one, and the same command continues. Ctrl-C cancels.\n\n\
         From then on share PATH. farbus refuses to share the old medium, because it is out of date, until 'farbus swap --forget OLD'.\n\n\
         HOST/DEVICE is a disk of another host that is attached here, by NBD, as a file or as a uas disk, in a session. Its users go on; the other host's disk is given back when PATH has all of it. It has old data then, and its host gives it to nobody until 'farbus swap --forget DEVICE' there; if that host cannot tell others, this says so.\n\n\
-        A real USB device is swapped for another one of the same make that is plugged in here and is not shared. farbus tells it what the first one was told, and requests that wait for data wait for the second one. You may unplug the first one then.\n\n\
+        A real USB device is swapped for another one of the same make that is plugged in here and is not shared. farbus tells it what the first one was told, and requests that wait for data wait for the second one. You may unplug the first one then. One of another host that is attached here with --via redir is swapped likewise, for one of this machine or another one of that host; --to HOST/DEVICE, as it was attached, brings it back.\n\n\
         Examples:\n  \
         farbus swap disk --to block:/srv/new.img\n  \
         farbus swap disk --to block:/dev/nvme0n1 --rate 100M --verify\n  \
@@ -61,6 +63,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
         farbus swap b.img --to block:c.img   what 'farbus nbd block:b.img' serves\n  \
         farbus swap lab3/disk --to block:d.img   an attached disk comes here\n  \
         farbus swap serial --to usb:1-3      another adapter takes its place\n  \
+        farbus swap lab3/serial --to usb:1-3   or that of an attached one\n  \
+        farbus swap lab3/serial --to lab3/serial   and it comes back\n  \
         farbus swap disk --to block:b.img --json | jq '{state, bytes_per_s, quiet_ms}'\n  \
         farbus swap --forget a.img           share what was left behind all the same"
 )]
@@ -68,9 +72,10 @@ pub struct Args {
     /// Name or bus id of the shared device, name of what 'farbus nbd' serves, or HOST/DEVICE that is attached here.
     #[arg(required_unless_present = "forget")]
     device: Option<String>,
-    /// block:PATH or usb:BUSID.
+    /// block:PATH, usb:BUSID or HOST/DEVICE.
     ///
-    /// A file or block device that is at least as large; or another device of the same make.
+    /// A file or block device that is at least as large; or another device of the same make, for one that is attached
+    /// here also one of its host.
     #[arg(long, value_name = "PLACE", value_parser = place_from)]
     to: Option<Place>,
     /// Copy at most so many bytes a second (100M).
@@ -97,13 +102,18 @@ enum Place {
     Disk(PathBuf),
     /// Another real device.
     Usb(Selector),
+    /// A device of another host.
+    Host(Target),
 }
 
 fn place_from(text: &str) -> Result<Place, String> {
     match text.split_once(':') {
         Some(("block", path)) if !path.is_empty() => Ok(Place::Disk(path.into())),
         Some(("usb", which)) => which.parse().map(Place::Usb).map_err(|error| format!("'{text}': {error}")),
-        _ => Err(format!("'{text}' is no place for a device: try block:PATH, or usb:BUSID")),
+        _ => text
+            .parse()
+            .map(Place::Host)
+            .map_err(|_| format!("'{text}' is no place for a device: try block:PATH, usb:BUSID, or HOST/DEVICE")),
     }
 }
 
@@ -134,6 +144,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         match place {
             Place::Disk(path) => owner.begin(path, args)?,
             Place::Usb(selector) => exchange = owner.begin_twin(selector)?,
+            Place::Host(target) => owner.begin_twin_of_host(target)?,
         }
     }
     let ended = owner.watch(args.json, &is_cancelled)?;
@@ -159,7 +170,13 @@ pub fn run(args: &Args) -> Result<(), Failure> {
                 "{} is {} now: {} requests told it what {} knew, {} were asked of it again; none waited longer than {:.2} ms",
                 ended.device, ended.to, ended.replayed, ended.from, ended.asked_again, ended.quiet_ms
             ));
-            say(format!("{} is this machine's again; from now on share {}", ended.from, ended.to));
+            match owner.is_attached {
+                false => say(format!("{} is this machine's again; from now on share {}", ended.from, ended.to)),
+                true if ended.from.starts_with("usb:") => say(format!("{} is this machine's again", ended.from)),
+                true => {
+                    say(format!("its host has {} back; to attach it again: farbus swap {0} --to {0}", ended.device));
+                }
+            }
             Ok(())
         }
         None => {
@@ -370,6 +387,27 @@ impl Owner {
                 Err(failure)
             }
         }
+    }
+
+    /// Begins to swap an attached USB device for a device of its host, which the process that has it opens.
+    fn begin_twin_of_host(&self, target: &Target) -> Result<(), Failure> {
+        let why = match &self.medium {
+            Some(_) => Some(format!("{} is a disk: it moves to block:PATH", self.device)),
+            None if self.is_attached => None,
+            None => Some(format!("{0} is shared here: farbus swap {0} --to usb:BUSID swaps it", self.device)),
+        };
+        if let Some(why) = why {
+            return Err(Failure::new(Attribute::Refused, why));
+        }
+        let question = Question::Swap {
+            device: self.device.clone(),
+            to: target.to_string(),
+            rate: None,
+            verify: false,
+            resume: false,
+            files: crate::common::passed_files::Files::default(),
+        };
+        self.ask(&question, &[]).map(drop)
     }
 
     fn begin(&self, path: &Path, args: &Args) -> Result<(), Failure> {

@@ -168,6 +168,7 @@ impl Kept {
         match (&state.running, state.word) {
             (Some(running), Word::Attached) if running.handle.is_moving() => Going::Moving,
             (Some(running), Word::Attached) if running.handle.is_swapping() => Going::Swapping,
+            (Some(running), Word::Attached) if running.handle.replaced_by().is_some() => Going::Torn("by its twin"),
             (Some(running), Word::Attached) if running.handle.can_save() => Going::Along(running.handle.clone()),
             (Some(running), Word::Attached) => Going::Torn(running.status.how),
             _ => Going::Anew,

@@ -87,6 +87,9 @@ pub struct AttachmentStatus {
     /// Where a disk is: at its exporter, or on this machine once it was swapped (`block:PATH`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub medium: Option<MediumStatus>,
+    /// The twin that has the device's place since it was swapped: `usb:BUSID` or `HOST:PORT/DEVICE`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub replaced_by: Option<String>,
     /// How many programs have it open: a file, or an NBD export.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub open: Option<usize>,
@@ -121,6 +124,7 @@ impl AttachmentStatus {
             meters: None,
             modules: Vec::new(),
             medium: None,
+            replaced_by: None,
             open: None,
             processes: Vec::new(),
             drivers: None,
@@ -146,13 +150,14 @@ impl AttachmentStatus {
             mode: status.mode.map(DiskMode::as_str),
             meters: handle.readings(),
             medium: handle.swap().map(|swap| swap.medium(&target.to_string())),
+            replaced_by: handle.replaced_by(),
             open: handle.open_count(),
             processes: handle.processes(),
             drivers: handle.drivers().and_then(Drivers::names),
             ..named
         };
         let running = match handle.session() {
-            Some(session) => running.in_session(session),
+            Some(session) => running.in_session(&session),
             None => running,
         };
         match handle.move_state() {

@@ -81,6 +81,7 @@ mod stream;
 mod swap;
 mod swap_attached;
 mod swap_kills;
+mod swap_usb;
 mod topology;
 mod trust;
 mod unwilling;

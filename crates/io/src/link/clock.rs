@@ -25,6 +25,11 @@ impl Clock {
         Self { epoch_ns: now_ns.checked_sub(span_ns).unwrap_or(now_ns) }
     }
 
+    /// How much later than `later` this clock reads at any moment; zero if it began after it.
+    pub fn ahead_of(&self, later: Self) -> time::Duration {
+        time::Duration::from_nanos(later.epoch_ns.saturating_sub(self.epoch_ns))
+    }
+
     /// The current moment.
     pub fn now(&self) -> Instant {
         Instant::from_nanos(since_boot_ns().saturating_sub(self.epoch_ns).max(1))
