@@ -157,7 +157,7 @@ impl Handle {
         Self { swap, ..self }
     }
 
-    /// Exchanges the disk for one of this machine; `None` if it cannot be.
+    /// Exchanges the disk for another one; `None` if it cannot be.
     pub fn swap(&self) -> Option<&DiskSwap> {
         self.swap.as_ref()
     }
@@ -300,7 +300,12 @@ impl Handle {
 
     /// Whether [`Handle::save`] can work.
     pub fn can_save(&self) -> bool {
-        self.save_requester.is_some()
+        self.save_requester.is_some() && self.elsewhere().is_none()
+    }
+
+    /// The disk of another host that its disk was moved to, if it was: a replacement process cannot continue with it.
+    pub(crate) fn elsewhere(&self) -> Option<String> {
+        self.swap.as_ref().and_then(DiskSwap::elsewhere)
     }
 
     /// Whether the device is held, or migrating to another host, now or as soon as its user leaves.

@@ -77,6 +77,7 @@ mod strangers;
 mod stream;
 mod swap;
 mod swap_attached;
+mod swap_hosts;
 mod topology;
 mod trust;
 mod unwilling;
