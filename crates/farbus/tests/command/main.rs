@@ -80,6 +80,7 @@ mod strangers;
 mod stream;
 mod swap;
 mod swap_attached;
+mod swap_hosts;
 mod swap_kills;
 mod swap_usb;
 mod topology;
