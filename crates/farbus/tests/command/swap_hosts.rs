@@ -191,7 +191,7 @@ fn disks_that_cannot_take_the_data_are_refused_and_given_back_as_they_were() {
     said(&swap(&first.target()), 3, "is in use");
     said(&swap(&first.target().replace("/disk", "/none")), 4, "");
     said(&swap("nobody.invalid/disk"), 5, "nobody.invalid");
-    said(&here.run(&["swap", &attached.target, "--to", "disk"]), 2, "HOST/DISK");
+    said(&here.run(&["swap", &attached.target, "--to", "disk"]), 2, "HOST/DEVICE");
     said(&first.harness.run(&["swap", "disk", "--to", &used.target()]), 3, "only a disk that is attached");
     assert_eq!(shown(&here)["medium"]["at"], attached.target.as_str());
     attached.end();

@@ -161,7 +161,7 @@ fn what_cannot_take_the_place_is_refused_and_the_guest_keeps_its_device() {
     refused(&first, 3, "it is that one already");
     refused("10.9.8.7/first", 3, "only a device of the host that it is attached from, or of this machine");
     refused("usb:99-9", 4, "no USB device is");
-    refused("nonsense", 2, "try block:PATH, usb:BUSID, or HOST/DEVICE");
+    refused("nonsense", 2, "try block:PATH, HOST/DEVICE, or usb:BUSID");
     refused(&format!("block:{}", harness.path("new.img").display()), 3, "cannot be moved");
     assert_eq!(states(&harness).iter().filter(|(_, state)| state == "in use").count(), 1, "each was given back");
     assert_eq!(devices(&harness, "attach")[0]["replaced_by"], Value::Null);
