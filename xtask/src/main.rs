@@ -10,6 +10,7 @@
 //! language.
 
 mod api;
+mod attack;
 mod bench;
 mod book;
 mod cargo;
@@ -84,6 +85,8 @@ enum Command {
     Bench(bench::Arguments),
     /// Fuzz every decoder and state machine
     Fuzz(fuzz::Arguments),
+    /// Run the attackers of docs/security.md as programs, and print what each costs
+    Attack(attack::Arguments),
     /// Repeat the tests that time can break, for as long as told
     Soak(soak::Arguments),
     /// Test against real Linux kernels in virtual machines
@@ -115,6 +118,7 @@ fn main() -> ExitCode {
         Command::Ci => ci::run(),
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Fuzz(arguments) => fuzz::run(&arguments),
+        Command::Attack(arguments) => attack::run(&arguments),
         Command::Soak(arguments) => soak::run(&arguments),
         Command::Rig(arguments) => rig::run(&arguments),
         Command::Interop => rig::write_interop(),

@@ -6,7 +6,7 @@ mod beside;
 
 use crate::cargo::{self, cargo};
 use crate::steps::Done;
-use crate::{book, fuzz, package, prerequisites, rig, test, upgrade};
+use crate::{attack, book, fuzz, package, prerequisites, rig, test, upgrade};
 use clap::Args;
 use std::time::{Duration, Instant};
 
@@ -30,13 +30,14 @@ pub struct Arguments {
 const PASSES_BESIDE: u32 = 3;
 /// The tests that play made-up worlds, how many in one round, and the variable that says so. A world of a swap has a
 /// power cut at each of its writes.
-const WORLDS: [(&str, &str, &str); 8] = [
+const WORLDS: [(&str, &str, &str); 9] = [
     ("farbus-session", "native", "20000"),
     ("farbus-session", "lease", "20000"),
     ("farbus-session", "twin", "20000"),
     ("farbus-session", "swap", "1000"),
     ("farbus-session", "swappable", "10000"),
     ("farbus-session", "isochronous", "1000"),
+    ("farbus-sim", "directory", "10000"),
     ("farbus-sim", "bus", "300000"),
     ("farbus-sim", "processor", "5000"),
 ];
@@ -47,6 +48,8 @@ const CUTS: (&str, &str) = ("FARBUS_CUTS", "300");
 const FAULTS: (&str, &str) = ("FARBUS_FAULTS", "300");
 /// The same of the kernel's own front end in a virtual machine, in passes of three.
 const RIG_FAULTS: (&str, u32) = ("nothing-lost-uas", 100);
+/// How long each attacker goes on in one round, in seconds.
+const ATTACKED: u32 = 60;
 /// Moves of a disk that is written, from host to host and home, in one round.
 const MOVES: (&str, &str) = ("FARBUS_MOVES", "100");
 /// Moves of a disk that is written to its importer's machine, with a kill of either end in each step, in one round.
@@ -91,6 +94,7 @@ fn one_round(arguments: &Arguments) -> Result<(), String> {
     cut_links()?;
     cut_and_kill()?;
     move_disks()?;
+    attack::run_for(ATTACKED)?;
     carry_streams()?;
     run_programs()?;
     measure_pace()?;

@@ -11,6 +11,8 @@
 
 use std::fmt;
 
+use crate::trouble::{Trouble, TroubleKind};
+
 /// The number of this layout.
 pub const FORMAT: &str = "1";
 /// The key of the layout's number.
@@ -80,6 +82,19 @@ impl fmt::Display for Key {
 pub fn is_device_name(name: &str) -> bool {
     let is_letter = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
     (1..=DEVICE_BYTES_MAX).contains(&name.len()) && name.bytes().all(is_letter)
+}
+
+/// Checks the layout's number.
+///
+/// # Errors
+/// [`TroubleKind::OtherFormat`]: it is another release's.
+pub(crate) fn check_format(value: &[u8]) -> Result<(), Trouble> {
+    if value == FORMAT.as_bytes() {
+        return Ok(());
+    }
+    let found = String::from_utf8_lossy(&value[..value.len().min(16)]).escape_debug().to_string();
+    let message = format!("the directory is in format '{found}', and this release of farbus knows format {FORMAT}");
+    Err(Trouble::new(TroubleKind::OtherFormat, message))
 }
 
 /// A range of keys: from the first, and before the second.

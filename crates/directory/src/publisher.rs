@@ -12,7 +12,9 @@
 //!
 //! **The guard.** A write whose answer was lost may have been done, may be done later, or never. So each write demands
 //! that the host's key is as this process saw it last, and writes that key, too: a write that arrives late finds it
-//! changed, and does nothing. After a lost answer and after a refused guard the host's keys are read again (step 3).
+//! changed, and does nothing. After a lost answer and after a refused guard the host's keys are read again (step 3). If
+//! the host's key is still as it was before a write that was not answered, something is written in any case: until then
+//! that write may come.
 //!
 //! An end of the lease while the host lives (the directory was away, or the host slept) only means to begin again at
 //! step 2: the exporter, not the directory, decides who has a device.
@@ -23,10 +25,11 @@ use std::time::Duration;
 use farbus_model::Instant;
 
 use crate::gateway::{Call, Change, Refusal, Reply};
-use crate::key::{FORMAT, FORMAT_KEY, HostId, Key, KeyRange, is_device_name};
+use crate::key::{FORMAT, FORMAT_KEY, HostId, Key, KeyRange, check_format, is_device_name};
 use crate::pace::Pace;
 use crate::record::{DeviceRecord, HostRecord};
 use crate::trouble::{Trouble, TroubleKind};
+use crate::view::View;
 
 /// How long a host's keys stay when it is not heard of, seconds. A cluster of etcd that loses a member has another
 /// leader after a few.
@@ -68,6 +71,8 @@ pub struct Publisher {
     alive_at: Instant,
     /// The revision of the host's key; `None`: to be read.
     guard: Option<i64>,
+    /// The revision that a write demanded of which no answer came: as long as the key has it, that write may be done.
+    unanswered: Option<i64>,
     refused_guards: u32,
     write_not_before: Instant,
     pace: Pace,
@@ -100,6 +105,7 @@ impl Publisher {
             ttl: Duration::from_secs(TTL_S),
             alive_at: Instant::ZERO,
             guard: None,
+            unanswered: None,
             refused_guards: 0,
             write_not_before: Instant::ZERO,
             pace: Pace::new(seed),
@@ -130,7 +136,23 @@ impl Publisher {
 
     /// Whether all that is wanted is there, as far as is known.
     pub fn is_told(&self) -> bool {
-        self.guard.is_some() && self.lease.is_some() && self.told == self.wanted && self.left.is_empty()
+        let is_writing = matches!(self.asked, Some(Asked::Write { .. }));
+        let is_sure = self.guard.is_some() && self.unanswered.is_none() && !is_writing;
+        is_sure && self.lease.is_some() && self.told == self.wanted && self.left.is_empty()
+    }
+
+    /// Whether a view that follows the directory shows what this host says, as far as it is there. What it shows lags
+    /// behind, by less than [`Publisher::doubt`] is to be called after.
+    pub fn is_shown_by(&self, view: &View) -> bool {
+        let wanted = self.wanted.iter().map(|(key, value)| (key, value.as_slice()));
+        !self.is_told() || !view.is_watching() || view.values_of(&self.host).eq(wanted)
+    }
+
+    /// Reads this host's keys again, and writes those that another process removed or changed.
+    pub fn doubt(&mut self) {
+        if self.asked.is_none() {
+            self.guard = None;
+        }
     }
 
     /// What to do next.
@@ -219,7 +241,7 @@ impl Publisher {
             Err(Refusal::Trouble(trouble)) => {
                 // Whether it was done is not known.
                 if matches!(asked, Asked::Write { .. }) {
-                    self.guard = None;
+                    (self.unanswered, self.guard) = (self.guard.take(), None);
                 }
                 self.fail(trouble, now);
             }
@@ -260,12 +282,14 @@ impl Publisher {
                     }
                 }
                 self.guard = Some(guard);
+                // It was done, or another was: it cannot be done any more.
+                self.unanswered = self.unanswered.filter(|revision| *revision == guard);
             }
             (Asked::Write { puts, deletes }, Reply::Changed { is_done: true, revision }) => {
                 self.left.retain(|key| !deletes.contains(key) && !puts.iter().any(|(put, _)| put == key));
                 deletes.iter().for_each(|key| drop(self.told.remove(key)));
                 self.told.extend(puts);
-                (self.guard, self.refused_guards) = (Some(revision), 0);
+                (self.guard, self.unanswered, self.refused_guards) = (Some(revision), None, 0);
                 self.write_not_before = now + WRITE_EVERY;
             }
             (Asked::Write { .. }, Reply::Changed { is_done: false, .. }) => {
@@ -310,23 +334,10 @@ fn write_format() -> Call {
     })
 }
 
-/// Checks the layout's number.
-///
-/// # Errors
-/// [`TroubleKind::OtherFormat`]: it is another release's.
-pub(crate) fn check_format(value: &[u8]) -> Result<(), Trouble> {
-    if value == FORMAT.as_bytes() {
-        return Ok(());
-    }
-    let found = String::from_utf8_lossy(&value[..value.len().min(16)]).escape_debug().to_string();
-    let message = format!("the directory is in format '{found}', and this release of farbus knows format {FORMAT}");
-    Err(Trouble::new(TroubleKind::OtherFormat, message))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gateway::{Found, Pair};
+    use crate::gateway::{Found, KeyChange, News, Pair};
 
     const fn at(ms: u64) -> Instant {
         Instant::from_nanos(ms * 1_000_000)
@@ -411,6 +422,17 @@ mod tests {
         let Step::Wait(Some(pause)) = publisher.poll(at(300)) else { panic!("no pause") };
         assert!(matches!(call(&mut publisher, pause), Call::Range { .. }));
         let own = Key::Host(publisher.host.clone()).to_string();
+        // It was not done yet, and is not wanted any more: it must not be done later.
+        let mut other = publisher.clone();
+        want(&mut other, &["board"]);
+        let value = DeviceRecord::default().to_value();
+        let before =
+            vec![pair(&own, &HostRecord::default().to_value(), 7, 12), pair(&format!("{own}/board"), &value, 7, 12)];
+        other.handle(found(before), pause);
+        assert!(!other.is_told());
+        assert_eq!(change(&mut other, pause).puts.len(), 1, "the guard is changed");
+        other.handle(Ok(Reply::Changed { is_done: true, revision: 13 }), pause);
+        assert!(other.is_told());
         // It was done: only its answer was lost.
         let device = DeviceRecord::default().to_value();
         let done =
@@ -450,6 +472,34 @@ mod tests {
         assert!(trouble.message.contains("format '2\\u{1b}'") && trouble.message.contains("knows format 1"));
         let Step::Wait(Some(pause)) = publisher.poll(at(0)) else { panic!("it goes on") };
         assert!(matches!(call(&mut publisher, pause), Call::Range { .. }), "it is only looked at again");
+    }
+
+    #[test]
+    fn keys_that_another_process_changed_or_removed_are_written_again() {
+        let mut publisher = told();
+        let own = Key::Host(publisher.host.clone()).to_string();
+        let mut view = View::new(1);
+        let now = at(1000);
+        let values: Vec<Pair> =
+            publisher.wanted.iter().map(|(key, value)| pair(&key.to_string(), value, 7, 12)).collect();
+        assert!(publisher.is_shown_by(&view), "it has read nothing");
+        for found in [found(vec![]), found(values.clone())] {
+            view.poll(now);
+            view.handle(found, now);
+        }
+        view.poll(now);
+        assert!(view.is_watching() && publisher.is_shown_by(&view));
+        let lie = KeyChange { key: format!("{own}/board").into(), value: Some(b"{}".to_vec()) };
+        view.handle_news(News::Changes { changes: vec![lie], revision: Some(13) }, now);
+        assert!(!publisher.is_shown_by(&view));
+        publisher.doubt();
+        assert!(matches!(call(&mut publisher, now), Call::Range { .. }));
+        // The other process has removed the host's key, and has put a device under no lease.
+        publisher.handle(found(vec![pair(&format!("{own}/board"), b"{}", 0, 13)]), now);
+        let change = change(&mut publisher, now);
+        assert_eq!((change.revision, change.puts.len(), change.deletes.len()), (0, 2, 0));
+        publisher.handle(Ok(Reply::Changed { is_done: true, revision: 14 }), now);
+        assert!(publisher.is_told());
     }
 
     #[test]

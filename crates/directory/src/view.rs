@@ -15,9 +15,8 @@ use std::collections::BTreeMap;
 use farbus_model::Instant;
 
 use crate::gateway::{Call, Found, News, Refusal, Reply};
-use crate::key::{HostId, Key, KeyRange};
+use crate::key::{HostId, Key, KeyRange, check_format};
 use crate::pace::Pace;
-use crate::publisher::check_format;
 use crate::record::{DeviceRecord, HostRecord};
 use crate::trouble::{Trouble, TroubleKind};
 
@@ -129,9 +128,13 @@ impl View {
         })
     }
 
-    /// The devices: the host's key, the name there, and what the directory says of it. A device whose host is not there
-    /// is left out.
-    pub fn devices(&self) -> impl Iterator<Item = (&HostId, &str, DeviceRecord)> {
+    /// How many hosts and devices are known.
+    pub fn counts(&self) -> (usize, usize) {
+        let hosts = self.entries.keys().take_while(|key| matches!(key, Key::Host(_))).count();
+        (hosts, self.present_devices().count())
+    }
+
+    fn present_devices(&self) -> impl Iterator<Item = (&HostId, &str, &Entry)> {
         let mut present: Option<&HostId> = None;
         self.entries.iter().filter_map(move |(key, entry)| match key {
             Key::Host(_) => None,
@@ -140,9 +143,26 @@ impl View {
                     self.entries.get(&Key::Host(host.clone()))?;
                     present = Some(host);
                 }
-                Some((host, name.as_str(), DeviceRecord::parse(&entry.value).ok()?))
+                Some((host, name.as_str(), entry))
             }
         })
+    }
+
+    /// The devices: the host's key, the name there, and what the directory says of it. A device whose host is not there
+    /// is left out.
+    pub fn devices(&self) -> impl Iterator<Item = (&HostId, &str, DeviceRecord)> {
+        self.present_devices()
+            .filter_map(|(host, name, entry)| Some((host, name, DeviceRecord::parse(&entry.value).ok()?)))
+    }
+
+    /// The keys of a host with their values.
+    pub(crate) fn values_of(&self, host: &HostId) -> impl Iterator<Item = (&Key, &[u8])> {
+        let own = self.entries.get_key_value(&Key::Host(host.clone()));
+        let from = Key::Device(host.clone(), String::new());
+        let is_its =
+            move |key: &Key| matches!((key, &from), (Key::Device(one, _), Key::Device(other, _)) if one == other);
+        let devices = self.entries.range(Key::Device(host.clone(), String::new())..);
+        own.into_iter().chain(devices.take_while(move |(key, _)| is_its(key))).map(|(key, entry)| (key, &*entry.value))
     }
 
     /// How many keys are known.
@@ -398,6 +418,7 @@ mod tests {
         let gone = KeyChange { key: keys(&["a"], &[])[0].clone().into(), value: None };
         view.handle_news(News::Changes { changes: vec![put, gone], revision: Some(9) }, NOW);
         assert_eq!(names(&view), ["b/cam", "b/disk"], "a device without its host is not shown");
+        assert_eq!((view.counts(), view.count()), ((1, 2), 4));
         view.handle_end(Trouble::new(TroubleKind::Unreachable, "lost"), NOW);
         assert_eq!(view.trouble().unwrap().message, "lost");
         assert_eq!(names(&view), ["b/cam", "b/disk"], "what was known stays");

@@ -62,6 +62,10 @@ pub struct Arguments {
     /// Make the Debian package for this architecture; without it, for this machine's
     #[arg(long)]
     arch: Option<Architecture>,
+    /// Whether the benchmarks in the Debian package are those that the tests have built: where they go can be tested
+    /// with them, and an optimized build takes five minutes.
+    #[arg(skip)]
+    has_test_benchmarks: bool,
 }
 
 const MUSL: &str = "x86_64-unknown-linux-musl";
@@ -76,7 +80,7 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
     if wants(Form::Deb) || arguments.boot {
         let architecture = arguments.arch.map_or_else(Architecture::of_this_machine, Ok)?;
         architecture.check_tools()?;
-        let programs = programs(&work, architecture)?;
+        let programs = programs(&work, architecture, arguments.has_test_benchmarks)?;
         let package = deb::make(&out, &work, version(), &programs)?;
         show(&package)?;
         if is_checked && architecture.is_foreign() {
@@ -123,8 +127,9 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
 /// # Errors
 /// One cannot be made, or does not do what it should.
 pub fn gate() -> Result<Done, String> {
-    run(&Arguments { forms: vec![Form::Deb, Form::Crates], check: true, boot: false, rehearse: false, arch: None })?;
+    run(&Arguments { has_test_benchmarks: true, ..checked(vec![Form::Deb, Form::Crates]) })?;
     Ok(Done::Without(vec![
+        "package: optimized benchmarks in it; to run it: cargo xtask package deb --check".to_owned(),
         "package: the booted guest; to run it: cargo xtask package deb --boot".to_owned(),
         "package: a rehearsal of publishing; to run it: cargo xtask package crates --rehearse".to_owned(),
         "package: the static program and the image; to run it: cargo xtask package static image --check".to_owned(),
@@ -137,14 +142,13 @@ pub fn gate() -> Result<Done, String> {
 /// # Errors
 /// One cannot be made, or does not do what it should.
 pub fn run_all() -> Result<(), String> {
-    run(&Arguments { forms: Vec::new(), check: true, boot: true, rehearse: true, arch: None })?;
-    run(&Arguments {
-        forms: vec![Form::Deb],
-        check: true,
-        boot: true,
-        rehearse: false,
-        arch: Some(Architecture::Arm64),
-    })
+    run(&Arguments { boot: true, rehearse: true, ..checked(Vec::new()) })?;
+    run(&Arguments { boot: true, arch: Some(Architecture::Arm64), ..checked(vec![Form::Deb]) })
+}
+
+/// These forms, for this machine, made and tested.
+fn checked(forms: Vec<Form>) -> Arguments {
+    Arguments { forms, check: true, boot: false, rehearse: false, arch: None, has_test_benchmarks: false }
 }
 
 fn version() -> &'static str {
@@ -162,13 +166,20 @@ fn folders() -> Result<(PathBuf, PathBuf), String> {
     Ok((out, work))
 }
 
-fn programs(work: &Path, architecture: Architecture) -> Result<tree::Programs, String> {
+fn programs(work: &Path, architecture: Architecture, has_test_benchmarks: bool) -> Result<tree::Programs, String> {
     let farbus = if architecture.is_foreign() {
         architecture.release("farbus", "farbus", &work.join("farbus"))?
     } else {
         dist::program()?
     };
-    let bench = architecture.release("farbus-bench", "farbus-bench", &work.join("farbus-bench"))?;
+    let bench = work.join("farbus-bench");
+    if has_test_benchmarks && !architecture.is_foreign() {
+        // The same features as the tests select, so that nothing is built again.
+        let built = cargo::executables(cargo(&["build", "--workspace", "--bin", "farbus-bench"]))?;
+        architecture.strip(&cargo::program(&built, "farbus-bench")?, &bench)?;
+    } else {
+        architecture.release("farbus-bench", "farbus-bench", &bench)?;
+    }
     Ok(tree::Programs { architecture, farbus, bench })
 }
 

@@ -12,7 +12,7 @@ use super::Failure;
 /// The program's name.
 pub const PROGRAM: &str = "farbus-bench";
 /// The names of its measurements; one of the program's tests compares them with this list.
-pub const NAMES: [&str; 30] = [
+pub const NAMES: [&str; 31] = [
     "round-trip",
     "syscalls",
     "program",
@@ -43,6 +43,7 @@ pub const NAMES: [&str; 30] = [
     "device",
     "links",
     "survey",
+    "directory",
 ];
 
 /// The names that stand for several of them.

@@ -10,7 +10,7 @@ use farbus_io::trust::DeviceNotes;
 use farbus_session::claims::shortened;
 use serde::Deserialize;
 
-use crate::common::control::{Answer, Question, ask_in_turn};
+use crate::common::control::{Answer, Question, ask_all};
 use crate::common::lease_words::parse_time;
 use crate::devices::offer::{Listed, ListedLease};
 use crate::devices::usb_names::UsbNames;
@@ -87,7 +87,9 @@ pub fn paired() -> BTreeMap<String, String> {
 impl Sites {
     /// Asks this host's daemon; `None` if none runs, or if it has no directory.
     pub fn ask(paired: &BTreeMap<String, String>) -> Option<Self> {
-        let Ok(Answer::Ok(value)) = ask_in_turn(&Question::Directory) else { return None };
+        // A process of an earlier release refuses the question.
+        let mut answers = ask_all(&Question::Directory).ok()?.into_iter();
+        let value = answers.find_map(|(_, answer)| if let Answer::Ok(value) = answer { Some(value) } else { None })?;
         let contents: Contents = serde_json::from_value(value).ok()?;
         Some(Self::of(contents, paired, SystemTime::now()))
     }

@@ -182,7 +182,7 @@ impl Handle {
         if self.replaced_by().is_some() { Err(Refused::Engine(TWIN_IS_HERE)) } else { Ok(()) }
     }
 
-    /// Exchanges the disk for one of this machine; `None` if it cannot be.
+    /// Exchanges the disk for another one; `None` if it cannot be.
     pub fn swap(&self) -> Option<&DiskSwap> {
         self.swap.as_ref()
     }
@@ -328,7 +328,12 @@ impl Handle {
 
     /// Whether [`Handle::save`] can work.
     pub fn can_save(&self) -> bool {
-        self.save_requester.is_some() && self.replaced_by().is_none()
+        self.save_requester.is_some() && self.elsewhere().is_none() && self.replaced_by().is_none()
+    }
+
+    /// The disk of another host that its disk was moved to, if it was: a replacement process cannot continue with it.
+    pub(crate) fn elsewhere(&self) -> Option<String> {
+        self.swap.as_ref().and_then(DiskSwap::elsewhere)
     }
 
     /// Whether the device is held, or migrating to another host, now or as soon as its user leaves.

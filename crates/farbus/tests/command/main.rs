@@ -6,6 +6,7 @@
 
 mod addresses;
 mod another_disk;
+mod attack;
 mod audio;
 mod bench;
 mod block;
@@ -79,6 +80,7 @@ mod strangers;
 mod stream;
 mod swap;
 mod swap_attached;
+mod swap_hosts;
 mod swap_kills;
 mod swap_usb;
 mod topology;

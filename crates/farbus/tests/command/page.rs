@@ -293,3 +293,36 @@ fn prometheus_scrapes_the_page() {
     });
     assert!(ask().contains("\"role\":\"share\""), "{}", prometheus.log());
 }
+
+/// Where the files for Prometheus and Grafana are.
+fn monitoring() -> std::path::PathBuf {
+    std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/prometheus")
+}
+
+#[test]
+fn alerts_and_dashboard_ask_for_figures_that_the_page_has() {
+    let harness = Harness::new();
+    let _share = harness.share(&["zero"]);
+    let metrics = open_page(&harness).get("/metrics", "").body;
+    let has = |name: &str| metrics.contains(&format!("# TYPE {name} "));
+    let dashboard = std::fs::read_to_string(monitoring().join("farbus-dashboard.json")).unwrap();
+    let parsed: Value = serde_json::from_str(&dashboard).unwrap();
+    assert!(parsed["panels"].as_array().is_some_and(|panels| panels.len() >= 10), "{parsed}");
+    for file in ["farbus-dashboard.json", "farbus.rules.yml"] {
+        let text = std::fs::read_to_string(monitoring().join(file)).unwrap();
+        let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+        let names: std::collections::BTreeSet<&str> = words.filter(|word| word.starts_with("farbus_")).collect();
+        assert!(names.len() >= 4 && names.iter().all(|name| has(name)), "{file}: {names:?}");
+    }
+}
+
+#[test]
+fn alerts_fire_when_they_should() {
+    if !has("promtool", has_program("promtool")) {
+        return;
+    }
+    for arguments in [["check", "rules", "farbus.rules.yml"], ["test", "rules", "farbus.rules.test.yml"]] {
+        let said = Command::new("promtool").args(arguments).current_dir(monitoring()).output().unwrap();
+        assert!(said.status.success(), "{said:?}");
+    }
+}

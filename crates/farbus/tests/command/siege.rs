@@ -21,7 +21,7 @@ const BLOCK_BYTES: usize = 64 << 10;
 const TURNS_MIN: u64 = 50;
 
 /// Connects from an address of the loopback that no other client uses.
-fn connect_as_attacker(to: &str) -> std::io::Result<TcpStream> {
+pub fn connect_as_attacker(to: &str) -> std::io::Result<TcpStream> {
     let socket = socket(AddressFamily::INET, SocketType::STREAM, None)?;
     bind(&socket, &"127.0.0.2:0".parse::<SocketAddr>().unwrap())?;
     connect(&socket, &to.parse::<SocketAddr>().unwrap())?;
@@ -31,7 +31,7 @@ fn connect_as_attacker(to: &str) -> std::io::Result<TcpStream> {
     Ok(stream)
 }
 
-fn import_request(bus_id: &str) -> Vec<u8> {
+pub fn import_request(bus_id: &str) -> Vec<u8> {
     let header = [0x01, 0x11, 0x80, 0x03, 0, 0, 0, 0];
     header.into_iter().chain(bus_id.bytes()).chain(std::iter::repeat(0)).take(40).collect()
 }
@@ -66,7 +66,7 @@ fn one_address_gets_at_most_half_of_all_connections() {
 }
 
 /// What attackers do to a port.
-fn besiege(address: &str, is_over: &AtomicBool, attacks: &AtomicU64) {
+pub fn besiege(address: &str, is_over: &AtomicBool, attacks: &AtomicU64) {
     let noise: Vec<u8> = (0..1u32 << 20).map(|n| (n.wrapping_mul(0x9e37_79b9) >> 24) as u8).collect();
     let mut half_open = Vec::new();
     let mut count = 0;

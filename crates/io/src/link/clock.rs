@@ -7,7 +7,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 /// A monotonic clock whose epoch is its creation. It advances while the machine sleeps, so that promises to other hosts
 /// expire in time.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Clock {
     epoch_ns: u64,
 }

@@ -13,17 +13,21 @@
 //! rank that has had [`PRESSED_TIME`], or whose network has more than [`NETWORK_PLACES`] places while the newcomer's
 //! has fewer. Only if there is no such connection is the newcomer refused. So idle connections do not keep a paired
 //! host out, however many addresses they come from.
+//!
+//! An address whose handshakes fail is refused for a while. One of rank 2 may fail three hundred times as often: others
+//! may share it with a paired host.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use farbus_model::Instant;
 
 use super::limits::{
-    ADDRESSES_MAX, FAILURES_MAX, FORGIVEN_AFTER, NETWORK_PLACES, PRESSED_TIME, PROVED_FOR, PROVED_MAX, PROVED_PLACES,
-    STRANGERS_MAX, STRANGERS_OF_ADDRESS_MAX, TRUSTED_FOR,
+    ADDRESSES_MAX, FAILURES_MAX, FORGIVEN_AFTER, FORGIVEN_AFTER_PROVED, NETWORK_PLACES, PRESSED_TIME, PROVED_FOR,
+    PROVED_MAX, PROVED_PLACES, STRANGERS_MAX, STRANGERS_OF_ADDRESS_MAX, TRUSTED_FOR,
 };
 
 /// Why a connection is refused before a byte of it is read.
@@ -146,6 +150,8 @@ pub struct Ticket {
     address: IpAddr,
     since: Instant,
     cut: Arc<Cut>,
+    /// For how long it counts if it fails.
+    cost: Duration,
     is_given_back: bool,
 }
 
@@ -174,7 +180,7 @@ impl Ticket {
 
     fn give_back(&mut self, now: Instant, proof: Proof) {
         if !std::mem::replace(&mut self.is_given_back, true) {
-            self.state.lock().unwrap_or_else(PoisonError::into_inner).leave(self.number, self.address, now, proof);
+            self.state.lock().unwrap_or_else(PoisonError::into_inner).leave(self, now, proof);
         }
     }
 }
@@ -196,8 +202,8 @@ impl Admission {
         let entered = self.state().enter(address, now, &mut cut);
         // Without the lock: ending a connection may take a while.
         cut.into_iter().for_each(|cut| cut.cut());
-        let (number, cut) = entered?;
-        Ok(Ticket { state: Arc::clone(&self.state), number, address, since: now, cut, is_given_back: false })
+        let (number, cut, cost) = entered?;
+        Ok(Ticket { state: Arc::clone(&self.state), number, address, since: now, cut, cost, is_given_back: false })
     }
 
     /// Records that a key was proved from this address recently, from this host's files.
@@ -212,16 +218,22 @@ impl Admission {
 
 impl State {
     /// Finds a place for a connection from this address; adds to `cut` the connections that must give way.
-    fn enter(&mut self, address: IpAddr, now: Instant, cut: &mut Vec<Arc<Cut>>) -> Result<(u64, Arc<Cut>), Refusal> {
+    fn enter(
+        &mut self,
+        address: IpAddr,
+        now: Instant,
+        cut: &mut Vec<Arc<Cut>>,
+    ) -> Result<(u64, Arc<Cut>, Duration), Refusal> {
         let rank = self.find_place(address, now, cut)?;
         let record = self.record(address, now);
         record.connected += 1;
         // It counts as failed until it succeeds: many that arrive at once are each counted.
-        record.clean_at = record.clean_at.max(now) + FORGIVEN_AFTER;
+        let cost = if rank == 2 { FORGIVEN_AFTER_PROVED } else { FORGIVEN_AFTER };
+        record.clean_at = record.clean_at.max(now) + cost;
         self.numbers += 1;
         let own = Arc::<Cut>::default();
         self.waiting.insert(self.numbers, Waiting { address, rank, since: now, cut: Arc::clone(&own) });
-        Ok((self.numbers, own))
+        Ok((self.numbers, own, cost))
     }
 
     /// The rank of a connection from this address, if it may enter; adds to `cut` the connections that must give way.
@@ -291,7 +303,8 @@ impl State {
         self.proved.insert(address, now + PROVED_FOR);
     }
 
-    fn leave(&mut self, number: u64, address: IpAddr, now: Instant, proof: Proof) {
+    fn leave(&mut self, ticket: &Ticket, now: Instant, proof: Proof) {
+        let Ticket { number, address, cost, .. } = *ticket;
         let is_here = self.waiting.remove(&number).is_some();
         let record = self.record(address, now);
         record.connected -= usize::from(is_here);
@@ -300,7 +313,7 @@ impl State {
         }
         let is_trusted = record.trusted_until.is_some_and(|until| now < until);
         if matches!(proof, Proof::Given | Proof::Untried) || (proof == Proof::CutShort && is_trusted) {
-            let forgiven_ns = u64::try_from(FORGIVEN_AFTER.as_nanos()).unwrap_or(u64::MAX);
+            let forgiven_ns = u64::try_from(cost.as_nanos()).unwrap_or(u64::MAX);
             record.clean_at = Instant::from_nanos(record.clean_at.as_nanos().saturating_sub(forgiven_ns));
         }
         if proof == Proof::Given {
@@ -397,9 +410,24 @@ mod tests {
         for _ in 0..1000 {
             admission.visit(paired, at(2), Proof::CutShort).unwrap();
         }
-        let let_in = |address, proof| (0..100).filter(|_| admission.visit(address, at(3), proof).is_ok()).count();
+        let let_in = |address, proof| (0..5000).filter(|_| admission.visit(address, at(3), proof).is_ok()).count();
         assert_eq!(let_in(stranger, Proof::CutShort), 10);
-        assert_eq!(let_in(paired, Proof::Failed), 10, "a wrong key is one wherever it comes from");
+        assert_eq!(let_in(paired, Proof::Failed), 2701, "a wrong key is one wherever it comes from");
+    }
+
+    #[test]
+    fn paired_host_gets_in_beside_another_one_at_its_address_that_fails_all_the_time() {
+        let admission = Admission::default();
+        let router = "10.0.0.7".parse().unwrap();
+        admission.visit(router, at(1), Proof::Given).unwrap();
+        for n in 0..10_000 {
+            // Forty failures a second, for four minutes; the paired host comes once in a second.
+            let now = Instant::from_nanos(1_000_000_000 + n * 25_000_000);
+            admission.visit(router, now, Proof::Failed).unwrap();
+            if n % 40 == 0 {
+                admission.visit(router, now, Proof::Given).unwrap();
+            }
+        }
     }
 
     #[test]

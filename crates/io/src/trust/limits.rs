@@ -33,6 +33,9 @@ pub const FAILURES_MAX: u32 = 10;
 pub const TRUSTED_FOR: Duration = Duration::from_secs(600);
 /// See [`FAILURES_MAX`].
 pub const FORGIVEN_AFTER: Duration = Duration::from_secs(6);
+/// The same where a key was proved recently: a paired host may share its address with others, behind a router. Fifty
+/// failures a second are a few hundredths of a processor.
+pub const FORGIVEN_AFTER_PROVED: Duration = Duration::from_millis(20);
 /// The most addresses that are remembered; beyond, the one that has been quiet longest is forgotten.
 pub const ADDRESSES_MAX: usize = 4096;
 /// How long a refused peer may take to read why, and how much of what it still sends is discarded meanwhile: closing a

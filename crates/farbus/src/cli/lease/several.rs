@@ -105,7 +105,8 @@ fn candidates(client: &Client, targets: &[Target], query: &Query, wanted: usize)
 /// them need not be asked.
 fn meant(client: &Client, query: &Query) -> Vec<Candidate> {
     let paired = paired();
-    let hosts = match Sites::ask(&paired) {
+    // What an unreachable directory said may be old: then all are asked.
+    let hosts = match Sites::ask(&paired).filter(|sites| sites.trouble.is_none()) {
         None => everywhere::all(),
         Some(sites) => {
             let has_meant = |key: &String| {

@@ -9,6 +9,7 @@ mod records;
 pub mod settings;
 mod stop;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, SystemTime};
@@ -21,6 +22,7 @@ use farbus_directory::view::Step as ViewStep;
 use farbus_directory::{Publisher, Trouble, TroubleKind, View};
 use farbus_io::link::Clock;
 use farbus_io::trust::{fill_random, timestamp};
+use farbus_model::Instant;
 use serde_json::{Value, json};
 use tracing::{info, warn};
 
@@ -36,6 +38,10 @@ use stop::Stop;
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// With many devices, looking takes one part in so many of the time.
 const LOOK_PART: u32 = 200;
+/// How long what the directory shows of this host may differ from what this host said last.
+const LAG_MAX: Duration = Duration::from_secs(5);
+/// The longest pause between corrections, if another process goes on changing this host's keys.
+const CORRECT_EVERY_MAX: Duration = Duration::from_secs(320);
 /// A member that says nothing for so long is asked whether it is there.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
 
@@ -60,14 +66,14 @@ struct State {
     view: Mutex<View>,
     published: Mutex<Published>,
     said: Mutex<Option<TroubleKind>>,
+    /// Whether this host's keys outlive this process.
+    keys_stay: AtomicBool,
 }
 
 /// What is known of this host's own keys.
 #[derive(Default)]
 struct Published {
     is_told: bool,
-    /// Whether all was told once.
-    was_told: bool,
     trouble: Option<Trouble>,
     member: String,
 }
@@ -98,8 +104,11 @@ impl Directory {
     pub fn end(&self, is_handed_over: bool) {
         let Some(running) = lock(&self.running).take() else { return };
         match is_handed_over {
-            // The keys stay: the replacement writes them under its own lease. Its threads end with the process.
-            true => running.stop.set(),
+            // The keys stay: the replacement writes them under its own lease. The threads end with the process.
+            true => {
+                running.state.keys_stay.store(true, Ordering::Relaxed);
+                running.stop.set();
+            }
             false => running.end(),
         }
     }
@@ -140,6 +149,7 @@ impl Directory {
             view: Mutex::new(View::new(seed.rotate_left(32))),
             published: Mutex::default(),
             said: Mutex::default(),
+            keys_stay: AtomicBool::new(false),
         });
         let stop = Arc::<Stop>::default();
         let first = usize::try_from(seed >> 8).unwrap_or_default();
@@ -235,6 +245,7 @@ impl State {
             (None, true) => "ok",
             (None, false) => "starting",
         };
+        let (hosts, devices) = view.counts();
         let heard = view.heard().map(|heard| (self.clock.now() - heard).as_secs());
         json!({
             "at": settings.shown(),
@@ -242,8 +253,8 @@ impl State {
             "member": published.member,
             "is_published": published.is_told,
             "is_known": view.is_complete(),
-            "hosts": view.hosts().count(),
-            "devices": view.devices().count(),
+            "hosts": hosts,
+            "devices": devices,
             "unfit": view.unfit(),
             "heard_s": heard,
             "trouble": trouble.map(|trouble| json!({
@@ -268,9 +279,14 @@ impl Publishing {
         let clock = self.state.clock;
         let mut records = Records::default();
         let mut look_at = clock.now();
+        let mut correction = Correction::new(clock.now());
         while !self.stop.is_set() {
             let now = clock.now();
             if now >= look_at {
+                if correction.is_due(self.publisher.is_shown_by(&lock(&self.state.view)), now) {
+                    info!("what the directory said of this host was changed by another: it is put right");
+                    self.publisher.doubt();
+                }
                 records.update(self.share.status(), SystemTime::now());
                 self.publisher.want(&self.host_record, records.iter());
                 look_at = clock.now() + LOOK_EVERY.max((clock.now() - now) * LOOK_PART);
@@ -291,7 +307,8 @@ impl Publishing {
                 }
             }
         }
-        if let Some(lease) = self.publisher.lease() {
+        let lease = self.publisher.lease().filter(|_| !self.state.keys_stay.load(Ordering::Relaxed));
+        if let Some(lease) = lease {
             self.members.say_farewell(&Call::Revoke { lease });
         }
     }
@@ -300,13 +317,41 @@ impl Publishing {
         {
             let mut published = lock(&self.state.published);
             published.is_told = self.publisher.is_told();
-            published.was_told |= published.is_told;
             published.trouble = self.publisher.trouble().cloned();
             if published.member != self.members.member() {
                 self.members.member().clone_into(&mut published.member);
             }
         }
         self.state.tell();
+    }
+}
+
+/// When what another process changed of this host's keys is put right: later each time.
+struct Correction {
+    after: Duration,
+    /// Since when the directory shows something else than this host said.
+    differs: Option<Instant>,
+    last: Instant,
+}
+
+impl Correction {
+    fn new(now: Instant) -> Self {
+        Self { after: LAG_MAX, differs: None, last: now }
+    }
+
+    fn is_due(&mut self, is_shown: bool, now: Instant) -> bool {
+        if is_shown {
+            self.differs = None;
+            if now - self.last > CORRECT_EVERY_MAX {
+                self.after = LAG_MAX;
+            }
+            return false;
+        }
+        let is_due = now - *self.differs.get_or_insert(now) > self.after;
+        if is_due {
+            (self.after, self.differs, self.last) = ((self.after * 2).min(CORRECT_EVERY_MAX), None, now);
+        }
+        is_due
     }
 }
 
@@ -372,7 +417,7 @@ impl Follower {
                             heard = clock.now();
                             continue;
                         }
-                        Ok(_) => trouble(Trouble::new(TroubleKind::Unreachable, "the member does not answer")),
+                        Ok(_) => Refusal::Trouble(Trouble::new(TroubleKind::Unreachable, "the member does not answer")),
                         Err(refusal) => refusal,
                     }
                 }
@@ -390,6 +435,17 @@ impl Follower {
     }
 }
 
-fn trouble(trouble: Trouble) -> Refusal {
-    Refusal::Trouble(trouble)
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn host_whose_keys_another_process_goes_on_changing_puts_them_right_less_and_less_often() {
+        let at = |s: u64| Instant::ZERO + Duration::from_secs(s);
+        let mut correction = Correction::new(at(0));
+        let due: Vec<u64> = (1..=300).filter(|s| correction.is_due(false, at(*s))).collect();
+        assert_eq!(due, [7, 19, 41, 83, 165]);
+        assert!(!correction.is_due(true, at(301)) && !correction.is_due(true, at(1000)));
+        assert!(!correction.is_due(false, at(1001)) && correction.is_due(false, at(1007)), "after a long peace, soon");
+    }
 }

@@ -62,12 +62,13 @@ pub fn all() -> Vec<Neighbour> {
             hosts.push(candidate(host.name, address, false));
         }
     }
-    ask(hosts)
+    ask(hosts, LIST_TIME_MAX, LISTS_TIME_MAX)
 }
 
-/// Asks these paired hosts what they offer.
+/// Asks these paired hosts what they offer. Each may take as long as all together.
 pub fn of_paired(names: impl IntoIterator<Item = String>) -> Vec<Neighbour> {
-    ask(names.into_iter().map(|name| candidate(name.clone(), &name, false)).collect())
+    let hosts = names.into_iter().map(|name| candidate(name.clone(), &name, false)).collect();
+    ask(hosts, LISTS_TIME_MAX, LISTS_TIME_MAX)
 }
 
 fn candidate(name: String, asked: &dyn ToString, is_guess: bool) -> Candidate {
@@ -89,14 +90,14 @@ fn paired() -> Vec<String> {
     }
 }
 
-/// Asks all hosts at once.
-fn ask(hosts: Vec<Candidate>) -> Vec<Neighbour> {
+/// Asks all hosts at once, each for `each` and all for `all` at most.
+fn ask(hosts: Vec<Candidate>, each: Duration, all: Duration) -> Vec<Neighbour> {
     let (answers, answered) = channel();
-    let until = Instant::now() + LISTS_TIME_MAX;
+    let until = Instant::now() + all;
     for (at, host) in hosts.iter().enumerate() {
         let (answers, address) = (answers.clone(), host.asked.clone());
         thread::spawn(move || {
-            let offers = Client::default().offers(&address, LIST_TIME_MAX);
+            let offers = Client::default().offers(&address, each);
             let report = offers.map_err(|error| error_report(&error));
             // The receiving thread may have stopped waiting.
             let _ = answers.send((at, report));
