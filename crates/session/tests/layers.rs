@@ -322,17 +322,14 @@ const DEVICE_LAYERS: [Layer<dyn Device>; 6] = [
     Layer { name: "Isochronous", make: |probe| Box::new(Isochronous::new(probe, true)), answers: &["save", "restore"] },
     Layer { name: "Observed", make: observed, answers: &[] },
     Layer { name: "SuspendableDevice", make: suspendable, answers: &[] },
-    // It reports the first device's descriptors, and saves the settings made on it.
-    Layer {
-        name: "Twinned",
-        make: |probe| Box::new(<Twinned>::new(Box::new(probe))),
-        answers: &["descriptors", "save", "restore"],
-    },
+    // It saves the settings made on its device. After an exchange it reports the first device's descriptors.
+    Layer { name: "Twinned", make: |probe| Box::new(<Twinned>::new(Box::new(probe))), answers: &["save", "restore"] },
 ];
 
 /// Layers of other crates, each over one type of the same crate that belongs to a link: they override what concerns the
 /// link or the end. `Member` overrides nothing: it is one of two devices.
-const ELSEWHERE: [&str; 6] = ["Linked", "SessionDisk", "SwapDisk", "FarDevice", "CountedDisk", "Member"];
+const ELSEWHERE: [&str; 8] =
+    ["Linked", "SessionDisk", "SwapDisk", "FarDevice", "CountedDisk", "Member", "AttachedUsb", "SwapUsb"];
 
 fn keeps_the_contract<D: ?Sized, A>(layer: &Layer<D>, calls: &[Call<D, A>], bare: fn(Probe) -> Box<D>) {
     for (method, call) in calls {

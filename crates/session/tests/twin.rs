@@ -493,7 +493,7 @@ fn reset_switches_at_once_and_answers_everything() {
 #[test]
 fn every_request_ends_once_and_every_byte_arrives_once_around_exchanges() {
     let seeds = std::env::var("FARBUS_SEEDS").ok().and_then(|count| count.parse().ok()).unwrap_or(300);
-    let (mut done, mut again, mut held) = (0_u64, 0_u64, 0_u64);
+    let (mut done, mut again, mut held, mut given_up) = (0_u64, 0_u64, 0_u64, 0_u64);
     for seed in 0..seeds {
         let mut random = Random::new(seed);
         let mut play = Play::new();
@@ -529,6 +529,17 @@ fn every_request_ends_once_and_every_byte_arrives_once_around_exchanges() {
                     let began = play.swap();
                     assert!(began.is_ok() || began == Err("it is being swapped already".into()), "{began:?}");
                 }
+                // The owner ends the exchange, at whatever stage it is.
+                9 if random.once_in(8) => {
+                    let was_swapping = play.device.is_swapping();
+                    play.device.give_up(play.now, "given up".into(), &mut play.done);
+                    play.collect();
+                    let outcomes = play.outcomes.lock().unwrap();
+                    let is_told =
+                        matches!(outcomes.last(), Some(Exchange::Failed { twin: Some(_), why }) if why == "given up");
+                    assert!(!play.device.is_swapping() && (is_told || !was_swapping), "seed {seed}: {outcomes:?}");
+                    given_up += u64::from(was_swapping);
+                }
                 _ => play.pass(Duration::from_micros(random.below(3000))),
             }
             assert!(play.written.len() <= play.line().sent.len());
@@ -555,8 +566,57 @@ fn every_request_ends_once_and_every_byte_arrives_once_around_exchanges() {
             }
         }
     }
-    eprintln!("{seeds} worlds: {done} exchanges, {again} requests asked again, {held} held");
+    eprintln!("{seeds} worlds: {done} exchanges, {again} requests asked again, {held} held, {given_up} given up");
     assert!(done > seeds / 2 && again > seeds / 2, "{done} exchanges, {again} asked again, {held} held");
+    assert!(given_up > seeds / 10, "{given_up} of {seeds} were given up under way");
+}
+
+/// A device that another host has yet to hand over shows nothing before.
+struct Expected {
+    device: Emulated<Adapter>,
+    nothing: Descriptors,
+    is_here: Arc<AtomicBool>,
+}
+
+impl Device for Expected {
+    fn descriptors(&self) -> &Descriptors {
+        if self.is_here.load(Ordering::Relaxed) { self.device.descriptors() } else { &self.nothing }
+    }
+    fn speed(&self) -> Speed {
+        self.device.speed()
+    }
+    fn selection(&self) -> &Selection {
+        self.device.selection()
+    }
+    fn submit(&mut self, now: Instant, urb: InFlight, done: &mut Completions) {
+        self.device.submit(now, urb, done);
+    }
+    fn cancel(&mut self, now: Instant, id: UrbId, done: &mut Completions) {
+        self.device.cancel(now, id, done);
+    }
+    fn reset(&mut self, now: Instant, done: &mut Completions) {
+        self.device.reset(now, done);
+    }
+}
+
+#[test]
+fn descriptors_that_become_known_later_are_those_that_are_compared_and_shown() {
+    let mut play = Play::new();
+    let is_here = Arc::new(AtomicBool::new(false));
+    let function = Adapter { line: Arc::clone(&play.line), told: Arc::default() };
+    let device = Emulated::new(&Adapter::definition("expected"), function);
+    let expected = Expected { device, nothing: Descriptors::default(), is_here: Arc::clone(&is_here) };
+    play.device = Twinned::new(Box::new(expected));
+    assert_eq!(play.device.descriptors().device.vendor, 0);
+    is_here.store(true, Ordering::Relaxed);
+    play.control(Setup::set_configuration(1), &[]);
+    play.coding(9);
+    play.settle();
+    play.swap().unwrap();
+    play.settle();
+    assert_eq!((play.report().replayed, play.current.told.lock().unwrap().coding.clone()), (2, vec![9; 7]));
+    let serial = play.device.descriptors().device.serial_string;
+    assert_eq!(play.device.descriptors().string(serial), Some("expected"));
 }
 
 #[test]

@@ -47,6 +47,17 @@ impl Broker {
         Ok(Self { passage: Mutex::new(passage), owner: (getuid().as_raw(), getgid().as_raw()) })
     }
 
+    /// The passage to a broker, for another process, which that broker then serves until that process ends.
+    pub fn into_descriptor(self) -> OwnedFd {
+        self.passage.into_inner().unwrap_or_else(PoisonError::into_inner).into_descriptor()
+    }
+
+    /// The broker that another process of this owner started and passed.
+    pub fn passed(passage: OwnedFd) -> Self {
+        let passage = Mutex::new(Passage::over(passage));
+        Self { passage, owner: (getuid().as_raw(), getgid().as_raw()) }
+    }
+
     /// Opens a further line. A question there does not wait for a question here.
     ///
     /// # Errors

@@ -208,6 +208,9 @@ fn say_more(device: &Value) {
     if let (Some(at), Some(true)) = (device["medium"]["at"].as_str(), device["medium"]["is_swapped"].as_bool()) {
         say(format!("{name}: its medium is now {at}"));
     }
+    if let Some(twin) = device["replaced_by"].as_str() {
+        say(format!("{name}: its twin {twin} has its place"));
+    }
     if let (Some(host), Some(until)) = (device["lease"]["host"].as_str(), device["lease"]["until"].as_str()) {
         let left = span_of(&device["lease"]["left_s"]);
         say(format!("{name}: leased to {host} for another {left}, until {until}"));

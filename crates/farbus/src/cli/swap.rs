@@ -2,7 +2,7 @@
 
 use std::fs::OpenOptions;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use farbus_io::store::{FileStore, Trouble};
-use farbus_io::trust::{DeviceId, Devices, Folder, KnownLease};
+use farbus_io::trust::{DeviceId, Devices, Folder, KnownLease, Peer};
 use farbus_io::usb::{Inventory, Selector};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
@@ -19,6 +19,8 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 
 use super::Failure;
 use super::output::{print_done, print_json, say};
+use crate::broker::BrokerPolicy;
+use crate::broker::confined::start_broker;
 use crate::common::asking::ask_owner;
 use crate::common::control::{Answer, Question, ask_all, ask_one};
 use crate::common::failure::FailureReport;
@@ -31,7 +33,8 @@ use crate::devices::media_journal::{Journals, Medium, MovedDevice};
 use crate::devices::status::MediumStatus;
 use crate::devices::swap_run::SwapStatus;
 use crate::exporter::sources::block::bytes_from;
-use crate::importer::client::{Attribute, Target};
+use crate::hosts::known_host::KnownHost;
+use crate::importer::client::{Attribute, ClientError, Target};
 use crate::importer::discovery::local_shares::is_same;
 
 /// How often to ask for the progress.
@@ -47,12 +50,15 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
         farbus swap disk --cancel\n  \
         farbus swap b.img --to block:c.img   what 'farbus nbd block:b.img' serves\n  \
         farbus swap lab3/disk --to block:d.img   an attached disk comes here\n  \
+        farbus swap lab3/disk --to lab4/disk   or goes to another host's disk\n  \
         farbus swap serial --to usb:1-3      another adapter takes its place\n  \
+        farbus swap lab3/serial --to usb:1-3   or that of an attached one\n  \
+        farbus swap lab3/serial --to lab3/serial   and it comes back\n  \
         farbus swap --forget a.img           share what was left behind all the same",
     after_long_help = "Users of the disk notice nothing. farbus copies all of it, then what was changed meanwhile; for the last moment it writes to both places. What PATH held is overwritten; a file that does not exist is made. A power cut at any moment leaves one complete disk: PATH if the swap is done, otherwise the old one, and the same command continues. Ctrl-C cancels.\n\n\
         From then on share PATH. farbus refuses to share the old medium, because it is out of date, until 'farbus swap --forget OLD'.\n\n\
-        HOST/DEVICE is a disk of another host that is attached here, by NBD, as a file or as a uas disk, in a session. Its users go on; the other host's disk is given back when PATH has all of it. It has old data then, and its host gives it to nobody until 'farbus swap --forget DEVICE' there; if that host cannot tell others, this says so.\n\n\
-        A real USB device is swapped for another one of the same make that is plugged in here and is not shared. farbus tells it what the first one was told, and requests that wait for data wait for the second one. You may unplug the first one then.\n\n\
+        HOST/DEVICE is a disk of another host that is attached here, by NBD, as a file or as a uas disk, in a session. Its users go on; the other host's disk is given back when PATH has all of it. It has old data then, and its host gives it to nobody until 'farbus swap --forget DEVICE' there; if that host cannot tell others, this says so. It can also go to a disk of another host, --to HOST/DISK, whose content is overwritten, and on from there.\n\n\
+        A real USB device is swapped for another one of the same make that is plugged in here and is not shared. farbus tells it what the first one was told, and requests that wait for data wait for the second one. You may unplug the first one then. One of another host that is attached here with --via redir is swapped likewise, for one of this machine or another one of that host; --to HOST/DEVICE, as it was attached, brings it back.\n\n\
         Examples:\n  \
         farbus swap disk --to block:/srv/new.img\n  \
         farbus swap disk --to block:/dev/nvme0n1 --rate 100M --verify\n  \
@@ -60,7 +66,10 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
         farbus swap disk --cancel\n  \
         farbus swap b.img --to block:c.img   what 'farbus nbd block:b.img' serves\n  \
         farbus swap lab3/disk --to block:d.img   an attached disk comes here\n  \
+        farbus swap lab3/disk --to lab4/disk   or goes to another host's disk\n  \
         farbus swap serial --to usb:1-3      another adapter takes its place\n  \
+        farbus swap lab3/serial --to usb:1-3   or that of an attached one\n  \
+        farbus swap lab3/serial --to lab3/serial   and it comes back\n  \
         farbus swap disk --to block:b.img --json | jq '{state, bytes_per_s, quiet_ms}'\n  \
         farbus swap --forget a.img           share what was left behind all the same"
 )]
@@ -68,9 +77,10 @@ pub struct Args {
     /// Name or bus id of the shared device, name of what 'farbus nbd' serves, or HOST/DEVICE that is attached here.
     #[arg(required_unless_present = "forget")]
     device: Option<String>,
-    /// block:PATH or usb:BUSID.
+    /// block:PATH, HOST/DEVICE or usb:BUSID.
     ///
-    /// A file or block device that is at least as large; or another device of the same make.
+    /// A file or block device that is at least as large, or such a disk of a host; or another device of the same make,
+    /// for one that is attached here also one of its host.
     #[arg(long, value_name = "PLACE", value_parser = place_from)]
     to: Option<Place>,
     /// Copy at most so many bytes a second (100M).
@@ -95,6 +105,8 @@ pub struct Args {
 enum Place {
     /// Another medium of a disk: a file or block device.
     Disk(PathBuf),
+    /// A disk of another host, or another device of the host that has the attached one.
+    Host(Target),
     /// Another real device.
     Usb(Selector),
 }
@@ -103,7 +115,10 @@ fn place_from(text: &str) -> Result<Place, String> {
     match text.split_once(':') {
         Some(("block", path)) if !path.is_empty() => Ok(Place::Disk(path.into())),
         Some(("usb", which)) => which.parse().map(Place::Usb).map_err(|error| format!("'{text}': {error}")),
-        _ => Err(format!("'{text}' is no place for a device: try block:PATH, or usb:BUSID")),
+        _ => text
+            .parse()
+            .map(Place::Host)
+            .map_err(|_| format!("'{text}' is no place for a device: try block:PATH, HOST/DEVICE, or usb:BUSID")),
     }
 }
 
@@ -133,6 +148,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         }
         match place {
             Place::Disk(path) => owner.begin(path, args)?,
+            Place::Host(target) if owner.medium.is_some() => owner.begin_at_host(target, args)?,
+            Place::Host(target) => owner.begin_twin_of_host(target)?,
             Place::Usb(selector) => exchange = owner.begin_twin(selector)?,
         }
     }
@@ -151,6 +168,9 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         // The failure is reported beside it, as JSON, too.
         print_json(&ended)?;
     }
+    if let (Some(_), Some(warning)) = (&ended.failure, &ended.warning) {
+        eprintln!("farbus: warning: {warning}");
+    }
     match ended.failure {
         Some(FailureReport { attribute, message }) => Err(Failure::new(attribute, message)),
         None if args.json => Ok(()),
@@ -159,7 +179,13 @@ pub fn run(args: &Args) -> Result<(), Failure> {
                 "{} is {} now: {} requests told it what {} knew, {} were asked of it again; none waited longer than {:.2} ms",
                 ended.device, ended.to, ended.replayed, ended.from, ended.asked_again, ended.quiet_ms
             ));
-            say(format!("{} is this machine's again; from now on share {}", ended.from, ended.to));
+            match owner.is_attached {
+                false => say(format!("{} is this machine's again; from now on share {}", ended.from, ended.to)),
+                true if ended.from.starts_with("usb:") => say(format!("{} is this machine's again", ended.from)),
+                true => {
+                    say(format!("its host has {} back; to attach it again: farbus swap {0} --to {0}", ended.device));
+                }
+            }
             Ok(())
         }
         None => {
@@ -179,7 +205,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
                     None if !ended.from.starts_with("block:") => say("its host gives it to nobody any more"),
                     None => {}
                 }
-                say(format!("to use it when this has ended: farbus nbd {}", ended.to));
+                let how = if ended.to.starts_with("block:") { "nbd" } else { "attach" };
+                say(format!("to use it when this has ended: farbus {how} {}", ended.to));
             } else {
                 say(format!("from now on share {}; {} is old", ended.to, ended.from));
             }
@@ -280,9 +307,14 @@ impl Owner {
             let Answer::Ok(status) = answer else { continue };
             let mut devices = status["devices"].as_array().into_iter().flatten();
             let title_of = |it: &Value| it["title"].as_str().and_then(|title| title.parse::<Target>().ok());
+            // It may be called by where its disk is now.
+            let is_now = |it: &Value, target: &Target| {
+                let at = it["medium"]["at"].as_str().and_then(|at| at.parse::<Target>().ok());
+                at.is_some_and(|at| is_same(target, &at))
+            };
             let is_attachment = |it: &Value| it["bus_id"].is_null() && status["role"] != "nbd";
             let is_it = |it: &&Value| match (&attached, title_of(it).filter(|_| is_attachment(it))) {
-                (Some(target), Some(title)) => is_same(target, &title),
+                (Some(target), Some(title)) => is_same(target, &title) || is_now(it, target),
                 (None, None) => it["name"] == *device || it["bus_id"] == *device,
                 _ => false,
             };
@@ -356,6 +388,7 @@ impl Owner {
             rate: None,
             verify: false,
             resume: false,
+            peer: None,
             files: crate::common::passed_files::Files::default(),
         };
         let exchange = match (self.id, Folder::of_user()) {
@@ -372,8 +405,47 @@ impl Owner {
         }
     }
 
-    fn begin(&self, path: &Path, args: &Args) -> Result<(), Failure> {
-        let medium = self.medium.as_ref().ok_or_else(|| {
+    /// Begins to swap an attached USB device for a device of its host, which the process that has it opens.
+    fn begin_twin_of_host(&self, target: &Target) -> Result<(), Failure> {
+        if !self.is_attached {
+            let why = format!("{0} is shared here: farbus swap {0} --to usb:BUSID swaps it", self.device);
+            return Err(Failure::new(Attribute::Refused, why));
+        }
+        let question = Question::Swap {
+            device: self.device.clone(),
+            to: target.to_string(),
+            rate: None,
+            verify: false,
+            resume: false,
+            peer: None,
+            files: crate::common::passed_files::Files::default(),
+        };
+        self.ask(&question, &[]).map(drop)
+    }
+
+    /// Moves it to a disk of another host, which the process that has it opens.
+    fn begin_at_host(&self, target: &Target, args: &Args) -> Result<(), Failure> {
+        if !self.is_attached {
+            let message = format!(
+                "{0} is shared or served here: only a disk that is attached moves to another host's disk\n  here it moves \
+                 to a file or block device: farbus swap {0} --to block:PATH",
+                self.device
+            );
+            return Err(Failure::new(Attribute::Refused, message));
+        }
+        let from = self.medium_or_refusal()?;
+        let known = KnownHost::find(&target.address).map_err(|error| Failure::from(ClientError::from(error)))?;
+        let peer = known.map(|known| Box::new(known.peer().clone()));
+        // The process has given away the right to connect to other hosts than its own.
+        let policy = BrokerPolicy { hosts: vec![target.address.clone()], ..BrokerPolicy::default() };
+        let broker = start_broker(&policy)?.into_descriptor();
+        let to = target.to_string();
+        self.ask_to_move((from, &Medium::called(&to)), &to, (broker.as_fd(), peer), args)
+    }
+
+    /// Where its disk is now, if it is one that can be moved.
+    fn medium_or_refusal(&self) -> Result<&MediumStatus, Failure> {
+        self.medium.as_ref().ok_or_else(|| {
             let message = match self.is_attached {
                 true => format!(
                     "{} cannot be moved: only a disk that is attached as a block device, in a session, can\n  \
@@ -383,7 +455,11 @@ impl Owner {
                 false => format!("{} is no disk: only a disk can be moved to a file or block device", self.device),
             };
             Failure::new(Attribute::Refused, message)
-        })?;
+        })
+    }
+
+    fn begin(&self, path: &Path, args: &Args) -> Result<(), Failure> {
+        let medium = self.medium_or_refusal()?;
         let is_made = make(path, medium.size_bytes)
             .map_err(|error| Failure::local(format!("cannot make {}: {error}", path.display())))?;
         let begun = self.begin_on(path, medium, args);
@@ -402,26 +478,39 @@ impl Owner {
             }
             _ => Failure::local(error),
         })?;
+        let (store, to) = (store.into_descriptor(), format!("block:{}", path.display()));
+        self.ask_to_move((medium, &Medium::at(&path)), &to, (store.as_fd(), None), args)
+    }
+
+    /// Begins a journal and asks the process that has the disk to move it, with what it needs for the new one.
+    fn ask_to_move(
+        &self,
+        (medium, new): (&MediumStatus, &Medium),
+        to: &str,
+        (needed, peer): (BorrowedFd<'_>, Option<Box<Peer>>),
+        args: &Args,
+    ) -> Result<(), Failure> {
         let from = match medium.at.strip_prefix("block:") {
             Some(path) => Medium::at(Path::new(path)),
             None => Medium::remote(&medium.at, medium.identity),
         };
         let journals = Journals::of_user().map_err(Failure::local)?;
-        let begun = journals.begin_of(&from, &Medium::at(&path), &self.moving(&from)?);
+        let begun = journals.begin_of(&from, new, &self.moving(&from)?);
         let begun = begun.map_err(|error| Failure::local(format!("cannot write a journal: {error}")))?;
         let question = Question::Swap {
             device: self.device.clone(),
-            to: format!("block:{}", path.display()),
+            to: to.to_owned(),
             rate: args.rate,
             verify: args.verify,
             resume: begun.resumes,
+            peer,
             files: crate::common::passed_files::Files::default(),
         };
         if begun.resumes && !args.json {
-            say(format!("{} has a part of it already: what it has is compared, not copied", path.display()));
+            let new = new.at.display();
+            say(format!("{new} has a part of it already: what it has is compared, not copied"));
         }
-        let store = store.into_descriptor();
-        match self.ask(&question, &[store.as_fd(), begun.file.as_fd()]) {
+        match self.ask(&question, &[needed, begun.file.as_fd()]) {
             Ok(_) => Ok(()),
             Err(failure) => {
                 begun.withdraw();

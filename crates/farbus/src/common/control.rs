@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use farbus_io::link::{Interest, wait};
 use farbus_io::sys::passing::{receive_on_stream, send_on_stream};
 use farbus_io::sys::peer::Credentials;
-use farbus_io::trust::{DeviceId, DeviceNotes};
+use farbus_io::trust::{DeviceId, DeviceNotes, Peer};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -193,6 +193,9 @@ pub enum Question {
         /// Whether the new medium has a part of the copy already.
         #[serde(default)]
         resume: bool,
+        /// If the new medium is a disk of a paired host: that host's entry in the owner's list.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        peer: Option<Box<Peer>>,
         /// The files that were passed along.
         #[serde(skip)]
         files: Files,

@@ -50,8 +50,10 @@ pub enum Going {
     Anew,
     /// It is held or migrating: this process has to complete that.
     Moving,
-    /// Its disk is being moved to this machine: this process has to complete that.
+    /// Its disk is being moved: this process has to complete that.
     Swapping,
+    /// Its disk was moved to another host's disk, which the text names: a replacement cannot continue with that.
+    Elsewhere(String),
     /// It ends, and a program may be using it; the text says how it is attached.
     Torn(&'static str),
 }
@@ -168,8 +170,12 @@ impl Kept {
         match (&state.running, state.word) {
             (Some(running), Word::Attached) if running.handle.is_moving() => Going::Moving,
             (Some(running), Word::Attached) if running.handle.is_swapping() => Going::Swapping,
+            (Some(running), Word::Attached) if running.handle.replaced_by().is_some() => Going::Torn("by its twin"),
             (Some(running), Word::Attached) if running.handle.can_save() => Going::Along(running.handle.clone()),
-            (Some(running), Word::Attached) => Going::Torn(running.status.how),
+            (Some(running), Word::Attached) => match running.handle.elsewhere() {
+                Some(at) => Going::Elsewhere(at),
+                None => Going::Torn(running.status.how),
+            },
             _ => Going::Anew,
         }
     }

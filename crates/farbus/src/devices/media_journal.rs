@@ -17,6 +17,8 @@ use farbus_model::Identity;
 use farbus_session::block::swap::{Journal, Milestone};
 use serde::{Deserialize, Serialize};
 
+/// What is said of a disk of another host that holds a part of a copy.
+pub const UNFINISHED: &str = "an unfinished copy of";
 /// The folder in the host's state.
 const FOLDER: &str = "swaps";
 /// The extension of a journal's name.
@@ -87,6 +89,11 @@ impl Medium {
         Self { identity, ..Self::called(name) }
     }
 
+    fn is_of_another_host(&self) -> bool {
+        // A path is absolute.
+        self.identity.is_some() || (self.at.is_relative() && self.at.to_str().is_some_and(|at| at.contains('/')))
+    }
+
     /// Whether both are the same file, by whatever path, or the same block device, or the same disk of another host.
     fn is(&self, other: &Medium) -> bool {
         if let (Some(one), Some(other)) = (self.identity, other.identity) {
@@ -133,6 +140,13 @@ enum Line {
     Copying,
     Switched,
     Abandoned,
+}
+
+/// A line that names the second medium better than the first line could: which disk of another host it is was known
+/// once it was open. Earlier releases pass over it.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct Named {
+    to: RemoteIdentity,
 }
 
 /// The journal of one swap.
@@ -269,12 +283,28 @@ impl Journals {
     /// The journals cannot be read.
     pub fn objection_to_attaching(&self, title: &str, identity: Option<RemoteIdentity>) -> io::Result<Option<String>> {
         let entries = self.folder()?.map_or_else(|| Ok(Vec::new()), |folder| entries(&folder))?;
-        let Some((from, to)) = moved(&entries, &Medium::remote(title, identity)) else { return Ok(None) };
-        let [from, to] = [&from.at, &to.at].map(|at| at.display());
-        Ok(Some(format!(
-            "{title} has old data: 'farbus swap' moved it to {to}\n  use that: farbus nbd block:{to}; to attach the old \
-             one all the same, type: farbus swap --forget {from}"
-        )))
+        let medium = Medium::remote(title, identity);
+        let Some(Entry { header: Header { from, to, .. }, line, .. }) = last_about(&entries, &medium) else {
+            return Ok(None);
+        };
+        let how_to_use = |medium: &Medium| match medium.is_of_another_host() {
+            true => format!("farbus attach {}", medium.at.display()),
+            false => format!("farbus nbd block:{}", medium.at.display()),
+        };
+        let (old, new) = (from.at.display(), to.at.display());
+        Ok(match line {
+            Some(Line::Switched) if from.is(&medium) => Some(format!(
+                "{title} has old data: 'farbus swap' moved it to {new}\n  use that: {}; to attach the old one all the \
+                 same, type: farbus swap --forget {old}",
+                how_to_use(to)
+            )),
+            Some(Line::Copying | Line::Abandoned) if to.is(&medium) => Some(format!(
+                "{title} is {UNFINISHED} {old}: 'farbus swap' was interrupted\n  use that: {}, and swap again, which \
+                 continues; to attach {title} all the same, type: farbus swap --forget {new}",
+                how_to_use(from)
+            )),
+            _ => None,
+        })
     }
 
     /// The devices that swaps have moved, the oldest swap first.
@@ -343,8 +373,15 @@ impl Entry {
         // A line without its end was torn.
         let mut lines = bytes.split_inclusive(|byte| *byte == b'\n').filter(|line| line.ends_with(b"\n"));
         let header = serde_json::from_slice(lines.next()?).ok()?;
-        let line = lines.filter_map(|line| serde_json::from_slice(line).ok()).next_back();
-        Some(Self { number, header, line })
+        let mut header: Header = header;
+        let mut last = None;
+        for line in lines {
+            if let Ok(named) = serde_json::from_slice::<Named>(line) {
+                header.to.identity = Some(named.to);
+            }
+            last = serde_json::from_slice(line).ok().or(last);
+        }
+        Some(Self { number, header, line: last })
     }
 
     fn touches(&self, medium: &Medium) -> bool {
@@ -364,13 +401,6 @@ impl Entry {
 /// The last journal with a line about the medium counts.
 fn last_about<'a>(entries: &'a [Entry], medium: &Medium) -> Option<&'a Entry> {
     entries.iter().rfind(|entry| entry.line.is_some() && entry.touches(medium))
-}
-
-/// If the medium's device has moved: the medium as the journal names it, and where the device is.
-fn moved<'a>(entries: &'a [Entry], medium: &Medium) -> Option<(&'a Medium, &'a Medium)> {
-    let Entry { header, line, .. } = last_about(entries, medium)?;
-    let is_moved = *line == Some(Line::Switched) && header.from.is(medium);
-    is_moved.then_some((&header.from, &header.to))
 }
 
 fn status(entries: &[Entry], medium: &Medium) -> MediumStatus {
@@ -419,6 +449,25 @@ impl Notes {
         Self { file, at: None }
     }
 
+    /// Notes which disk of another host the second medium is, once it is open.
+    ///
+    /// # Errors
+    /// A sentence for a person.
+    pub fn name(&mut self, to: RemoteIdentity) -> Result<(), String> {
+        let line = serde_json::to_vec(&Named { to }).map_err(|error| error.to_string())?;
+        self.write(line).map_err(|error| error.to_string())
+    }
+
+    fn write(&mut self, mut line: Vec<u8>) -> io::Result<()> {
+        // The line is separated even from a torn one before it.
+        line.insert(0, b'\n');
+        line.push(b'\n');
+        let at = self.at.map_or_else(|| self.end(), Ok)?;
+        self.at = Some(at + line.len() as u64);
+        self.file.write_all_at(&line, at)?;
+        self.file.sync_data()
+    }
+
     /// The offset behind the last line.
     fn end(&self) -> io::Result<u64> {
         let mut said = Vec::new();
@@ -435,17 +484,8 @@ impl Journal for Notes {
             Milestone::Switched => Line::Switched,
             Milestone::Abandoned => Line::Abandoned,
         };
-        let mut write = || -> io::Result<()> {
-            let mut bytes = serde_json::to_vec(&line)?;
-            // The line is separated even from a torn one before it.
-            bytes.insert(0, b'\n');
-            bytes.push(b'\n');
-            let at = self.at.map_or_else(|| self.end(), Ok)?;
-            self.at = Some(at + bytes.len() as u64);
-            self.file.write_all_at(&bytes, at)?;
-            self.file.sync_data()
-        };
-        write().map_err(|error| error.to_string())
+        let written = serde_json::to_vec(&line).map_err(io::Error::other).and_then(|line| self.write(line));
+        written.map_err(|error| error.to_string())
     }
 }
 

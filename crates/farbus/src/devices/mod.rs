@@ -6,6 +6,7 @@
 pub mod class_words;
 pub mod identities;
 pub mod lease;
+pub mod local_twin;
 pub mod media_journal;
 pub mod offer;
 pub mod query;

@@ -179,4 +179,93 @@ mod tests {
         }
         std::fs::remove_dir_all(&scratch).unwrap();
     }
+
+    /// The disk of another host that a disk moves to: what its exporter has stored, and what the importer's journal
+    /// says.
+    struct NewDisk {
+        importer: Journals,
+        exporter: Folder,
+        id: DeviceId,
+        notes: Notes,
+    }
+
+    impl NewDisk {
+        fn new(scratch: &std::path::Path) -> Self {
+            let id = DeviceId::random();
+            let importer = Journals::of(&scratch.join(format!("{id}-importer")));
+            let begun = importer.begin(&Medium::remote("lab3/disk", None), &Medium::called("lab4/disk")).unwrap();
+            let exporter = Folder::at(scratch.join(format!("{id}-exporter")));
+            Self { importer, exporter, id, notes: Notes::to(begun.file) }
+        }
+
+        fn make(&mut self, durable: Durable) {
+            match durable {
+                Durable::Noted(Milestone::Copying) => {
+                    self.notes.name(self.known()).unwrap();
+                    self.notes.note(Milestone::Copying).unwrap();
+                }
+                Durable::Noted(milestone) => self.notes.note(milestone).unwrap(),
+                Durable::Said(step) => {
+                    let said = Said::by(step, MOVER.into(), "desk".into());
+                    retirement(&self.exporter, self.id, Some(&said)).unwrap();
+                }
+            }
+        }
+
+        fn known(&self) -> RemoteIdentity {
+            RemoteIdentity::from(Identity { id: self.id.number(), generation: 0 })
+        }
+
+        fn gives_to(&self, by: &str) -> bool {
+            let stored = retirement(&self.exporter, self.id, None).unwrap();
+            stored.and_then(|stored| stored.objection("disk", by)).is_none()
+        }
+
+        /// The importer attaches it by another name than when it was moved there. Returns whether it has the disk.
+        fn attach(&mut self) -> bool {
+            let is_had = self.gives_to(MOVER)
+                && self.importer.objection_to_attaching("10.0.0.4/disk", Some(self.known())).unwrap().is_none();
+            if is_had {
+                self.make(Durable::Said(Step::Stays));
+            }
+            is_had
+        }
+
+        fn is_source_had(&self) -> bool {
+            self.importer.objection_to_attaching("lab3/disk", None).unwrap().is_none()
+        }
+    }
+
+    #[test]
+    fn a_crash_between_any_two_steps_leaves_a_disk_of_another_host_as_it_was_or_complete_or_given_to_nobody() {
+        use Durable::{Noted, Said};
+        let scratch = std::env::temp_dir().join(format!("farbus-new-disk-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&scratch);
+        let done = [Said(Step::Moving), Noted(Milestone::Copying), Noted(Milestone::Switched), Said(Step::Stays)];
+        let given_up = [&done[..2], &[Noted(Milestone::Abandoned)]].concat();
+        let continued = [&given_up[..], &done[..]].concat();
+        for steps in [&done[..], &given_up, &continued] {
+            for reached in 0..=steps.len() {
+                let mut new = NewDisk::new(&scratch);
+                steps[..reached].iter().for_each(|step| new.make(*step));
+                let what = format!("{reached} of {steps:?}");
+                let noted = steps[..reached].iter().rev().find_map(|step| match step {
+                    Noted(milestone) => Some(*milestone),
+                    Said(_) => None,
+                });
+                let is_partial = matches!(noted, Some(Milestone::Copying | Milestone::Abandoned));
+                let is_complete = noted == Some(Milestone::Switched);
+                assert!(!(is_partial && new.gives_to("key 2")), "a part of a copy for others: {what}");
+                assert_eq!(new.is_source_had(), !is_complete, "the disk is at one place: {what}");
+                assert_eq!(new.attach(), !is_partial, "{what}");
+                assert_eq!(new.gives_to("key 2"), !is_partial, "nothing stays undecided: {what}");
+                // The same swap continues.
+                if !is_complete {
+                    done.iter().for_each(|step| new.make(*step));
+                    assert!(new.attach() && new.gives_to("key 2") && !new.is_source_had(), "{what}");
+                }
+            }
+        }
+        std::fs::remove_dir_all(&scratch).unwrap();
+    }
 }

@@ -2,11 +2,13 @@
 
 use std::fs::File;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use farbus_io::store::FileStore;
+use farbus_io::trust::Peer;
 use farbus_session::block::swap::{Options, Progress, Side, SwapError};
 use serde::{Deserialize, Serialize};
 
@@ -62,14 +64,28 @@ pub struct SwapStatus {
 pub struct SwapOrder {
     /// The device, as its owner names it.
     pub device: String,
-    /// The new medium: `block:PATH`.
+    /// The new medium: `block:PATH`, or `HOST:PORT/DEVICE`.
     pub to: String,
-    /// The new medium, open and locked.
-    pub destination: FileStore,
+    /// The new medium.
+    pub destination: Destination,
     /// The journal of the swap's progress, begun by [`crate::devices::media_journal::Journals::begin`].
     pub journal: File,
     /// How fast, and with what care.
     pub options: Options,
+}
+
+/// Where a disk moves.
+#[derive(Debug)]
+pub enum Destination {
+    /// A file or block device of this machine, open and locked.
+    Medium(FileStore),
+    /// A disk of another host, which is yet to be opened.
+    HostDisk {
+        /// The passage to a broker that may connect to that host.
+        broker: OwnedFd,
+        /// The host's entry in the list of paired hosts, if it has one.
+        peer: Option<Box<Peer>>,
+    },
 }
 
 impl SwapOrder {
@@ -78,12 +94,16 @@ impl SwapOrder {
     /// # Errors
     /// The files did not come along, or the first is no disk; or the question is no order.
     pub fn of(question: Question) -> io::Result<Self> {
-        let Question::Swap { device, to, rate, verify, resume, files } = question else {
+        let Question::Swap { device, to, rate, verify, resume, peer, files } = question else {
             return Err(io::ErrorKind::InvalidInput.into());
         };
-        let [disk, journal] = files.take()?;
-        let path = to.strip_prefix("block:").unwrap_or(&to).to_owned();
-        let destination = FileStore::passed(disk, path, false).map_err(io::Error::other)?;
+        let [first, journal] = files.take()?;
+        let destination = match to.strip_prefix("block:") {
+            Some(path) => {
+                Destination::Medium(FileStore::passed(first, path.to_owned(), false).map_err(io::Error::other)?)
+            }
+            None => Destination::HostDisk { broker: first, peer },
+        };
         Ok(Self { device, to, destination, journal: journal.into(), options: Options { rate, verify, resume } })
     }
 }
@@ -173,8 +193,11 @@ pub fn report(error: &SwapError, device: &str, to: &str) -> FailureReport {
         SwapError::AnotherSwap => {
             (Attribute::Refused, format!("watch it: farbus swap {device}\n  or stop it: farbus swap {device} --cancel"))
         }
-        SwapError::TooSmall { needed, .. } => {
+        SwapError::TooSmall { needed, .. } if to.starts_with("block:") => {
             (Attribute::Refused, format!("for a file, type: truncate -s {needed} {path}"))
+        }
+        SwapError::TooSmall { needed, .. } => {
+            (Attribute::Refused, format!("choose a disk of {needed} bytes or more: farbus list HOST"))
         }
         SwapError::ReadOnly => (Attribute::Refused, "choose one that can be written".to_owned()),
         SwapError::Open(..) => (Attribute::Local, "it may have too many files open".to_owned()),

@@ -16,7 +16,7 @@ use tracing::{info, warn};
 use crate::common::events::{Event, Kind, publish};
 use crate::common::failure::{Attribute, FailureReport};
 use crate::devices::media_journal::Notes;
-use crate::devices::swap_run::{DONE, FAILED, RUNNING, Run, SwapOrder, SwapStatus, report};
+use crate::devices::swap_run::{DONE, Destination, FAILED, RUNNING, Run, SwapOrder, SwapStatus, report};
 
 /// How often a swap's status is updated and its cancellation checked.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -90,6 +90,13 @@ impl Swaps {
         on_moved: impl FnOnce() + Send + 'static,
     ) -> Result<(), FailureReport> {
         let SwapOrder { device, to, destination, journal, options } = order;
+        let Destination::Medium(destination) = destination else {
+            let message = format!(
+                "{device} is shared here, and moves to a place of this machine: --to block:PATH\n  only a disk that is \
+                 attached moves to another host's: farbus swap HOST/{device} --to HOST/DISK, where it is attached"
+            );
+            return Err(FailureReport { attribute: Attribute::Refused, message });
+        };
         let clock = Clock::start();
         let from = export.place().unwrap_or_default();
         let notes = Box::new(Notes::to(journal));

@@ -4,43 +4,24 @@ use std::fmt::Display;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, mpsc};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use farbus_io::usb::{Inventory, Obstacle, UsbDevice};
 use farbus_model::{Command, Exchange, Twin};
-use farbus_session::twin::{DRAIN_TIME_MAX, PREPARE_TIME_MAX};
 use tracing::{info, warn};
 
 use crate::common::failure::{Attribute, FailureReport};
+use crate::devices::local_twin::{self, EXCHANGE_TIME_MAX, not_begun};
 use crate::devices::swap_run::{DONE, FAILED, RUNNING, Run, SwapStatus};
 use crate::exporter::share::{Share, ShareError};
 use crate::exporter::swap::Plug;
-
-/// How long the engine may take to answer, beyond the limits of the exchange's own stages.
-const ENGINE_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// Begins to replace a shared device by the one at `to` (`usb:BUSID`), whose `node` is open.
 ///
 /// # Errors
 /// [`FailureReport`]: nothing has changed.
 pub fn begin(share: &Share, device: &str, bus_id: &str, to: &str, node: OwnedFd) -> Result<(), FailureReport> {
-    let not = |attribute, why: &dyn Display, hint: &str| {
-        let message = format!("{device} was not swapped for {to}: {why}\n  {hint}");
-        FailureReport { attribute, message }
-    };
-    let see = "see: farbus share --list";
-    let port = to.strip_prefix("usb:").unwrap_or(to);
-    let found = Inventory::default().device_at(port).map_err(|error| not(Attribute::Local, &error, see))?;
-    let found = found.ok_or_else(|| not(Attribute::Gone, &"nothing is plugged in there", see))?;
-    match &found.obstacle {
-        // The process that opened the node has the permission.
-        None | Some(Obstacle::NoPermission { .. }) => {}
-        Some(obstacle) => return Err(not(Attribute::Refused, obstacle, "choose another device of the same make")),
-    }
-    let opened = UsbDevice::open_through(node, &found);
-    let opened = opened.map_err(|error| {
-        not(Attribute::Refused, &error, "if it is shared as well: farbus share without it, then this")
-    })?;
+    let not = |attribute, why: &dyn Display, hint: &str| not_begun(device, to, attribute, why, &hint);
+    let (opened, found) = local_twin::open(device, to, node)?;
     let run = Arc::new(Run::new(status(share, device, bus_id, to)));
     if !share.swaps().enter(bus_id, &run) {
         return Err(not(
@@ -67,7 +48,7 @@ pub fn begin(share: &Share, device: &str, bus_id: &str, to: &str, node: OwnedFd)
         (device.to_owned(), to.to_owned(), share.swaps().plugs().clone(), bus_id.to_owned());
     let (plug, on_moved) = (Plug::of(&found), share.on_moved(&bus_id));
     let wait = move || {
-        let outcome = told.recv_timeout(PREPARE_TIME_MAX + DRAIN_TIME_MAX + ENGINE_TIME_MAX);
+        let outcome = told.recv_timeout(EXCHANGE_TIME_MAX);
         let failure = match outcome {
             Ok(Exchange::Done { left, report }) => {
                 info!(

@@ -35,6 +35,10 @@ impl FrontEnd for Auto {
         needs
     }
 
+    fn takes_twins(&self) -> bool {
+        Redir.takes_twins()
+    }
+
     fn choose(&self, request: &Request, system: &SystemAccess) -> Option<&'static dyn FrontEnd> {
         Some(chosen(request, system))
     }

@@ -49,6 +49,12 @@ pub trait FrontEnd: Sync {
         false
     }
 
+    /// Whether a USB device of this machine can take the place of its device
+    /// ([`Handle::usb_swap`](super::Handle::usb_swap)): its process reads sysfs then.
+    fn takes_twins(&self) -> bool {
+        false
+    }
+
     /// What it needs of this machine that a process without rights must ask its broker for.
     fn needs(&self, request: &Request) -> Vec<Need>;
 

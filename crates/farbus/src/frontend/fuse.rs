@@ -72,10 +72,10 @@ impl FrontEnd for Fuse {
         _: &[u32],
         mut saved: Saved,
     ) -> Result<Box<dyn Restored>, ClientError> {
-        let (dial, medium) = (client.redial(&request.target)?, saved.medium.take());
+        let medium = saved.medium.take();
         let mut known = None;
         let resting = Resting::restore(saved, |device| {
-            let (disk, pending) = OpenedDisk::restore(dial, device, medium)?;
+            let (disk, pending) = OpenedDisk::restore(client, &request.target, device, medium)?;
             let (disk, device, clock, way) = ShownDisk::of(disk);
             let meters = Arc::<Meters>::default();
             let device = Box::new(CountedDisk::new(device, Arc::clone(&meters)));

@@ -9,6 +9,7 @@
 //! | [`Handle::discard`] | a session | refused |
 //! | [`Handle::pause`] | a session through the module `pause` | refused |
 //! | [`Handle::swap`] | a disk of a session | `None` |
+//! | [`Handle::usb_swap`] | a USB device that a virtual machine is lent | `None` |
 //! | [`Handle::save`] | an engine that can be saved | refused |
 
 use std::fmt;
@@ -23,6 +24,7 @@ use super::StopSignal;
 use crate::frontend::drivers::Drivers;
 use crate::frontend::hold::{Granted, HoldHandle, QUIET_WITHIN};
 use crate::frontend::open_users::{Act, Connected, OpenUsers};
+use crate::frontend::usb_swap::{TWIN_IS_HERE, UsbSwap};
 use crate::importer::disk_swap::DiskSwap;
 use crate::importer::port::Cutter;
 use crate::importer::session::status::{Discarded, SessionStatus};
@@ -84,6 +86,7 @@ pub struct Handle {
     connected: Option<Connected>,
     drivers: Option<Drivers>,
     swap: Option<DiskSwap>,
+    usb_swap: Option<UsbSwap>,
 }
 
 impl Handle {
@@ -100,6 +103,7 @@ impl Handle {
             connected: None,
             drivers: None,
             swap: None,
+            usb_swap: None,
         }
     }
 
@@ -157,7 +161,28 @@ impl Handle {
         Self { swap, ..self }
     }
 
-    /// Exchanges the disk for one of this machine; `None` if it cannot be.
+    /// Enables [`Handle::usb_swap`], by `swap`.
+    #[must_use]
+    pub fn swapping_usb_by(self, swap: UsbSwap) -> Self {
+        Self { usb_swap: Some(swap), ..self }
+    }
+
+    /// Exchanges the USB device for its twin; `None` if it cannot be.
+    pub fn usb_swap(&self) -> Option<&UsbSwap> {
+        self.usb_swap.as_ref()
+    }
+
+    /// The twin that has the place of the attachment's USB device.
+    pub fn replaced_by(&self) -> Option<String> {
+        self.usb_swap.as_ref().and_then(UsbSwap::replaced_by)
+    }
+
+    /// Refuses what only the attachment's own device can do, while a twin has its place.
+    fn check_own(&self) -> Result<(), Refused> {
+        if self.replaced_by().is_some() { Err(Refused::Engine(TWIN_IS_HERE)) } else { Ok(()) }
+    }
+
+    /// Exchanges the disk for another one; `None` if it cannot be.
     pub fn swap(&self) -> Option<&DiskSwap> {
         self.swap.as_ref()
     }
@@ -227,6 +252,7 @@ impl Handle {
     /// [`Refused`]: it stays here.
     pub fn migrate(&self, successor: Fingerprint) -> Result<Migration, Refused> {
         self.may(Act::Migrate)?;
+        self.check_own()?;
         let successor = *successor.as_bytes();
         if let Some(hold_handle) = &self.hold_handle {
             return match hold_handle.hand_over(successor) {
@@ -235,7 +261,7 @@ impl Handle {
                 Err(why) => Err(Refused::Engine(why)),
             };
         }
-        let session = self.session.as_ref().ok_or(Refused::NoSession)?;
+        let session = self.session().ok_or(Refused::NoSession)?;
         session.migrate(successor).map(|()| Migration::WhenQuiet).map_err(Refused::Engine)
     }
 
@@ -246,7 +272,8 @@ impl Handle {
     /// [`Refused`]: it would stay here.
     pub fn may_migrate(&self) -> Result<bool, Refused> {
         self.may(Act::Migrate)?;
-        let session = self.session.as_ref().ok_or(Refused::NoSession)?;
+        self.check_own()?;
+        let session = self.session().ok_or(Refused::NoSession)?;
         session.may_migrate().map_err(Refused::Engine)?;
         let Some(hold_handle) = &self.hold_handle else { return Ok(false) };
         if hold_handle.is_shut() {
@@ -263,7 +290,8 @@ impl Handle {
     /// # Errors
     /// [`Refused`]: it stays here.
     pub fn discard(&self, successor: Fingerprint) -> Result<Discarded, Refused> {
-        let session = self.session.as_ref().ok_or(Refused::NoSession)?;
+        self.check_own()?;
+        let session = self.session().ok_or(Refused::NoSession)?;
         session.discard(*successor.as_bytes(), QUIET_WITHIN).map_err(Refused::Engine)
     }
 
@@ -272,7 +300,7 @@ impl Handle {
     /// # Errors
     /// [`Refused`]: it does not go through the module `pause`.
     pub fn pause(&self, is_paused: bool) -> Result<(), Refused> {
-        let session = self.session.as_ref().ok_or(Refused::NoModules)?;
+        let session = self.session().ok_or(Refused::NoModules)?;
         session.pause(is_paused).map_err(Refused::Engine)
     }
 
@@ -293,31 +321,36 @@ impl Handle {
         self.swap.as_ref().map_or(Ok(None), DiskSwap::descriptor)
     }
 
-    /// Whether its disk is being exchanged.
+    /// Whether its disk or device is being exchanged.
     pub fn is_swapping(&self) -> bool {
-        self.swap.as_ref().is_some_and(DiskSwap::is_running)
+        self.swap.as_ref().is_some_and(DiskSwap::is_running) || self.usb_swap.as_ref().is_some_and(UsbSwap::is_running)
     }
 
     /// Whether [`Handle::save`] can work.
     pub fn can_save(&self) -> bool {
-        self.save_requester.is_some()
+        self.save_requester.is_some() && self.elsewhere().is_none() && self.replaced_by().is_none()
+    }
+
+    /// The disk of another host that its disk was moved to, if it was: a replacement process cannot continue with it.
+    pub(crate) fn elsewhere(&self) -> Option<String> {
+        self.swap.as_ref().and_then(DiskSwap::elsewhere)
     }
 
     /// Whether the device is held, or migrating to another host, now or as soon as its user leaves.
     pub fn is_moving(&self) -> bool {
         self.hold_handle.as_ref().is_some_and(HoldHandle::is_shut)
-            || self.session.as_ref().is_some_and(|session| !session.is_ours())
+            || self.session().is_some_and(|session| !session.is_ours())
     }
 
     /// How long the device is held while it migrates, if it is in a session.
     pub(crate) fn longest_hold(&self) -> Option<Duration> {
-        self.session.as_ref().map(SessionStatus::hold)
+        self.session().map(|session| session.hold())
     }
 
     /// What the status says of a device that is held, or migrating to or from this host.
     pub(crate) fn move_state(&self) -> Option<&'static str> {
-        let is_handed_over = self.session.as_ref().is_some_and(|session| !session.is_ours());
-        let is_expected = self.session.as_ref().is_some_and(SessionStatus::is_expected);
+        let is_handed_over = self.session().is_some_and(|session| !session.is_ours());
+        let is_expected = self.session().is_some_and(|session| session.is_expected());
         let is_following = self.hold_handle.as_ref().is_some_and(HoldHandle::is_following);
         match self.is_moving() {
             _ if is_following => Some("following"),
@@ -336,9 +369,12 @@ impl Handle {
         self.users.as_ref().and_then(|users| users.refusal(act)).map_or(Ok(()), |why| Err(Refused::InUse(why)))
     }
 
-    /// The status of its session, if it is in one.
-    pub fn session(&self) -> Option<&SessionStatus> {
-        self.session.as_ref()
+    /// The status of the session that serves it now, if there is one.
+    pub fn session(&self) -> Option<SessionStatus> {
+        match &self.usb_swap {
+            Some(swap) => swap.session(),
+            None => self.session.clone(),
+        }
     }
 
     /// What has passed through so far, if it is counted.

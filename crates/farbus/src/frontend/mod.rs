@@ -17,6 +17,7 @@
 mod attachment;
 mod auto;
 pub(crate) mod drivers;
+mod ended;
 mod front_end;
 mod fuse;
 mod handle;
@@ -34,10 +35,12 @@ mod steering;
 pub mod stream;
 mod table;
 pub mod tuned_pipe;
+pub(crate) mod usb_swap;
 pub mod usbfs;
 
 pub use crate::common::stop_signal::StopSignal;
-pub use attachment::{Attachment, Ended, Export, Introduction, Restored, Status, over, undurable};
+pub use attachment::{Attachment, Export, Introduction, Restored, Status};
+pub use ended::{Ended, over, undurable};
 pub use front_end::{FrontEnd, Need, Prepared, Request, Via, explain, tell_reason};
 pub use fuse::FileAttachment;
 pub use handle::{Handle, Migration, Refused};

@@ -24,6 +24,7 @@ use crate::frontend::hold::{
 };
 use crate::frontend::open_users::{Connected, OpenClients, OpenUsers};
 use crate::frontend::remote_usb::FarDevice;
+use crate::frontend::usb_swap::{IS_SWAPPING, Order as SwapOrder, SwapUsb, UsbSwap};
 use crate::frontend::{
     Attachment, Ended, FrontEnd, Handle, Introduction, Need, Prepared, Request, Restored, Status, StopSignal,
 };
@@ -137,6 +138,10 @@ impl FrontEnd for Redir {
         true
     }
 
+    fn takes_twins(&self) -> bool {
+        true
+    }
+
     fn needs(&self, request: &Request) -> Vec<Need> {
         request.needs_of(PROTOCOL)
     }
@@ -156,7 +161,7 @@ impl FrontEnd for Redir {
         };
         match device {
             Ok(device) => {
-                let attachment = RedirAttachment::over(device, target, listener, client.system().clone())?;
+                let attachment = RedirAttachment::over(device, target, listener, client)?;
                 Ok(Box::new(RedirAttachment { is_handed_over: request.is_handed_over, ..attachment }))
             }
             Err(error) => {
@@ -200,8 +205,8 @@ impl FrontEnd for Redir {
             return Err(ClientError::Local("the device has what nobody asked".into()));
         }
         let listener = SocketListener::passed(listener, &request.place_of(PROTOCOL));
-        let (device, system) = (FarDevice::Session(Box::new(linked)), client.system().clone());
-        let mut attachment = RedirAttachment::over(device, &request.target, listener, system)?;
+        let device = FarDevice::Session(Box::new(linked));
+        let mut attachment = RedirAttachment::over(device, &request.target, listener, client)?;
         if let (Some(socket), Some((peer, frozen))) = (socket, guest) {
             let link = match peer.parse() {
                 Ok(address) => Link::over_tcp(socket, address).map_err(local)?,
@@ -222,6 +227,9 @@ struct RedirAttachment {
     hold_handle: HoldHandle,
     local_address: Option<SocketAddr>,
     session: Option<SessionStatus>,
+    swap: UsbSwap,
+    /// Whether a replacement process can continue with the attachment's own device.
+    may_save: bool,
     meters: Arc<Meters>,
     system: SystemAccess,
     save_requester: SaveRequester<Saved>,
@@ -237,12 +245,14 @@ impl RedirAttachment {
         device: FarDevice,
         target: &Target,
         listener: SocketListener,
-        system: SystemAccess,
+        client: &Client,
     ) -> Result<Self, ClientError> {
         let place = listener.place().map_err(local)?;
         let (clock, local_address, session) = (device.clock(), device.local_address(), device.status());
-        let host = RedirHost::new(device, Limits::RELAYED);
+        let (may_save, system) = (device.may_move(), client.system().clone());
         let stop = StopSignal::new().map_err(local)?;
+        let swap = UsbSwap::new(client, target, clock, stop.shared_wake());
+        let host = RedirHost::new(SwapUsb::new(device, swap.clone()), Limits::RELAYED);
         let hold_handle = HoldHandle::new().map_err(local)?;
         let stay = if host.session().device().is_open() { Stay::Here } else { Stay::Inheriting };
         let relay = Relay {
@@ -252,7 +262,6 @@ impl RedirAttachment {
             following: None,
             stay,
             host,
-            session: session.clone(),
             clock,
             calls: Calls::default(),
             arrival: Arrival::default(),
@@ -269,6 +278,8 @@ impl RedirAttachment {
             hold_handle,
             local_address,
             session,
+            swap,
+            may_save,
             meters,
             system,
             save_requester,
@@ -310,7 +321,7 @@ impl Attachment for RedirAttachment {
     }
 
     fn handle(&self) -> Handle {
-        let (may_move, open) = (self.relay.host.session().device().may_move(), self.relay.open.clone());
+        let open = self.relay.open.clone();
         // A guest that is shown a disk would lose what it has not written out.
         let users =
             OpenUsers::new(move || open.count(), "a virtual machine has this disk", "virtual machines have this disk");
@@ -319,7 +330,8 @@ impl Attachment for RedirAttachment {
             .used_by(users.waited_for())
             .connected_to(self.relay.connected.clone())
             .in_session(self.session.clone())
-            .saving_by(may_move.then(|| self.save_requester.clone()))
+            .saving_by(self.may_save.then(|| self.save_requester.clone()))
+            .swapping_usb_by(self.swap.clone())
             .metered_by(Arc::clone(&self.meters))
     }
 
@@ -361,8 +373,7 @@ struct Relay {
     held: Option<Held>,
     following: Option<Following>,
     stay: Stay,
-    host: RedirHost<FarDevice>,
-    session: Option<SessionStatus>,
+    host: RedirHost<SwapUsb>,
     clock: Clock,
     calls: Calls,
     arrival: Arrival,
@@ -390,6 +401,9 @@ impl Relay {
             {
                 return Ended::HandedOver;
             }
+            if let Some(order) = self.host.session().device().take_order() {
+                self.exchange(order);
+            }
             if let Err(error) = self.turn(stop, hold_handle) {
                 break Ended::Lost(error.to_string());
             }
@@ -406,8 +420,17 @@ impl Relay {
                 break ended;
             }
         };
-        self.host.with_device(FarDevice::close);
+        let now = self.clock.now();
+        self.host.with_device(|device, done| device.close(now, done));
         ended
+    }
+
+    /// Begins to exchange the device for its twin.
+    fn exchange(&mut self, order: SwapOrder) {
+        let is_here = self.held.is_none() && self.following.is_none() && matches!(self.stay, Stay::Here);
+        let refusal = (!is_here).then_some("it is held, or on its way to another host (farbus resume ends that)");
+        let now = self.clock.now();
+        self.host.with_device(|device, done| device.exchange(now, order, refusal, done));
     }
 
     /// Whether it is a disk that a guest is shown.
@@ -422,7 +445,8 @@ impl Relay {
     fn part_with(&mut self, asker: SaveRequest<Saved>) -> Verdict {
         // If the device is migrating or does not come to rest, no answer tells the asking thread that it cannot be
         // saved.
-        let is_here = self.held.is_none() && self.following.is_none() && matches!(self.stay, Stay::Here);
+        let is_own = self.host.session().device().is_own();
+        let is_here = is_own && self.held.is_none() && self.following.is_none() && matches!(self.stay, Stay::Here);
         if !is_here || !self.comes_to_rest() {
             return Verdict::Stay;
         }
@@ -536,15 +560,20 @@ impl Relay {
             }
         }
         let now = self.clock.now();
-        if on_device || self.host.poll_timeout().is_some_and(|at| at <= now) {
+        if on_device {
             self.calls.receive += 1;
             self.host.with_device(|device, done| device.handle_ready(now, done));
+        }
+        if self.host.poll_timeout().is_some_and(|at| at <= now) {
+            self.host.handle_timeout(now);
         }
         Ok(())
     }
 
     fn carry_out(&mut self, Order { command, answer, .. }: Order) {
         let now = self.clock.now();
+        let device = self.host.session().device();
+        let (may_move, is_swapping) = (device.may_move(), device.is_swapping());
         let result = match (command, &mut self.held) {
             (HoldCommand::GoOn, _) if self.following.is_some() => {
                 self.follow_nobody("it is to go on");
@@ -562,9 +591,8 @@ impl Relay {
             (HoldCommand::Hold | HoldCommand::Move(_), _) if !matches!(self.stay, Stay::Here) => {
                 Err("it is being handed over already")
             }
-            (HoldCommand::Move(_), _) if !self.host.session().device().may_move() => {
-                Err("it has no session that could be handed over (a paired host, or --grace SECONDS)")
-            }
+            (HoldCommand::Hold, _) if is_swapping => Err(IS_SWAPPING),
+            (HoldCommand::Move(_), _) if may_move.is_err() => may_move.map(|()| Granted::AtOnce),
             (HoldCommand::Move(_), Some(Held { successor: Some(_), .. })) => Err("it is being handed over already"),
             (HoldCommand::Move(successor), Some(held)) if held.asker.is_none() => {
                 (held.successor, held.since) = (Some(successor), now);
@@ -606,14 +634,12 @@ impl Relay {
 
     /// Follows the guest to the host with this key, as soon as the guest has read what it was sent so far.
     fn follow(&mut self, successor: [u8; 32], answer: Answer) {
-        let lockstep = match &self.guest {
+        let lockstep = match (&self.guest, self.host.session().device().may_move()) {
             _ if !matches!(self.stay, Stay::Here) => Err("it is being handed over already"),
             _ if self.held.is_some() => Err("it is held already"),
-            _ if !self.host.session().device().may_move() => {
-                Err("it has no session that could be handed over (a paired host, or --grace SECONDS)")
-            }
-            None => Err("no virtual machine has it"),
-            Some(guest) => Lockstep::on(guest).ok_or(
+            (_, Err(why)) => Err(why),
+            (None, _) => Err("no virtual machine has it"),
+            (Some(guest), _) => Lockstep::on(guest).ok_or(
                 "its virtual machine is connected over TCP, which does not tell what the machine has read: \
                  attach it with --socket",
             ),
@@ -656,7 +682,7 @@ impl Relay {
 
     /// How long the device may be held while it migrates.
     fn longest_hold(&self) -> Duration {
-        self.session.as_ref().map_or(HOLD, SessionStatus::hold)
+        self.host.session().device().status().map_or(HOLD, |session| session.hold())
     }
 
     /// Continues a hold: answers it when the device is at rest, or gives up.

@@ -12,6 +12,7 @@ use crate::devices::reservation::ReservationStatus;
 use crate::devices::status::MediumStatus;
 use crate::importer::client::Target;
 use crate::importer::disk::DiskMode;
+use crate::importer::disk_swap::DiskSwap;
 use crate::importer::session::latency::Latency;
 use crate::importer::session::status::SessionStatus;
 use crate::link::meters::Readings;
@@ -45,7 +46,7 @@ pub struct AttachmentStatus {
     /// `following` while it is in use, and goes to another host as soon as its user leaves;
     /// `handed over` while it is on its way to another host; before it is here, `waiting`.
     pub state: &'static str,
-    /// The address of the exporter, as it was named.
+    /// The address of the exporter that has the device now, as it was named.
     pub user: String,
     /// Where it is on this machine.
     pub at: String,
@@ -84,9 +85,12 @@ pub struct AttachmentStatus {
     /// The modules that its data passes through, the importer's end first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub modules: Vec<String>,
-    /// Where a disk is: at its exporter, or on this machine once it was swapped (`block:PATH`).
+    /// Where a disk is: at its exporter, at another one that it was moved to, or on this machine (`block:PATH`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub medium: Option<MediumStatus>,
+    /// The twin that has the device's place since it was swapped: `usb:BUSID` or `HOST:PORT/DEVICE`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub replaced_by: Option<String>,
     /// How many programs have it open: a file, or an NBD export.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub open: Option<usize>,
@@ -121,6 +125,7 @@ impl AttachmentStatus {
             meters: None,
             modules: Vec::new(),
             medium: None,
+            replaced_by: None,
             open: None,
             processes: Vec::new(),
             drivers: None,
@@ -138,6 +143,7 @@ impl AttachmentStatus {
         let named = Self::named(&target.device, &target.to_string(), state);
         let (user, reason) = (target.address.clone(), reason.cloned());
         let Some(Running { since, status, handle }) = running else { return Self { user, reason, ..named } };
+        let user = handle.swap().and_then(DiskSwap::host).unwrap_or(user);
         let running = Self {
             user,
             reason,
@@ -145,14 +151,15 @@ impl AttachmentStatus {
             used_s: since.elapsed().as_secs_f64(),
             mode: status.mode.map(DiskMode::as_str),
             meters: handle.readings(),
-            medium: handle.swap().map(|swap| swap.medium(&target.to_string())),
+            medium: handle.swap().map(DiskSwap::medium),
+            replaced_by: handle.replaced_by(),
             open: handle.open_count(),
             processes: handle.processes(),
             drivers: handle.drivers().and_then(Drivers::names),
             ..named
         };
         let running = match handle.session() {
-            Some(session) => running.in_session(session),
+            Some(session) => running.in_session(&session),
             None => running,
         };
         match handle.move_state() {

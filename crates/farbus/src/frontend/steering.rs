@@ -7,6 +7,7 @@ use super::{Handle, Migration, Refused};
 use crate::common::control::{Answer, Question};
 use crate::common::failure::{Attribute, FailureReport};
 use crate::devices::swap_run::SwapOrder;
+use crate::frontend::usb_swap::UsbSwap;
 use crate::importer::client::Target;
 
 /// Answers a question that steers one attachment. `handle_of` finds it by the name in the question: `None` if there is
@@ -77,7 +78,16 @@ fn swap(handle: Option<&Handle>, question: Question) -> Answer {
     else {
         return Answer::Unknown;
     };
+    if let Some(swap) = handle.and_then(Handle::usb_swap) {
+        return swap_usb(swap, question);
+    }
     let Some(swap) = handle.and_then(Handle::swap) else {
+        if matches!(&question, Question::Swap { to, .. } if !to.starts_with("block:")) {
+            return Answer::Refused(format!(
+                "{device} cannot be swapped for a twin: only a USB device that is attached with --via redir can, \
+                 and a disk moves to block:PATH\n  attach it so: farbus attach {device} --via redir"
+            ));
+        }
         return Answer::Refused(format!(
             "{device} cannot be moved: only a disk that is attached as a block device, in a session, can\n  \
              attach it so: farbus attach {device} --via nbd, or --via fuse, --via uas"
@@ -92,11 +102,34 @@ fn swap(handle: Option<&Handle>, question: Question) -> Answer {
             swap.status().map_or_else(|| none(&device), |status| Answer::Ok(json!(status)))
         }
         Question::SwapCancel { .. } if swap.cancel() => Answer::Ok(Value::Null),
+        Question::Swap { device, to, .. } if to.starts_with("usb:") => {
+            Answer::Refused(format!("{device} is a disk: it moves to block:PATH"))
+        }
         question @ Question::Swap { .. } => match SwapOrder::of(question).map(|order| swap.begin(order)) {
             Ok(Ok(())) => Answer::Ok(Value::Null),
             Ok(Err(failure)) => Answer::Failed(failure),
             Err(error) => Answer::Refused(error.to_string()),
         },
+        Question::SwapCancel { device } => none(&device),
+        _ => Answer::Unknown,
+    }
+}
+
+/// Answers a question about the swap of an attached USB device.
+fn swap_usb(swap: &UsbSwap, question: Question) -> Answer {
+    let none = |device: &str| {
+        let message = format!("{device} is not being swapped\n  begin: farbus swap {device} --to usb:BUSID");
+        Answer::Failed(FailureReport { attribute: Attribute::Gone, message })
+    };
+    match question {
+        Question::Swap { device, to, files, .. } => match swap.begin(&device, &to, &files) {
+            Ok(()) => Answer::Ok(Value::Null),
+            Err(failure) => Answer::Failed(failure),
+        },
+        Question::SwapStatus { device } => {
+            swap.status().map_or_else(|| none(&device), |status| Answer::Ok(json!(status)))
+        }
+        Question::SwapCancel { .. } if swap.cancel() => Answer::Ok(Value::Null),
         Question::SwapCancel { device } => none(&device),
         _ => Answer::Unknown,
     }

@@ -67,8 +67,25 @@ impl KnownHost {
         }
         let Ok(folder) = Folder::of_user() else { return Ok(None) };
         let local = |error: StateError| KnownHostError::Local(error.to_string());
-        let (name, port) = address.rsplit_once(':').unwrap_or((address, ""));
+        let (name, _) = address.rsplit_once(':').unwrap_or((address, ""));
         let Some(peer) = Peers::load(&folder).map_err(local)?.find(name).cloned() else { return Ok(None) };
+        Ok(Some(Self::of(Trust::at(folder).map_err(local)?, peer, address)))
+    }
+
+    /// The host `peer`, which its owner named `address`, for a process that has the key of this host and may not read
+    /// its files any more.
+    #[must_use]
+    pub fn beside(&self, peer: Peer, address: &str) -> Self {
+        Self::of(self.trust.clone(), peer, address)
+    }
+
+    /// The host's entry in the list of paired hosts.
+    pub fn peer(&self) -> &Peer {
+        &self.peer
+    }
+
+    fn of(trust: Trust, peer: Peer, address: &str) -> Self {
+        let (_, port) = address.rsplit_once(':').unwrap_or((address, ""));
         let remembered = peer.address.clone().unwrap_or_else(|| format!("{}:{SECURE_PORT}", peer.name));
         let at = match port.parse::<u16>() {
             Ok(port) if port != DEFAULT_PORT => {
@@ -77,9 +94,8 @@ impl KnownHost {
             }
             _ => remembered,
         };
-        let trust = Trust::at(folder).map_err(local)?;
         let (asked, is_elsewhere, proved) = (address.to_owned(), false, Arc::default());
-        Ok(Some(Self { trust, peer, asked, address: at, is_elsewhere, proved }))
+        Self { trust, peer, asked, address: at, is_elsewhere, proved }
     }
 
     /// The same host, at `address` (`HOST:PORT`).

@@ -13,22 +13,21 @@ use std::str::FromStr;
 
 use farbus_host::RemoteDisk;
 use farbus_io::link::{Clock, Link};
-use farbus_model::{BlockDevice, BufferPool, Completions, Pending};
+use farbus_model::{BlockDevice, Pending};
 use farbus_session::block::{
     AHEAD_KIND, ANY_BYTE_KIND, Ahead, AnyByte, BEHIND_KIND, Behind, SWAPPED_KIND, StoreDevice,
 };
+use farbus_session::native::RemoteBlock;
 use farbus_session::native::control::{Cause, End, Mode};
-use farbus_session::native::{Attached, RemoteBlock};
 use farbus_session::snapshot;
 
-use crate::common::stop_signal::StopSignal;
 use crate::importer::client::{Client, ClientError, GRACE_DISK, Target, local, local_address};
 use crate::importer::disk_swap::{DiskSwap, SwapDisk};
 use crate::importer::local_disk::Wrong;
 use crate::importer::options::cache::Cache;
 use crate::importer::port::session::SessionPort;
 use crate::importer::port::{Cutter, DevicePort, usbip};
-use crate::importer::session::connection::{BLOCK_KIND, Linked, Redial};
+use crate::importer::session::connection::{BLOCK_KIND, Linked};
 use crate::importer::session::status::SessionStatus;
 
 /// How a disk is used.
@@ -98,7 +97,7 @@ pub struct OpenedDisk {
     pub cutter: Cutter,
     /// The status of its session, if it has one.
     pub status: Option<SessionStatus>,
-    /// Exchanges it for a disk of this machine, if it can be.
+    /// Exchanges it for another disk, if it can be.
     pub swap: Option<DiskSwap>,
 }
 
@@ -115,7 +114,9 @@ impl OpenedDisk {
         let grace = client.grace_period(&target.address, GRACE_DISK)?;
         if !grace.is_zero() {
             match client.block(target, asked, grace)? {
-                Ok(linked) => return Ok(Self::block(linked).map_err(local)?.with(client.config().cache)),
+                Ok(linked) => {
+                    return Ok(Self::block(linked, target, client).map_err(local)?.with(client.config().cache));
+                }
                 // No message: some devices have only a USB form.
                 Err(end) if end.cause == Cause::Class => {}
                 // A device that its exporter does not drive may be driven here: the first of several units, for
@@ -143,7 +144,7 @@ impl OpenedDisk {
     /// [`ClientError`]; it has to be a block device.
     pub fn inherit(client: &Client, target: &Target) -> Result<Self, ClientError> {
         let linked = client.inherit_block(target, GRACE_DISK)?;
-        Ok(Self::block(linked).map_err(local)?.with(client.config().cache))
+        Ok(Self::block(linked, target, client).map_err(local)?.with(client.config().cache))
     }
 
     /// Wraps an open USB disk.
@@ -165,13 +166,17 @@ impl OpenedDisk {
     ///
     /// # Errors
     /// The system has no more descriptors.
-    pub fn block(linked: Linked<RemoteBlock>) -> io::Result<Self> {
-        let (clock, status, cutter) = (linked.clock(), linked.status(), Cutter::of(linked.stop_signal()));
-        let way = Way::Device { is_movable: linked.is_movable() };
-        let requests = linked.remote().requests().count();
-        let device = SwapDisk::new(Box::new(SessionDisk { linked, is_left: false }), requests, status.clone())?;
-        let swap = Some(device.swap());
-        Ok(Self { device: Box::new(device), clock, way, cutter, status: Some(status), swap })
+    pub fn block(linked: Linked<RemoteBlock>, target: &Target, client: &Client) -> io::Result<Self> {
+        let (clock, way) = (linked.clock(), Way::Device { is_movable: linked.is_movable() });
+        Ok(Self::swappable(SwapDisk::new(linked, target, client)?, clock, way))
+    }
+
+    /// A disk that can be exchanged: its status and its cutter are always those of the disk that it is now.
+    fn swappable(device: SwapDisk, clock: Clock, way: Way) -> Self {
+        let swap = device.swap();
+        let (status, to_cut) = (swap.session(), swap.clone());
+        let cutter = Cutter::new(move || to_cut.cut());
+        Self { device: Box::new(device), clock, way, cutter, status: Some(status), swap: Some(swap) }
     }
 
     /// Adds the layers that `cache` asks for.
@@ -190,23 +195,28 @@ impl OpenedDisk {
     ///
     /// # Errors
     /// The snapshot is invalid, or the system has no more threads or descriptors.
-    pub fn restore(redial: Redial, saved: &[u8], medium: Option<OwnedFd>) -> io::Result<(Self, Pending)> {
-        Self::restore_from((redial, medium), saved, LAYERS)
+    pub fn restore(
+        client: &Client,
+        target: &Target,
+        saved: &[u8],
+        medium: Option<OwnedFd>,
+    ) -> io::Result<(Self, Pending)> {
+        Self::restore_from((client, target, medium), saved, LAYERS)
     }
 
     /// Restores a disk with those of these layers that the snapshot contains.
     fn restore_from(
-        (redial, medium): (Redial, Option<OwnedFd>),
+        (client, target, medium): (&Client, &Target, Option<OwnedFd>),
         saved: &[u8],
         layers: &[u16],
     ) -> io::Result<(Self, Pending)> {
         let [kind, rest @ ..] = layers else {
             return match medium {
-                Some(medium) => Self::restore_moved(medium, saved),
-                None => Self::restore_block(redial, saved),
+                Some(medium) => Self::restore_moved(client, medium, saved),
+                None => Self::restore_block(client, target, saved),
             };
         };
-        let below = (redial, medium);
+        let below = (client, target, medium);
         let Ok(mut reader) = snapshot::open(saved, *kind) else { return Self::restore_from(below, saved, rest) };
         let mut known = None;
         let device = |bytes: &[u8]| {
@@ -229,7 +239,8 @@ impl OpenedDisk {
         Ok((Self { device, clock, way, cutter, status, swap }, pending))
     }
 
-    fn restore_block(redial: Redial, saved: &[u8]) -> io::Result<(Self, Pending)> {
+    fn restore_block(client: &Client, target: &Target, saved: &[u8]) -> io::Result<(Self, Pending)> {
+        let redial = client.redial(target).map_err(io::Error::other)?;
         let mut reader = snapshot::open(saved, BLOCK_KIND).map_err(|reject| Wrong::from(reject).0)?;
         let mut linked = Linked::<RemoteBlock>::restore(redial, &mut reader)?;
         if let Err(reject) = reader.end("device") {
@@ -238,22 +249,20 @@ impl OpenedDisk {
         }
         let asked = linked.remote().requests();
         let pending = asked.map(|asked| (asked.id, (asked.op, asked.offset, asked.length))).collect();
-        Ok((Self::block(linked)?, pending))
+        Ok((Self::block(linked, target, client)?, pending))
     }
 
     /// Restores a disk that was moved to `medium`. Its exporter has it back, and is not asked for anything.
-    fn restore_moved(medium: OwnedFd, saved: &[u8]) -> io::Result<(Self, Pending)> {
+    fn restore_moved(client: &Client, medium: OwnedFd, saved: &[u8]) -> io::Result<(Self, Pending)> {
         let clock = Clock::start();
         let mut reader = snapshot::open(saved, SWAPPED_KIND).map_err(|reject| Wrong::from(reject).0)?;
-        let (mut device, status, pending) =
-            SwapDisk::restore(clock.now(), &mut reader, medium).map_err(|Wrong(error)| error)?;
+        let (mut device, pending) =
+            SwapDisk::restore(clock, &mut reader, medium, client).map_err(|Wrong(error)| error)?;
         if let Err(reject) = reader.end("device") {
             BlockDevice::leave(&mut device);
             return Err(Wrong::from(reject).0);
         }
-        let (swap, way) = (Some(device.swap()), Way::Device { is_movable: true });
-        let cutter = Cutter::new(|| {});
-        Ok((Self { device: Box::new(device), clock, way, cutter, status: Some(status), swap }, pending))
+        Ok((Self::swappable(device, clock, Way::Device { is_movable: true }), pending))
     }
 
     /// Whether a replacement process can continue with it.
@@ -282,51 +291,8 @@ impl OpenedDisk {
     }
 }
 
-impl Cutter {
-    fn of(stop_signal: StopSignal) -> Self {
-        Self::new(move || stop_signal.end())
-    }
-}
-
 /// The layers over a disk of a session, the uppermost first.
 const LAYERS: &[u16] = &[ANY_BYTE_KIND, AHEAD_KIND, BEHIND_KIND];
-
-/// A disk of a session, which is given back when it is dropped.
-struct SessionDisk {
-    linked: Linked<RemoteBlock>,
-    /// Whether a replacement process continues with it.
-    is_left: bool,
-}
-
-impl Drop for SessionDisk {
-    fn drop(&mut self) {
-        if self.is_left {
-            return;
-        }
-        let mut done = Completions::new(BufferPool::new(0));
-        self.linked.close(&mut done);
-        // Requests that its exporter did not answer in time are dropped: the programs that made them have gone.
-        self.linked.remote_mut().handle_over(Cause::Asked, "let go of here", &mut done);
-        while done.pop().is_some() {}
-    }
-}
-
-impl farbus_model::BlockLayer for SessionDisk {
-    type Inner = Linked<RemoteBlock>;
-
-    fn inner(&self) -> &Linked<RemoteBlock> {
-        &self.linked
-    }
-
-    fn inner_mut(&mut self) -> &mut Linked<RemoteBlock> {
-        &mut self.linked
-    }
-
-    fn leave(&mut self) {
-        BlockDevice::leave(&mut self.linked);
-        self.is_left = true;
-    }
-}
 
 /// Why a disk that can only be opened as a USB disk cannot be read beside other importers.
 fn usb_has_one_user() -> End {

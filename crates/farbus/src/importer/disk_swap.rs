@@ -1,8 +1,10 @@
-//! The disk of an attachment is exchanged for a disk of this machine while it is in use (requirement N12).
+//! The disk of an attachment is exchanged for one of this machine or of another host while it is in use (requirement
+//! N12).
 //!
 //! Two threads take part. The engine of the front end owns both disks ([`SwapDisk`], over
-//! [`farbus_session::block::Swappable`]). A thread of the swap does what takes time: it writes the journal and gives the
-//! old disk back. It also tells the old disk's exporter:
+//! [`farbus_session::block::Swappable`]). A thread of the swap does what takes time: it opens the new disk, writes the
+//! journal and gives the old disk back. Where a disk is matters to neither of them: a `Location` does what differs. The
+//! thread also tells the old disk's exporter:
 //!
 //! | step | durable at the importer | durable at the exporter | after a crash of either end |
 //! |---|---|---|---|
@@ -14,6 +16,17 @@
 //! If the exporter does not answer *moving*, the swap is given up: it may have noted that or not, and a disk that stays
 //! can be moved later. If it answers that it cannot, or is of a version that answers nothing at all, the swap goes on
 //! with a warning, as the user's disk may have to leave that host now.
+//!
+//! And the new disk's exporter, if it is a disk of another host:
+//!
+//! | step | durable at the importer | durable at the new disk's exporter | after a crash of either end |
+//! |---|---|---|---|
+//! | *moving* is answered | | moving | no other host gets the new disk; its importer attaches it as it was, which says *stays* |
+//! | copying | copying | moving | no other host gets the unfinished copy, and its importer does not attach it; the same swap continues |
+//! | the journal is written | switched | moving | no other host gets the new disk; its importer attaches it, which says *stays* |
+//! | *stays* is answered | switched | | the new disk is a disk like any other |
+//!
+//! A swap that is given up leaves *moving* there: what the disk held is overwritten in part.
 
 use std::ffi::OsStr;
 use std::io;
@@ -25,24 +38,30 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use farbus_io::link::{Gathering, Wake};
+use farbus_io::link::{Clock, Gathering, Wake};
 use farbus_io::store::FileStore;
+use farbus_io::trust::Peer;
 use farbus_model::{
     BlockDevice, BlockDone, BlockInFlight, BlockInfo, BlockLayer, BlockStore, Completions, Instant, Pending, Readiness,
 };
 use farbus_session::block::swap::{Journal, Milestone, Options, Report, SwapError};
 use farbus_session::block::{Swappable, Work};
 use farbus_session::native::retire::Step;
+use farbus_session::native::{Attached, RemoteBlock};
 use farbus_session::snapshot::Reader;
 use tracing::{info, warn};
 
 use crate::common::events::{Event, Kind, publish};
 use crate::common::failure::{Attribute, FailureReport};
+use crate::common::stop_signal::StopSignal;
 use crate::devices::media_journal::Notes;
 use crate::devices::status::MediumStatus;
-use crate::devices::swap_run::{DONE, FAILED, RUNNING, Run, SwapOrder, SwapStatus, report};
+use crate::devices::swap_run::{DONE, Destination, FAILED, RUNNING, Run, SwapOrder, SwapStatus, report};
+use crate::importer::client::{Client, ClientError, Target};
 use crate::importer::local_disk::{LocalDisk, Wrong};
+use crate::importer::session::connection::Linked;
 use crate::importer::session::status::{SessionStatus, StepAnswer};
+use crate::importer::session_disk::session_disk;
 
 /// How often a swap's status is updated.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -52,26 +71,78 @@ const STEP_TIME_MAX: Duration = Duration::from_secs(5);
 /// A disk that is the device or becomes it.
 type Disk = Box<dyn BlockDevice>;
 
+/// Where a disk is that is the device or becomes it.
+#[derive(Clone)]
+enum Location {
+    /// On this machine: `block:PATH`, and the file or block device.
+    Here(String, Arc<FileStore>),
+    /// A disk of another host, in this session.
+    There(Target, SessionStatus, StopSignal),
+}
+
+impl Location {
+    /// Where a disk is that is open in this session.
+    fn of(target: &Target, linked: &Linked<RemoteBlock>) -> Self {
+        Location::There(target.clone(), linked.status(), linked.stop_signal())
+    }
+
+    /// What people type for it: `block:PATH` or `HOST:PORT/DEVICE`.
+    fn name(&self) -> String {
+        match self {
+            Location::Here(at, _) => at.clone(),
+            Location::There(target, ..) => target.to_string(),
+        }
+    }
+
+    /// The session that it is in.
+    fn session(&self) -> Option<&SessionStatus> {
+        match self {
+            Location::Here(..) => None,
+            Location::There(_, session, _) => Some(session),
+        }
+    }
+
+    /// Ends what waits for its host.
+    fn cut(&self) {
+        if let Location::There(_, _, stop_signal) = self {
+            stop_signal.end();
+        }
+    }
+}
+
+/// A disk that is open, and where it is.
+struct Opened {
+    disk: Disk,
+    location: Location,
+    /// What its owner has to know.
+    warning: Option<String>,
+}
+
 /// Exchanges the disk of an attachment, from any thread.
 #[derive(Clone)]
 pub struct DiskSwap(Arc<Inner>);
 
 struct Inner {
     info: BlockInfo,
+    client: Client,
+    clock: Clock,
+    /// The status of the session that the disk is in now.
     session: SessionStatus,
-    orders: Mutex<Vec<Order>>,
+    /// `None` once nobody carries them out any more.
+    orders: Mutex<Option<Vec<Order>>>,
     has_orders: AtomicBool,
     /// Wakes the engine, as long as the disk is one of this machine or a swap runs.
     wake: Wake,
     last: Mutex<Last>,
 }
 
-#[derive(Default)]
 struct Last {
-    /// Where the disk is, if it is not the session's.
-    at: Option<String>,
-    /// The medium there.
-    medium: Option<FileStore>,
+    /// Where the disk is.
+    at: Location,
+    /// Whether it was somewhere else before.
+    is_exchanged: bool,
+    /// Where the other disk of the swap is that runs.
+    other: Option<Location>,
     /// The swap that runs, or the last one.
     run: Option<Arc<Run>>,
 }
@@ -83,7 +154,7 @@ enum Order {
 }
 
 struct Begin {
-    destination: LocalDisk,
+    destination: Disk,
     options: Options,
     run: Arc<Run>,
     work: Sender<Work<Disk>>,
@@ -94,15 +165,29 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl DiskSwap {
-    fn new(info: BlockInfo, session: SessionStatus) -> io::Result<Self> {
+    fn new(info: BlockInfo, at: Location, client: Client, clock: Clock) -> io::Result<Self> {
+        let session = at.session().cloned().unwrap_or_else(SessionStatus::of_this_machine);
         Ok(Self(Arc::new(Inner {
             info,
-            session,
-            orders: Mutex::default(),
+            client,
+            clock,
+            session: SessionStatus::following(&session),
+            orders: Mutex::new(Some(Vec::new())),
             has_orders: AtomicBool::new(false),
             wake: Wake::new()?,
-            last: Mutex::default(),
+            last: Mutex::new(Last { at, is_exchanged: false, other: None, run: None }),
         })))
+    }
+
+    /// The status of the session that the disk is in, whichever that is.
+    pub fn session(&self) -> SessionStatus {
+        self.0.session.clone()
+    }
+
+    /// Ends what waits for a host that has the disk, or to which it moves.
+    pub fn cut(&self) {
+        let last = lock(&self.0.last);
+        [Some(&last.at), last.other.as_ref()].into_iter().flatten().for_each(Location::cut);
     }
 
     /// Begins to exchange the disk.
@@ -112,7 +197,7 @@ impl DiskSwap {
     pub fn begin(&self, order: SwapOrder) -> Result<(), FailureReport> {
         let SwapOrder { device, to, destination, journal, options } = order;
         let refused = |error: &SwapError| report(error, &device, &to);
-        let (needed, found) = (self.0.info.size_bytes, destination.size_bytes());
+        let needed = self.0.info.size_bytes;
         if self.0.info.is_read_only {
             let message = format!("{device} is attached to be read: who may write to it can move it");
             return Err(FailureReport { attribute: Attribute::Refused, message });
@@ -121,23 +206,17 @@ impl DiskSwap {
             let message = format!("{device} is on its way between two hosts: try again when it has arrived");
             return Err(FailureReport { attribute: Attribute::Refused, message });
         }
-        if found < needed {
-            return Err(refused(&SwapError::TooSmall { needed, found }));
-        }
-        let local = |what: &dyn std::fmt::Display| FailureReport {
-            attribute: Attribute::Local,
-            message: format!("{device} was not moved to {to}: {what}"),
-        };
         let mut last = lock(&self.0.last);
         if last.run.as_ref().is_some_and(|run| !run.is_over()) {
             return Err(refused(&SwapError::AnotherSwap));
         }
         let mut notes = Notes::to(journal);
-        notes.note(Milestone::Copying).map_err(|why| refused(&SwapError::Journal(why)))?;
-        let medium = destination.try_clone().map_err(|error| local(&error))?;
-        let destination =
-            LocalDisk::new(destination, self.0.info.block_bytes, &self.0.wake).map_err(|error| local(&error))?;
-        let from = last.at.clone().unwrap_or_else(|| device.clone());
+        // A disk of this machine is open, and what is wrong with it is said at once; for another host others wait.
+        let opening = match destination {
+            Destination::Medium(store) => Ok(self.open_here(store, (&device, &to), &mut notes)?),
+            Destination::HostDisk { broker, peer } => Err((broker, peer)),
+        };
+        let from = last.at.name();
         let run = Arc::new(Run::new(SwapStatus {
             device: device.clone(),
             from,
@@ -149,16 +228,90 @@ impl DiskSwap {
             left_bytes: needed,
             ..SwapStatus::default()
         }));
-        let (work, to_do) = mpsc::channel();
         let (swap, for_thread) = (self.clone(), Arc::clone(&run));
-        let carry_out = move || swap.carry_out(&for_thread, (&mut notes, medium), &to_do);
-        thread::Builder::new().name("swap".into()).spawn(carry_out).map_err(|error| local(&error))?;
+        let carry_out = move || {
+            let SwapStatus { device, to, .. } = for_thread.status();
+            let opened = opening.or_else(|(broker, peer)| swap.open_there(broker, peer, (&device, &to), &mut notes));
+            match opened {
+                Ok(opened) => swap.carry_out(&for_thread, opened, &mut notes, options),
+                Err(failure) => for_thread.end(FAILED, |status| status.failure = Some(failure)),
+            }
+            lock(&swap.0.last).other = None;
+        };
+        let spawned = thread::Builder::new().name("swap".into()).spawn(carry_out);
+        spawned.map_err(|error| not_moved(Attribute::Local, (&device, &to), &error))?;
         info!(device, to, verify = options.verify, resume = options.resume, "being moved");
         publish(Event::of(Kind::SwapBegun, device.as_str()).how(to.as_str()));
-        last.run = Some(Arc::clone(&run));
-        drop(last);
-        self.order(Order::Begin(Box::new(Begin { destination, options, run, work })));
+        last.run = Some(run);
         Ok(())
+    }
+
+    /// Opens a file or block device of this machine, and notes that it is overwritten from now on.
+    fn open_here(&self, store: FileStore, names: Names<'_>, notes: &mut Notes) -> Result<Opened, FailureReport> {
+        let local = |error: io::Error| not_moved(Attribute::Local, names, &error);
+        let (needed, found) = (self.0.info.size_bytes, store.size_bytes());
+        if found < needed {
+            return Err(report(&SwapError::TooSmall { needed, found }, names.0, names.1));
+        }
+        notes.note(Milestone::Copying).map_err(|why| report(&SwapError::Journal(why), names.0, names.1))?;
+        let location = Location::Here(names.1.to_owned(), Arc::new(store.try_clone().map_err(local)?));
+        let disk = LocalDisk::new(store, self.0.info.block_bytes, &self.0.wake).map_err(local)?;
+        Ok(Opened { disk: Box::new(disk), location, warning: None })
+    }
+
+    /// Opens a disk of another host, and notes that it is overwritten from now on.
+    fn open_there(
+        &self,
+        broker: OwnedFd,
+        peer: Option<Box<Peer>>,
+        names: Names<'_>,
+        notes: &mut Notes,
+    ) -> Result<Opened, FailureReport> {
+        let refused = |error: ClientError| not_moved(error.attribute(), names, &error);
+        let target: Target = names.1.parse().map_err(|error: String| not_moved(Attribute::Refused, names, &error))?;
+        let client = self.0.client.to_another(&target.address, broker, peer.map(|peer| *peer)).map_err(refused)?;
+        let (linked, kept) = client.overwrite(&target, self.0.clock).map_err(refused)?;
+        let (ours, theirs) = (&self.0.info, *BlockDevice::info(&linked));
+        let (needed, found) = (ours.size_bytes, theirs.size_bytes);
+        let unsuited = |error: &SwapError| Err(report(error, names.0, names.1));
+        if found < needed {
+            return unsuited(&SwapError::TooSmall { needed, found });
+        }
+        if theirs.is_read_only {
+            return unsuited(&SwapError::ReadOnly);
+        }
+        if theirs.block_bytes > ours.block_bytes || theirs.request_bytes_max < ours.request_bytes_max {
+            let what = format!(
+                "it takes requests of {} to {} bytes, and programs here may make ones of {} to {}\n  choose a disk with \
+                 blocks of {} bytes or less",
+                theirs.block_bytes,
+                theirs.request_bytes_max,
+                ours.block_bytes,
+                ours.request_bytes_max,
+                ours.block_bytes
+            );
+            return Err(not_moved(Attribute::Refused, names, &what));
+        }
+        let location = Location::of(&target, &linked);
+        linked.status().note_copy(true);
+        let journal = |why| report(&SwapError::Journal(why), names.0, names.1);
+        if let Some(identity) = linked.remote().identity() {
+            notes.name(identity.into()).map_err(journal)?;
+        }
+        notes.note(Milestone::Copying).map_err(journal)?;
+        let warning =
+            kept.err().map(|why| format!("other hosts can attach {target}, which may hold a part of a copy: {why}"));
+        Ok(Opened { disk: session_disk(linked), location, warning })
+    }
+
+    /// From now on the disk is there.
+    fn switch_to(&self, location: Location) {
+        let session = location.session().cloned().unwrap_or_else(SessionStatus::of_this_machine);
+        session.note_copy(false);
+        self.0.session.follow(&session);
+        let mut last = lock(&self.0.last);
+        let before = std::mem::replace(&mut last.at, location);
+        (last.other, last.is_exchanged) = (Some(before), true);
     }
 
     /// Cancels the swap that runs. Returns whether one runs.
@@ -178,8 +331,16 @@ impl DiskSwap {
     /// # Errors
     /// The system has no more descriptors.
     pub fn descriptor(&self) -> io::Result<Option<OwnedFd>> {
+        match &lock(&self.0.last).at {
+            Location::Here(_, medium) => medium.as_fd().try_clone_to_owned().map(Some),
+            Location::There(..) => Ok(None),
+        }
+    }
+
+    /// The disk of another host that the disk was moved to, if it was: a replacement process cannot continue with it.
+    pub fn elsewhere(&self) -> Option<String> {
         let last = lock(&self.0.last);
-        last.medium.as_ref().map(|medium| medium.as_fd().try_clone_to_owned()).transpose()
+        (last.is_exchanged && last.at.session().is_some()).then(|| last.at.name())
     }
 
     /// The status of the running or last swap.
@@ -187,20 +348,37 @@ impl DiskSwap {
         lock(&self.0.last).run.as_ref().map(|run| run.status())
     }
 
-    /// Where the disk is: `block:PATH`, or as `otherwise` says.
-    pub fn medium(&self, otherwise: &str) -> MediumStatus {
+    /// Where the disk is: `block:PATH`, or `HOST:PORT/DEVICE`.
+    pub fn medium(&self) -> MediumStatus {
         let last = lock(&self.0.last);
         MediumStatus {
-            at: last.at.clone().unwrap_or_else(|| otherwise.to_owned()),
+            at: last.at.name(),
             size_bytes: self.0.info.size_bytes,
             is_swapping: last.run.as_ref().is_some_and(|run| !run.is_over()),
-            is_swapped: last.at.is_some(),
-            identity: self.0.session.identity().filter(|_| last.at.is_none()).map(Into::into),
+            is_swapped: last.is_exchanged,
+            identity: last.at.session().and_then(SessionStatus::identity).map(Into::into),
         }
     }
 
+    /// The address of the host that has the disk; `None`: this machine.
+    pub fn host(&self) -> Option<String> {
+        match &lock(&self.0.last).at {
+            Location::Here(..) => None,
+            Location::There(target, ..) => Some(target.address.clone()),
+        }
+    }
+
+    /// Has the engine carry out an order. Once there is none, the order is dropped.
     fn order(&self, order: Order) {
-        lock(&self.0.orders).push(order);
+        // It may close a disk.
+        let late = match &mut *lock(&self.0.orders) {
+            Some(orders) => {
+                orders.push(order);
+                None
+            }
+            None => Some(order),
+        };
+        drop(late);
         self.ring();
     }
 
@@ -215,28 +393,35 @@ impl DiskSwap {
             return Vec::new();
         }
         self.0.wake.clear();
-        std::mem::take(&mut *lock(&self.0.orders))
+        lock(&self.0.orders).as_mut().map(std::mem::take).unwrap_or_default()
     }
 
     /// Does what takes time, until the swap is over or its attachment has ended.
-    fn carry_out(&self, run: &Run, (notes, medium): (&mut Notes, FileStore), to_do: &Receiver<Work<Disk>>) {
+    fn carry_out(&self, run: &Arc<Run>, opened: Opened, notes: &mut Notes, options: Options) {
         let SwapStatus { device, from, to, .. } = run.status();
-        let mut medium = Some(medium);
+        let Opened { disk, location, warning } = opened;
+        lock(&self.0.last).other = Some(location.clone());
+        run.warn(warning);
+        let (work, to_do) = mpsc::channel();
+        self.order(Order::Begin(Box::new(Begin { destination: disk, options, run: Arc::clone(run), work })));
+        // Nothing is noted while this waits for an answer.
         let mut old = OldDisk::new(self);
+        let (to_do, mut has_switched) = (&to_do, false);
         for work in to_do {
             match work {
                 Work::Note(Milestone::Switched) => {
                     let noted = old.may_switch(to_do).and_then(|()| notes.note(Milestone::Switched));
                     if noted.is_ok() {
+                        has_switched = true;
                         // Before the old disk is given back: that ends its session, and not the attachment.
-                        self.0.session.note_left();
-                        let mut last = lock(&self.0.last);
-                        (last.at, last.medium) = (Some(to.clone()), medium.take());
-                        drop(last);
-                        old.note_switched();
+                        self.switch_to(location.clone());
+                        old.note_switched(&from);
+                        run.warn(old.warning(&from));
                     }
-                    run.warn(old.warning(&device));
                     self.order(Order::Noted(noted));
+                    if has_switched {
+                        note_complete(&location);
+                    }
                 }
                 Work::Note(milestone) => {
                     let noted = notes.note(milestone);
@@ -253,14 +438,13 @@ impl DiskSwap {
                 }
                 Work::Ended(Err(error)) => {
                     warn!(device, from, to, %error, "not moved: it stays where it was");
-                    let failure = old.failure(&device, &to).unwrap_or_else(|| report(&error, &device, &to));
+                    let failure = old.failure(&from, &to).unwrap_or_else(|| report(&error, &device, &to));
                     return run.end(FAILED, |status| status.failure = Some(failure));
                 }
             }
         }
         // The attachment ended first. The last note says which disk is complete.
-        let is_moved = lock(&self.0.last).at.as_ref() == Some(&to);
-        if is_moved {
+        if has_switched {
             return run.end(DONE, |status| (status.left_bytes, status.unverified_bytes) = (0, 0));
         }
         // If it cannot be noted, the last note says that a copy was begun, which is true as well.
@@ -269,7 +453,23 @@ impl DiskSwap {
     }
 }
 
-/// The exporter of the disk that is moved here, as far as it is told.
+/// A device and where it moves, as people name them.
+type Names<'a> = (&'a str, &'a str);
+
+fn not_moved(attribute: Attribute, (device, to): Names<'_>, what: &dyn std::fmt::Display) -> FailureReport {
+    FailureReport { attribute, message: format!("{device} was not moved to {to}: {what}") }
+}
+
+/// Tells the exporter of the new disk that it has all data: it is a disk like any other. If the exporter does not hear
+/// it, it hears it when the disk is attached next.
+fn note_complete(location: &Location) {
+    let answer = location.session().map(|session| session.tell(Step::Stays, STEP_TIME_MAX));
+    if let Some(answer) = answer.filter(|answer| *answer != StepAnswer::Noted) {
+        warn!(disk = location.name(), ?answer, "its exporter does not say that it noted that the disk is complete");
+    }
+}
+
+/// The exporter of the disk that is moved away from it, as far as it is told.
 struct OldDisk {
     /// `None`: the disk is one of this machine already.
     session: Option<SessionStatus>,
@@ -284,14 +484,14 @@ struct OldDisk {
 impl OldDisk {
     /// Asks the exporter of the disk whether it answers. It has nothing else to note then.
     fn new(swap: &DiskSwap) -> Self {
-        let session = lock(&swap.0.last).at.is_none().then(|| swap.0.session.clone());
+        let session = lock(&swap.0.last).at.session().cloned();
         let answer = session.as_ref().map(|session| session.tell(Step::Stays, STEP_TIME_MAX));
         let unable = match answer {
             None | Some(StepAnswer::Noted) => None,
             Some(StepAnswer::Unable(why)) => Some(why),
             Some(StepAnswer::Ended) => Some("its session has ended".to_owned()),
             // It may be able to, and is asked again before the switch.
-            Some(StepAnswer::Silent) if swap.0.session.unlinked().is_some() => None,
+            Some(StepAnswer::Silent) if session.as_ref().is_some_and(|it| it.unlinked().is_some()) => None,
             Some(StepAnswer::Silent) => Some("its farbus is of an earlier version".to_owned()),
         };
         Self { session, unable, is_told: false, is_silent: false }
@@ -315,12 +515,13 @@ impl OldDisk {
     }
 
     /// The copy is the device. If the exporter does not hear it, it knows that it may be.
-    fn note_switched(&self) {
+    fn note_switched(&self, disk: &str) {
         let told = self.session.as_ref().filter(|_| self.unable.is_none());
         if let Some(answer) = told.map(|session| session.tell(Step::Moved, STEP_TIME_MAX))
             && answer != StepAnswer::Noted
         {
             warn!(
+                disk,
                 ?answer,
                 "the exporter was told that its disk may have moved, and does not say that it noted that it has"
             );
@@ -361,42 +562,43 @@ pub struct SwapDisk {
 }
 
 impl SwapDisk {
-    /// Wraps the disk of a session, which holds `requests` of another process.
+    /// Wraps `target`, the disk of a session, with the requests of another process that it holds. Further disks are
+    /// opened as `client` opened it.
     ///
     /// # Errors
     /// The system has no more descriptors.
-    pub fn new(disk: Disk, requests: usize, session: SessionStatus) -> io::Result<Self> {
-        let swap = DiskSwap::new(*BlockDevice::info(&disk), session)?;
-        let zero = Instant::ZERO;
+    pub fn new(linked: Linked<RemoteBlock>, target: &Target, client: &Client) -> io::Result<Self> {
+        let requests = linked.remote().requests().count();
+        let at = Location::of(target, &linked);
+        let swap = DiskSwap::new(*BlockDevice::info(&linked), at, client.clone(), linked.clock())?;
+        let (disk, zero) = (session_disk(linked), Instant::ZERO);
         Ok(Self { disk: Swappable::new(disk).holding(requests), swap, running: None, began: zero, shown: zero })
     }
 
-    /// Restores the disk that another process moved to `medium`. Returns it with the status of the session that it was
-    /// in, and with the requests that it has to answer.
+    /// Restores the disk that another process moved to `medium`. Returns it with the requests that it has to answer.
     ///
     /// # Errors
     /// The snapshot is invalid, or the system has no more threads or descriptors.
     pub fn restore(
-        now: Instant,
+        clock: Clock,
         from: &mut Reader<'_>,
         medium: OwnedFd,
-    ) -> Result<(Self, SessionStatus, Pending), Wrong> {
+        client: &Client,
+    ) -> Result<(Self, Pending), Wrong> {
+        let now = clock.now();
         let mut known = None;
         let (disk, pending) = Swappable::restore(now, from, |path, info| {
-            let session = SessionStatus::default();
-            session.note_left();
-            let swap = DiskSwap::new(*info, session.clone())?;
             let path = OsStr::from_bytes(path);
             let store = FileStore::passed(medium, path, false).map_err(io::Error::other)?;
-            let mut last = lock(&swap.0.last);
-            (last.at, last.medium) = (Some(format!("block:{}", path.display())), Some(store.try_clone()?));
-            drop(last);
+            let at = Location::Here(format!("block:{}", path.display()), Arc::new(store.try_clone()?));
+            let swap = DiskSwap::new(*info, at, client.clone(), clock)?;
+            lock(&swap.0.last).is_exchanged = true;
             let local = LocalDisk::new(store, info.block_bytes, &swap.0.wake)?;
-            known = Some((swap, session));
+            known = Some(swap);
             Ok::<_, Wrong>(Box::new(local) as Disk)
         })?;
-        let (swap, session) = known.expect("its device was restored");
-        Ok((Self { disk, swap, running: None, began: now, shown: now }, session, pending))
+        let swap = known.expect("its device was restored");
+        Ok((Self { disk, swap, running: None, began: now, shown: now }, pending))
     }
 
     /// Exchanges it, from any thread.
@@ -439,12 +641,12 @@ impl SwapDisk {
 
     fn begin(&mut self, now: Instant, Begin { destination, options, run, work }: Begin) {
         (self.began, self.shown) = (now, now);
-        let joined = self.joined(&destination);
+        let joined = self.joined(&*destination);
         let begun = match joined {
-            Ok(readiness) => self.disk.begin(now, Box::new(destination), Some(readiness), options),
+            Ok(readiness) => self.disk.begin(now, destination, Some(readiness), options),
             Err(error) => {
                 let why = SwapError::Open(farbus_session::block::swap::Side::Destination, error.to_string());
-                Err((why, Box::new(destination) as Disk))
+                Err((why, destination))
             }
         };
         if let Err((error, destination)) = begun {
@@ -457,11 +659,19 @@ impl SwapDisk {
     }
 
     /// What wakes the engine while both disks are used.
-    fn joined(&self, destination: &LocalDisk) -> io::Result<Readiness> {
+    fn joined(&self, destination: &dyn BlockDevice) -> io::Result<Readiness> {
         let all = Gathering::new()?;
-        let both = [BlockDevice::readiness(self.disk.current()), BlockDevice::readiness(destination)];
+        let both = [BlockDevice::readiness(self.disk.current()), destination.readiness()];
         both.into_iter().flatten().try_for_each(|readiness| all.watch_device(readiness))?;
         Ok(all.readiness())
+    }
+}
+
+impl Drop for SwapDisk {
+    /// Nobody carries out orders any more: a swap that begins just now ends.
+    fn drop(&mut self) {
+        let orders = lock(&self.swap.0.orders).take();
+        drop(orders);
     }
 }
 
@@ -491,8 +701,9 @@ impl BlockLayer for SwapDisk {
         result
     }
 
-    /// A swap ends in the process in which it began.
+    /// A swap ends in the process in which it began, and so does the session of the disk that it led to.
     fn save(&mut self, now: Instant) -> Option<Vec<u8>> {
-        if self.swap.is_running() { None } else { BlockDevice::save(&mut self.disk, now) }
+        let stays = self.swap.is_running() || self.swap.elsewhere().is_some();
+        if stays { None } else { BlockDevice::save(&mut self.disk, now) }
     }
 }

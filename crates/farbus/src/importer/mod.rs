@@ -13,3 +13,4 @@ pub mod local_error;
 pub mod options;
 pub mod port;
 pub mod session;
+mod session_disk;

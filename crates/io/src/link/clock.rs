@@ -7,7 +7,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 /// A monotonic clock whose epoch is its creation. It advances while the machine sleeps, so that promises to other hosts
 /// expire in time.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Clock {
     epoch_ns: u64,
 }
@@ -23,6 +23,11 @@ impl Clock {
         let now_ns = since_boot_ns();
         let span_ns = u64::try_from(span.as_nanos()).unwrap_or(0);
         Self { epoch_ns: now_ns.checked_sub(span_ns).unwrap_or(now_ns) }
+    }
+
+    /// How much later than `later` this clock reads at any moment; zero if it began after it.
+    pub fn ahead_of(&self, later: Self) -> time::Duration {
+        time::Duration::from_nanos(later.epoch_ns.saturating_sub(self.epoch_ns))
     }
 
     /// The current moment.

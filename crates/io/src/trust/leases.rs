@@ -60,10 +60,10 @@ impl Retirement {
         let Self { host, since, .. } = self;
         let next = format!("to use it all the same, type where it is shared: farbus swap --forget {name}");
         match self.is_done {
-            true => Some(format!("'{name}' has old data: {host} moved it to its own machine ({since})\n  {next}")),
+            true => Some(format!("'{name}' has old data: {host} moved it away ({since})\n  {next}")),
             false if self.by == by => None,
             false => Some(format!(
-                "'{name}' may have old data: {host} was moving it to its own machine ({since}) and has not said whether \
+                "'{name}' may have old data, or a part of a copy: {host} was moving it ({since}) and has not said whether \
                  it did\n  attach it there, which tells; {next}"
             )),
         }

@@ -57,9 +57,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(1);
 /// [`Twinned::swap`] does.
 pub struct Twinned<D: Device + ?Sized + 'static = dyn Device> {
     device: Box<D>,
-    /// The descriptors of the first device, also after an exchange.
-    descriptors: Descriptors,
-    is_exchanged: bool,
+    /// The descriptors of the first device, after an exchange.
+    first: Option<Descriptors>,
     /// Requests in flight, in the order of their submission. Those that complete are nearly always among the first.
     asked: VecDeque<Asked>,
     asked_so_far: u64,
@@ -111,9 +110,8 @@ impl<D: Device + ?Sized + 'static> Twinned<D> {
     /// Wraps `device`, the first of the two.
     pub fn new(device: Box<D>) -> Self {
         Self {
-            descriptors: device.descriptors().clone(),
             device,
-            is_exchanged: false,
+            first: None,
             asked: VecDeque::new(),
             asked_so_far: 0,
             settings: Settings::default(),
@@ -147,8 +145,7 @@ impl<D: Device + ?Sized + 'static> Twinned<D> {
     }
 
     fn ask(&mut self, now: Instant, urb: InFlight, done: &mut Completions) {
-        let tells =
-            urb.endpoint.is_control() && is_setting(&self.descriptors, self.selection().configuration(), urb.setup);
+        let tells = urb.endpoint.is_control() && is_setting(self.shown(), self.selection().configuration(), urb.setup);
         self.asked.push_back(Asked {
             id: urb.id,
             order: self.asked_so_far,
@@ -203,7 +200,7 @@ impl<D: Device + ?Sized + 'static> Twinned<D> {
             self.settings.forget_interfaces();
             true
         } else if setup.is_standard(request::SET_INTERFACE, Recipient::Interface) {
-            let configuration = self.descriptors.configuration(self.device.selection().configuration());
+            let configuration = self.shown().configuration(self.device.selection().configuration());
             let settings = configuration.into_iter().flat_map(|c| &c.settings);
             let theirs = settings.filter(|setting| u16::from(setting.interface) == setup.index);
             self.halted &= !theirs.flat_map(|setting| &setting.endpoints).fold(0, |all, e| all | bit(e.address));
@@ -216,15 +213,26 @@ impl<D: Device + ?Sized + 'static> Twinned<D> {
             false
         } else {
             let configuration = self.device.selection().configuration();
-            let is_told = is_setting(&self.descriptors, configuration, setup);
+            let shown = self.first.as_ref().unwrap_or_else(|| self.device.descriptors());
+            let is_told = is_setting(shown, configuration, setup);
             if is_told {
-                self.settings.note(&self.descriptors, configuration, setting.clone());
+                self.settings.note(shown, configuration, setting.clone());
             }
             is_told
         };
         if let Some(exchange) = self.exchange.as_mut().filter(|_| is_told) {
             exchange.untold.push_back(setting);
         }
+    }
+
+    /// What the user sees: the descriptors of the first device.
+    fn shown(&self) -> &Descriptors {
+        self.first.as_ref().unwrap_or_else(|| self.device.descriptors())
+    }
+
+    /// The first difference that the user would notice if `twin` replaced the device.
+    pub fn difference(&self, twin: &D) -> Option<String> {
+        difference((self.shown(), self.device.speed()), (twin.descriptors(), twin.speed()))
     }
 
     /// Whether the device is being exchanged.
@@ -246,8 +254,7 @@ impl<D: Device + ?Sized + 'static> Twinned<D> {
             return Err(CommandError("it was unplugged".into()));
         }
         let twin = order.take().ok_or_else(|| CommandError("the other device was taken already".into()))?;
-        let ours = (&self.descriptors, self.device.speed());
-        if let Some(difference) = difference(ours, (twin.descriptors(), twin.speed())) {
+        if let Some(difference) = self.difference(&twin) {
             let why = format!("it is not like the other device: {difference}");
             order.tell(Exchange::Failed { twin: Some(twin), why: why.clone() });
             return Err(CommandError(why));
@@ -323,15 +330,15 @@ impl<D: Device + ?Sized + 'static> Twinned<D> {
         let Some(exchange) = self.exchange.take() else { return };
         let Exchanging { twin, order, since, told, again, held, .. } = *exchange;
         let left = std::mem::replace(&mut self.device, twin);
-        self.is_exchanged = true;
+        self.first.get_or_insert_with(|| left.descriptors().clone());
         let quiet = if told == 0 && again.is_empty() && held.is_empty() { Duration::ZERO } else { now - since };
         let report = ExchangeReport { replayed: told, asked_again: again.len(), held: held.len(), quiet };
         self.resume(now, again, held, done);
         order.tell(Exchange::Done { left, report });
     }
 
-    /// Ends the exchange with the first device.
-    fn give_up(&mut self, now: Instant, why: String, done: &mut Completions) {
+    /// Ends the exchange, if there is one, with the first device.
+    pub fn give_up(&mut self, now: Instant, why: String, done: &mut Completions) {
         let Some(exchange) = self.exchange.take() else { return };
         let Exchanging { mut twin, order, done: mut ended, again, held, .. } = *exchange;
         // Ends the transfer of settings.
@@ -355,7 +362,7 @@ impl<D: Device + ?Sized + 'static> Twinned<D> {
             && setup.is_standard(request::GET_DESCRIPTOR, Recipient::Device)
             && what == kind::STRING
             && index != 0;
-        let mut text = string_to_bytes(self.descriptors.string(index).filter(|_| is_text && self.is_exchanged)?);
+        let mut text = string_to_bytes(self.first.as_ref()?.string(index).filter(|_| is_text)?);
         text.truncate(urb.length as usize);
         Some(text)
     }
@@ -455,7 +462,7 @@ impl<D: Device + ?Sized + 'static> farbus_model::DeviceLayer for Twinned<D> {
     }
 
     fn descriptors(&self) -> &Descriptors {
-        &self.descriptors
+        self.shown()
     }
 
     fn submit(&mut self, now: Instant, mut urb: InFlight, done: &mut Completions) {
@@ -553,7 +560,7 @@ impl<D: Device + ?Sized + 'static> farbus_model::DeviceLayer for Twinned<D> {
     /// The state of the device and its settings. `None` after an exchange: the replacement would open the first device
     /// under that name.
     fn save(&self) -> Option<Vec<u8>> {
-        if self.exchange.is_some() || self.is_exchanged {
+        if self.exchange.is_some() || self.first.is_some() {
             return None;
         }
         let mut to = Writer::part();

@@ -123,6 +123,6 @@ fn restore_disk(
 ) -> Result<Box<dyn Restored>, ClientError> {
     let medium = saved.medium.take();
     restore(client, target, (SNAPSHOT_KIND, ports), saved, |reader, socket| {
-        DiskRelay::restore(reader, (socket, medium), client.redial(target)?, target).map_err(local)
+        DiskRelay::restore(reader, (socket, medium), client, target).map_err(local)
     })
 }

@@ -14,11 +14,10 @@ use farbus_session::{Exporter, OnReset, Reject};
 use tracing::warn;
 
 use crate::frontend::kernel::relay_loop::{KERNEL, KernelSide, Relayed, Relaying, Stop, Turn};
-use crate::importer::client::{ClientError, Target};
+use crate::importer::client::{Client, ClientError, Target};
 use crate::importer::disk::{DiskMode, OpenedDisk, Way};
 use crate::importer::disk_swap::DiskSwap;
 use crate::importer::port::Cutter;
-use crate::importer::session::connection::Redial;
 use crate::importer::session::status::SessionStatus;
 use crate::link::meters::Meters;
 
@@ -75,7 +74,7 @@ impl DiskRelay {
     pub fn restore(
         mut reader: Reader<'_>,
         (socket, medium): (OwnedFd, Option<OwnedFd>),
-        redial: Redial,
+        client: &Client,
         target: &Target,
     ) -> io::Result<Self> {
         let wrong = |reject: Reject| io::Error::new(io::ErrorKind::InvalidData, reject.to_string());
@@ -84,7 +83,7 @@ impl DiskRelay {
         let mut known = None;
         let device = |saved: &[u8]| {
             let (OpenedDisk { device, clock, way, cutter, status, swap }, pending) =
-                OpenedDisk::restore(redial, saved, medium)?;
+                OpenedDisk::restore(client, target, saved, medium)?;
             known = Some((clock, way, cutter, status, swap));
             Ok::<_, Wrong>((device, pending))
         };

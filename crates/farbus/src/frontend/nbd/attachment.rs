@@ -76,11 +76,9 @@ impl FrontEnd for Nbd {
         mut saved: Saved,
     ) -> Result<Box<dyn Restored>, ClientError> {
         let mut medium = saved.medium.take();
-        let mut dial = Some(client.redial(&request.target)?);
         let mut known = None;
         let server = NbdServer::restore(saved, &request.place_of(PROTOCOL), |device| {
-            let dial = dial.take().expect("an attachment has one device");
-            let (disk, pending) = OpenedDisk::restore(dial, device, medium.take())?;
+            let (disk, pending) = OpenedDisk::restore(client, &request.target, device, medium.take())?;
             let (disk, offer, clock, _) = taken_apart(disk, &request.target);
             known = Some(disk);
             Ok((offer, pending, clock))

@@ -108,7 +108,7 @@ impl ClientConfig {
 
     /// What a session is asked for, with this grace period.
     pub(super) fn terms(&self, grace: Duration) -> Terms {
-        Terms { links: self.links, grace, hold: self.hold }
+        Terms { links: self.links, hold: self.hold, ..Terms::of(grace) }
     }
 
     /// Whether an option asks for what only a session has.

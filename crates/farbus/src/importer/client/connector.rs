@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farbus_io::link::{Link, LinkError};
-use farbus_io::trust::Protocol;
+use farbus_io::trust::{Peer, Protocol};
 
 use super::error::{ClientError, local, lost};
 use crate::broker::SystemAccess;
@@ -61,6 +61,23 @@ impl Connector {
         };
         let known = KnownHost::find(address)?.ok_or_else(unknown)?.looked_for_at(moved_to(moved));
         Ok(Self { system, transport, pinned: Some((address.to_owned(), Some(Arc::new(known)))) })
+    }
+
+    /// A connector to another host, through `system`. `peer` is its entry in the list of paired hosts, if it has one.
+    ///
+    /// # Errors
+    /// [`ClientError::Local`]: this process does not have the key of this machine, and may not read it.
+    pub fn to_another(&self, address: &str, system: SystemAccess, peer: Option<Peer>) -> Result<Self, ClientError> {
+        let known = match (peer, &self.pinned) {
+            (None, _) => None,
+            (Some(peer), Some((_, Some(pinned)))) => Some(pinned.beside(peer, address)),
+            (Some(_), _) => Some(KnownHost::find(address).ok().flatten().ok_or_else(|| {
+                let what = "is a paired host, and this attachment began with a host that is not, so without this \
+                            machine's key\n  attach the disk again with --no-sandbox, or from a paired host";
+                ClientError::Local(format!("{address} {what}"))
+            })?),
+        };
+        Ok(Self { system, transport: self.transport, pinned: Some((address.to_owned(), known.map(Arc::new))) })
     }
 
     /// The rights that it uses.

@@ -4,11 +4,14 @@
 //! open the device, read the answer. Every kind of device takes it; they differ in what they ask for.
 
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use farbus_host::storage::{BULK_ONLY, NO_DISK};
 use farbus_host::{DiskError, Options, RemoteDisk, RemoteError};
-use farbus_io::link::Link;
+use farbus_io::link::{Clock, Link};
+use farbus_io::trust::Peer;
 use farbus_model::{BufferPool, Completions, Device, Identity};
 use farbus_session::native::retire::Step;
 use farbus_session::native::{
@@ -23,18 +26,19 @@ use super::connector::Connector;
 use super::error::{ClientError, local, lost, unreachable};
 use super::target::Target;
 use super::{offers, usbip};
-use crate::broker::SystemAccess;
+use crate::broker::{Broker, SystemAccess};
 use crate::common::failure::{Attribute, FailureReport};
 use crate::common::host_address::LOCAL;
 use crate::common::lease_words::LeaseAct;
 use crate::devices::lease::LeaseAnswer;
+use crate::devices::media_journal::UNFINISHED;
 use crate::devices::offer::Listed;
 use crate::hosts::questions::HostStatus;
 use crate::hosts::reach::ANSWER_TIME_MAX;
 use crate::importer::port::DevicePort;
 use crate::importer::port::session::SessionPort;
 use crate::importer::port::usbip::{HoldingLink, RemotePort};
-use crate::importer::session::connection::{Linked, Redial};
+use crate::importer::session::connection::{Linked, Redial, Terms};
 use crate::link::modules::through;
 
 /// Why an exporter refused a device that was to be reserved: the end, and its report if it refused the reservation.
@@ -116,6 +120,19 @@ impl Client {
         config: ClientConfig,
     ) -> Result<Self, ClientError> {
         Ok(Self { connector: Connector::for_host_at(address, moved, system, config.transport)?, config })
+    }
+
+    /// A client with the same options for another host, for this process or, if that may not connect to it, through the
+    /// broker that came along. `peer` is the host's entry in the list of paired hosts, if it has one.
+    ///
+    /// # Errors
+    /// [`ClientError::Local`]: this process does not have what proves to that host who this one is.
+    pub(crate) fn to_another(&self, address: &str, broker: OwnedFd, peer: Option<Peer>) -> Result<Self, ClientError> {
+        let system = match self.system() {
+            SystemAccess::Own => SystemAccess::Own,
+            SystemAccess::Through(_) => SystemAccess::Through(Arc::new(Broker::passed(broker))),
+        };
+        Ok(Self { connector: self.connector.to_another(address, system, peer)?, config: self.config.clone() })
     }
 
     /// The options with which this client opens devices.
@@ -299,7 +316,8 @@ impl Client {
         let open = request_to_open(target, native::Class::USB, native::Mode::Exclusive);
         let remote = RemoteUsb::reserving(ATTACHMENT, open, reservation);
         let mut done = Completions::new(BufferPool::new(0));
-        let linked = self.begin(target, remote, self.config.grace.unwrap_or(usual), &mut done)?;
+        let terms = self.config.terms(self.config.grace.unwrap_or(usual));
+        let linked = self.begin_on(target, terms, remote, &mut done)?;
         Ok(match linked.end().cloned() {
             None => Ok(linked),
             Some(end) => Err((end, linked.status().reserved())),
@@ -340,7 +358,10 @@ impl Client {
             // Its exporter may not know what became of a move that was cut off.
             match &is_here {
                 Ok(()) if mode == native::Mode::Exclusive => linked.status().tell_later(Step::Stays),
-                Err(ClientError::Moved { .. }) if mode == native::Mode::Exclusive => {
+                // Of an unfinished copy nothing is said: its exporter gives it to no other host.
+                Err(ClientError::Moved { what, .. })
+                    if mode == native::Mode::Exclusive && !is_unfinished(target, what) =>
+                {
                     linked.tell(Step::Moved, STEP_TIME_MAX, &mut done);
                 }
                 _ => {}
@@ -348,6 +369,42 @@ impl Client {
             is_here?;
         }
         Ok(opened)
+    }
+
+    /// Opens a block device alone, to overwrite it: whatever the journals of this machine say of it. It keeps `clock`,
+    /// the one of the attachment that it becomes the disk of. Returns it with the exporter's answer to that: it gives
+    /// the disk to no other host until it has all data.
+    ///
+    /// # Errors
+    /// [`ClientError`]; the host has to have sessions.
+    pub(crate) fn overwrite(
+        &self,
+        target: &Target,
+        clock: Clock,
+    ) -> Result<(Linked<RemoteBlock>, Result<(), String>), ClientError> {
+        let grace = self.grace_period(&target.address, GRACE_DISK)?;
+        if grace.is_zero() {
+            let what =
+                "a disk moves to another host in a session: attach it from a paired host, or with --grace SECONDS";
+            return Err(ClientError::Local(what.to_owned()));
+        }
+        let open = request_to_open(target, native::Class::BLOCK, native::Mode::Exclusive);
+        let remote = match self.config.reservation.clone() {
+            Some(reservation) => RemoteBlock::reserving(ATTACHMENT, open, reservation),
+            None => RemoteBlock::new(ATTACHMENT, open),
+        };
+        let mut done = Completions::new(BufferPool::new(0));
+        let terms = Terms { clock, ..self.config.terms(grace) };
+        let linked = self.begin_on(target, terms, remote, &mut done)?;
+        if let Some(end) = linked.end() {
+            return Err(self.refusal(target, end));
+        }
+        let mut linked = linked;
+        let noted = match linked.tell(Step::Moving, STEP_TIME_MAX, &mut done) {
+            true => Ok(()),
+            false => Err("its farbus is of an earlier version, or the disk has no lasting identity".to_owned()),
+        };
+        Ok((linked, noted))
     }
 
     /// Refuses a disk whose data 'farbus swap' moved to this machine. Without an identity its name counts.
@@ -443,7 +500,7 @@ impl Client {
         grace: Duration,
         done: &mut A::Done,
     ) -> Result<Opened<A>, ClientError> {
-        let linked = self.begin(target, remote, grace, done)?;
+        let linked = self.begin_on(target, self.config.terms(grace), remote, done)?;
         // Read the answer.
         Ok(match linked.end().cloned() {
             None => Ok(linked),
@@ -453,11 +510,11 @@ impl Client {
 
     /// Connects, begins the session, sends the request and waits until the device is open or refused, which the
     /// session's end tells.
-    fn begin<A: Attached>(
+    fn begin_on<A: Attached>(
         &self,
         target: &Target,
+        terms: Terms,
         remote: A,
-        grace: Duration,
         done: &mut A::Done,
     ) -> Result<Linked<A>, ClientError> {
         // Connect. The session makes further links, and new ones for those it loses, in the same way.
@@ -465,7 +522,7 @@ impl Client {
         // What the device's data passes through is part of the request.
         let remote = Piped::new(remote, through(&self.config.modules));
         // Begin the session, send the request and wait until the device is open or refused.
-        Linked::open_on(self.config.terms(grace), dial, remote, done)
+        Linked::open_on(terms, dial, remote, done)
             .map_err(|source| lost(&exporter, self.without_session(&target.address, source)))
     }
 
@@ -555,6 +612,11 @@ impl Client {
         // If the device is not listed, the attempt to open it says why.
         Ok(offers::resolve(&self.connector, target).is_ok_and(|record| record.interfaces == [BULK_ONLY]))
     }
+}
+
+/// Whether an objection to attaching a disk is that it holds a part of a copy alone.
+fn is_unfinished(target: &Target, what: &str) -> bool {
+    what.starts_with(&format!("{target} is {UNFINISHED}"))
 }
 
 fn request_to_open(target: &Target, class: native::Class, mode: native::Mode) -> native::Open {

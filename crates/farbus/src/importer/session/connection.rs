@@ -70,12 +70,14 @@ pub struct Terms {
     pub grace: Duration,
     /// How long the device is held at most while it migrates; the exporter may have a shorter limit.
     pub hold: Duration,
+    /// The clock of what uses the device.
+    pub clock: Clock,
 }
 
 impl Terms {
     /// One link, this grace period, and devices that are held for [`HOLD`] at most.
     pub fn of(grace: Duration) -> Self {
-        Self { links: 1, grace, hold: HOLD }
+        Self { links: 1, grace, hold: HOLD, clock: Clock::start() }
     }
 }
 
@@ -163,7 +165,7 @@ impl<A: Attached> Linked<A> {
     /// The link was lost, or the exporter refuses the session.
     pub fn begin(terms: Terms, mut dial: Dial, remote: impl Into<Piped<A>>) -> io::Result<Self> {
         let mut remote = remote.into();
-        let clock = Clock::start();
+        let clock = terms.clock;
         let mut incarnation = [0; 8];
         farbus_io::trust::fill_random(&mut incarnation);
         let mut session =
@@ -371,7 +373,7 @@ impl<A: Attached> Linked<A> {
         if let Some(end) = self.end() {
             let is_new = self.status.note_end(end);
             let bytes = self.remote.unwritten_bytes();
-            if is_new && bytes > 0 {
+            if is_new && bytes > 0 && !self.status.is_copy() {
                 warn!(host = self.host, bytes, "what programs wrote was not written at the exporter of the device");
                 let why = format!("{bytes} bytes that programs wrote were not written");
                 publish(Event::new(Kind::Unwritten).host(self.host.as_str()).why(why));

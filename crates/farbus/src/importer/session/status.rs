@@ -19,9 +19,41 @@ use crate::link::status::{Links, LinksStatus};
 /// Why a device does not move at once whose exporter cannot be told.
 const UNLINKED: &str = "it has no link now: its exporter cannot be told";
 
-/// What other threads can see of a session, and ask of it.
-#[derive(Clone, Debug, Default)]
-pub struct SessionStatus(Arc<Inner>);
+/// What other threads can see of a session, and ask of it. The status of an attachment follows its disk to another
+/// session when the disk is exchanged.
+#[derive(Clone, Debug)]
+pub struct SessionStatus(Of);
+
+#[derive(Clone, Debug)]
+enum Of {
+    /// This session's.
+    Session(Arc<Inner>),
+    /// That of whichever session an attachment has now.
+    Attachment(Arc<Mutex<Arc<Inner>>>),
+}
+
+/// A session's status, for a moment.
+enum Now<'a> {
+    Its(&'a Inner),
+    Followed(Arc<Inner>),
+}
+
+impl std::ops::Deref for Now<'_> {
+    type Target = Inner;
+
+    fn deref(&self) -> &Inner {
+        match self {
+            Now::Its(inner) => inner,
+            Now::Followed(inner) => inner,
+        }
+    }
+}
+
+impl Default for SessionStatus {
+    fn default() -> Self {
+        Self(Of::Session(Arc::default()))
+    }
+}
 
 #[derive(Debug, Default)]
 struct Inner {
@@ -36,6 +68,8 @@ struct Inner {
     has_pause: AtomicBool,
     /// Whether another host has yet to hand the device over.
     is_expected: AtomicBool,
+    /// Whether its disk is to become the one of an attachment, and no program uses it yet.
+    is_copy: AtomicBool,
     /// Wakes the thread that has the session.
     wake: Option<Arc<Wake>>,
     links: Links,
@@ -48,8 +82,8 @@ struct State {
     /// Since when there is no link.
     unlinked: Option<Instant>,
     end: Option<End>,
-    /// Whether its disk was exchanged for one of this machine.
-    is_left: bool,
+    /// Whether there is no session: the disk is one of this machine.
+    is_here: bool,
     /// The latest timed requests.
     latency: Samples,
     distance: Distance,
@@ -97,30 +131,63 @@ pub enum StepAnswer {
 }
 
 impl SessionStatus {
+    /// The status of an attachment whose disk is in this session now.
+    pub(crate) fn following(session: &Self) -> Self {
+        Self(Of::Attachment(Arc::new(Mutex::new(session.shared()))))
+    }
+
+    /// The status of a disk of this machine, which is in no session.
+    pub(crate) fn of_this_machine() -> Self {
+        let status = Self::default();
+        status.with(|state| state.is_here = true);
+        status
+    }
+
+    /// From now on this status of an attachment is that of another session.
+    pub(crate) fn follow(&self, session: &Self) {
+        if let Of::Attachment(now) = &self.0 {
+            *now.lock().unwrap_or_else(PoisonError::into_inner) = session.shared();
+        }
+    }
+
+    fn shared(&self) -> Arc<Inner> {
+        match &self.0 {
+            Of::Session(inner) => Arc::clone(inner),
+            Of::Attachment(now) => Arc::clone(&now.lock().unwrap_or_else(PoisonError::into_inner)),
+        }
+    }
+
+    /// The status of the session that it is now, which it stays.
+    fn settled(&self) -> Self {
+        Self(Of::Session(self.shared()))
+    }
+
+    fn now(&self) -> Now<'_> {
+        match &self.0 {
+            Of::Session(inner) => Now::Its(inner),
+            Of::Attachment(_) => Now::Followed(self.shared()),
+        }
+    }
+
     fn with<T>(&self, look: impl FnOnce(&mut State) -> T) -> T {
-        look(&mut self.0.state.lock().unwrap_or_else(PoisonError::into_inner))
+        look(&mut self.now().state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// A status whose changes wake the session's thread by `wake`; `links` shows the session's links.
     pub(crate) fn waking(wake: Arc<Wake>, links: Links) -> Self {
-        Self(Arc::new(Inner { wake: Some(wake), links, ..Inner::default() }))
+        Self(Of::Session(Arc::new(Inner { wake: Some(wake), links, ..Inner::default() })))
     }
 
     /// The status of its links.
     pub fn links(&self) -> Option<LinksStatus> {
-        if self.with(|state| state.is_left) { None } else { self.0.links.status() }
+        if self.with(|state| state.is_here) { None } else { self.now().links.status() }
     }
 
     /// Wakes the thread that has the session.
     pub(crate) fn wake(&self) {
-        if let Some(wake) = &self.0.wake {
+        if let Some(wake) = &self.now().wake {
             wake.wake();
         }
-    }
-
-    /// Records that its disk was exchanged for one of this machine, and will be given back.
-    pub(crate) fn note_left(&self) {
-        self.with(|state| state.is_left = true);
     }
 
     /// Orders the device to migrate to the host with this key as soon as no request is under way.
@@ -128,7 +195,7 @@ impl SessionStatus {
     /// # Errors
     /// Why it cannot migrate.
     pub fn migrate(&self, successor: [u8; 32]) -> Result<(), &'static str> {
-        self.name_successor(successor, false)
+        self.settled().name_successor(successor, false)
     }
 
     /// Orders the device to migrate to the host with this key at once: its user's requests fail, and a USB device is
@@ -140,14 +207,16 @@ impl SessionStatus {
         if self.unlinked().is_some() {
             return Err(UNLINKED);
         }
-        self.name_successor(successor, true)?;
-        let state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let session = self.settled();
+        session.name_successor(successor, true)?;
+        let now = session.now();
+        let state = now.state.lock().unwrap_or_else(PoisonError::into_inner);
         let is_open = |state: &mut State| state.discarded.is_none() && state.end.is_none();
-        let waited = self.0.answered.wait_timeout_while(state, time_max, is_open);
+        let waited = now.answered.wait_timeout_while(state, time_max, is_open);
         let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         if std::mem::take(&mut state.is_to_discard) {
             // It is not carried out later either: whose order it was is told that it was not.
-            self.0.has_successor.store(false, Ordering::Release);
+            now.has_successor.store(false, Ordering::Release);
             state.successor = None;
         }
         state.discarded.ok_or("the attachment does not answer")
@@ -159,7 +228,7 @@ impl SessionStatus {
             (state.successor, state.is_to_discard) = (Some(successor), is_discarding);
             Ok(())
         })?;
-        self.0.has_successor.store(true, Ordering::Release);
+        self.now().has_successor.store(true, Ordering::Release);
         self.wake();
         Ok(())
     }
@@ -178,7 +247,7 @@ impl SessionStatus {
     fn check_movable(&self, state: &State) -> Result<(), &'static str> {
         match state {
             State { end: Some(_), .. } => Err("it is over already"),
-            State { is_left: true, .. } => Err("its disk was moved to this machine (farbus swap)"),
+            State { is_here: true, .. } => Err("its disk was moved to this machine (farbus swap)"),
             _ if self.is_expected() => Err("it is yet to be handed over to this host"),
             State { successor: Some(_), .. } => Err("it is being handed over already"),
             State { successor: None, .. } => Ok(()),
@@ -193,7 +262,7 @@ impl SessionStatus {
     /// Records what was thrown away.
     pub(crate) fn note_discarded(&self, discarded: Discarded) {
         self.with(|state| state.discarded = Some(discarded));
-        self.0.answered.notify_all();
+        self.now().answered.notify_all();
     }
 
     /// Orders that nothing passes, or that data flows again.
@@ -201,7 +270,8 @@ impl SessionStatus {
     /// # Errors
     /// Why it cannot pause.
     pub fn pause(&self, is_paused: bool) -> Result<(), &'static str> {
-        self.with(|state| match state {
+        let session = self.settled();
+        session.with(|state| match state {
             State { end: Some(_), .. } => Err("it is over already"),
             State { can_pause: false, .. } => {
                 Err("it does not go through the module 'pause' (farbus attach --module pause)")
@@ -211,14 +281,15 @@ impl SessionStatus {
                 Ok(())
             }
         })?;
-        self.0.has_pause.store(true, Ordering::Release);
-        self.wake();
+        session.now().has_pause.store(true, Ordering::Release);
+        session.wake();
         Ok(())
     }
 
     /// Takes the order to pause or continue, if there is one.
     pub(crate) fn take_pause(&self) -> Option<bool> {
-        let is_wanted = self.0.has_pause.load(Ordering::Acquire) && self.0.has_pause.swap(false, Ordering::AcqRel);
+        let is_wanted =
+            self.now().has_pause.load(Ordering::Acquire) && self.now().has_pause.swap(false, Ordering::AcqRel);
         if is_wanted { self.with(|state| state.pause.take()) } else { None }
     }
 
@@ -244,12 +315,22 @@ impl SessionStatus {
 
     /// Whether another host has yet to hand the device over.
     pub fn is_expected(&self) -> bool {
-        self.0.is_expected.load(Ordering::Acquire)
+        self.now().is_expected.load(Ordering::Acquire)
     }
 
     /// Records whether another host has yet to hand the device over.
     pub(crate) fn note_expected(&self, is_expected: bool) {
-        self.0.is_expected.store(is_expected, Ordering::Release);
+        self.now().is_expected.store(is_expected, Ordering::Release);
+    }
+
+    /// Whether its disk is to become the one of an attachment, and no program uses it yet.
+    pub(crate) fn is_copy(&self) -> bool {
+        self.now().is_copy.load(Ordering::Acquire)
+    }
+
+    /// Records whether its disk is to become the one of an attachment.
+    pub(crate) fn note_copy(&self, is_copy: bool) {
+        self.now().is_copy.store(is_copy, Ordering::Release);
     }
 
     /// Whether no successor was named.
@@ -259,23 +340,23 @@ impl SessionStatus {
 
     /// Removes the successor, which did not come.
     pub(crate) fn disinherit(&self) {
-        self.0.has_successor.store(false, Ordering::Release);
+        self.now().has_successor.store(false, Ordering::Release);
         self.with(|state| state.successor = None);
     }
 
     /// The key of its successor, if one was named.
     pub(crate) fn successor(&self) -> Option<[u8; 32]> {
-        if self.0.has_successor.load(Ordering::Acquire) { self.with(|state| state.successor) } else { None }
+        if self.now().has_successor.load(Ordering::Acquire) { self.with(|state| state.successor) } else { None }
     }
 
     /// How long it has been waiting for a link, if it has none and has not ended.
     pub fn unlinked(&self) -> Option<Duration> {
-        self.with(|state| state.unlinked.filter(|_| state.end.is_none() && !state.is_left).map(|since| since.elapsed()))
+        self.with(|state| state.unlinked.filter(|_| state.end.is_none()).map(|since| since.elapsed()))
     }
 
-    /// Why it ended, if it has. A session whose disk was exchanged is given back, which ends nothing else.
+    /// Why it ended, if it has.
     pub fn end(&self) -> Option<End> {
-        self.with(|state| state.end.clone().filter(|_| !state.is_left))
+        self.with(|state| state.end.clone())
     }
 
     /// Records whether there is a link.
@@ -335,10 +416,11 @@ impl SessionStatus {
     /// Tells the exporter what becomes of the disk, and waits for the answer, `time_max` at most.
     pub(crate) fn tell(&self, step: Step, time_max: Duration) -> StepAnswer {
         self.tell_later(step);
-        let state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = self.now();
+        let state = now.state.lock().unwrap_or_else(PoisonError::into_inner);
         let is_open =
             |state: &mut State| state.end.is_none() && state.step_answer.as_ref().is_none_or(|it| it.0 != step);
-        let waited = self.0.answered.wait_timeout_while(state, time_max, is_open);
+        let waited = now.answered.wait_timeout_while(state, time_max, is_open);
         let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         match (&state.step_answer, &state.end) {
             (Some((answered, Ok(()))), _) if *answered == step => StepAnswer::Noted,
@@ -351,13 +433,14 @@ impl SessionStatus {
     /// Tells the exporter what becomes of the disk.
     pub(crate) fn tell_later(&self, step: Step) {
         self.with(|state| (state.step, state.step_answer) = (Some(step), None));
-        self.0.has_step.store(true, Ordering::Release);
+        self.now().has_step.store(true, Ordering::Release);
         self.wake();
     }
 
     /// Takes what the exporter is to be told, if there is something.
     pub(crate) fn take_step(&self) -> Option<Step> {
-        let is_wanted = self.0.has_step.load(Ordering::Acquire) && self.0.has_step.swap(false, Ordering::AcqRel);
+        let is_wanted =
+            self.now().has_step.load(Ordering::Acquire) && self.now().has_step.swap(false, Ordering::AcqRel);
         if is_wanted { self.with(|state| state.step.take()) } else { None }
     }
 
@@ -369,7 +452,7 @@ impl SessionStatus {
     /// Records the exporter's answer to a step.
     pub(crate) fn note_step_answer(&self, answer: (Step, Result<(), String>)) {
         self.with(|state| state.step_answer = Some(answer));
-        self.0.answered.notify_all();
+        self.now().answered.notify_all();
     }
 
     /// Records the end. Returns whether it is new; the first one counts.
@@ -379,7 +462,7 @@ impl SessionStatus {
             state.end.get_or_insert_with(|| end.clone());
             is_new
         });
-        self.0.answered.notify_all();
+        self.now().answered.notify_all();
         is_new
     }
 }
@@ -422,8 +505,25 @@ mod tests {
         let end = End { cause: Cause::Network, message: "no link".into() };
         assert!(status.note_end(&end) && !status.note_end(&end));
         assert_eq!((status.unlinked(), status.end()), (None, Some(end)), "nothing is waited for any more");
-        status.note_left();
-        assert_eq!(status.end(), None, "the attachment goes on with another disk");
-        assert!(!status.note_end(&End { cause: Cause::Asked, message: String::new() }), "and it ended once");
+    }
+
+    #[test]
+    fn status_of_an_attachment_follows_its_disk_from_a_session_to_another_and_to_this_machine() {
+        let (first, second) = (SessionStatus::default(), SessionStatus::default());
+        let attachment = SessionStatus::following(&first);
+        let for_a_front_end = attachment.clone();
+        first.note_link(false);
+        assert!(for_a_front_end.unlinked().is_some());
+        attachment.follow(&second);
+        let end = End { cause: Cause::Asked, message: "given back".into() };
+        first.note_end(&end);
+        assert_eq!((for_a_front_end.unlinked(), for_a_front_end.end()), (None, None), "it goes on with another disk");
+        assert_eq!(for_a_front_end.migrate([7; 32]), Ok(()));
+        assert_eq!((first.successor(), second.successor()), (None, Some([7; 32])));
+        second.note_end(&end);
+        assert_eq!(for_a_front_end.end(), Some(end));
+        attachment.follow(&SessionStatus::of_this_machine());
+        assert_eq!((for_a_front_end.end(), for_a_front_end.links().is_some()), (None, false));
+        assert!(for_a_front_end.may_migrate().unwrap_err().contains("farbus swap"));
     }
 }

@@ -1,0 +1,40 @@
+//! A USB device of this machine that takes the place of another one.
+
+use std::fmt::Display;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use farbus_io::usb::{Found, Inventory, Obstacle, UsbDevice};
+use farbus_session::twin::{DRAIN_TIME_MAX, PREPARE_TIME_MAX};
+
+use crate::common::failure::{Attribute, FailureReport};
+
+/// How long an exchange may take: its stages, and the engine that has the device.
+pub const EXCHANGE_TIME_MAX: Duration =
+    PREPARE_TIME_MAX.saturating_add(DRAIN_TIME_MAX).saturating_add(Duration::from_secs(5));
+
+/// The report of a swap of `device` for `to` that did not begin.
+pub fn not_begun(device: &str, to: &str, attribute: Attribute, why: &dyn Display, hint: &dyn Display) -> FailureReport {
+    FailureReport { attribute, message: format!("{device} was not swapped for {to}: {why}\n  {hint}") }
+}
+
+/// Opens the device at `to` (`usb:BUSID`), whose `node` is open, to take the place of `device`.
+///
+/// # Errors
+/// [`FailureReport`]: it is not plugged in there, is in use, or is no device that can be shared.
+pub fn open(device: &str, to: &str, node: OwnedFd) -> Result<(UsbDevice, Found), FailureReport> {
+    let not = |attribute, why: &dyn Display, hint: &str| not_begun(device, to, attribute, why, &hint);
+    let see = "see: farbus share --list";
+    let port = to.strip_prefix("usb:").unwrap_or(to);
+    let found = Inventory::default().device_at(port).map_err(|error| not(Attribute::Local, &error, see))?;
+    let found = found.ok_or_else(|| not(Attribute::Gone, &"nothing is plugged in there", see))?;
+    match &found.obstacle {
+        // The process that opened the node has the permission.
+        None | Some(Obstacle::NoPermission { .. }) => {}
+        Some(obstacle) => return Err(not(Attribute::Refused, obstacle, "choose another device of the same make")),
+    }
+    let opened = UsbDevice::open_through(node, &found).map_err(|error| {
+        not(Attribute::Refused, &error, "if it is shared as well: farbus share without it, then this")
+    })?;
+    Ok((opened, found))
+}

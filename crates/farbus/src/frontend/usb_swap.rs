@@ -1,0 +1,728 @@
+//! The USB device of an attachment is exchanged for its twin while it is in use (requirement N12): for one of this
+//! machine, or one of another host, and back.
+//!
+//! Two threads take part. The engine of the front end owns the device ([`SwapUsb`], over
+//! [`farbus_session::twin::Twinned`]) and exchanges it. A thread of the swap does what takes time: it opens the twin of
+//! another host, waits for the outcome, and gives back the device that was replaced.
+//!
+//! | what ends | while the device is at its own host | while a twin has its place |
+//! |---|---|---|
+//! | the device, or its session | the attachment ends | the same: the twin was unplugged, or its session ended |
+//! | the attachment | the device is given back | the twin is given back, to this machine's drivers or to its host |
+//! | the process, for a replacement | the replacement continues | refused: the replacement knows only the device's own host |
+
+use std::mem;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, SyncSender};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant as WallInstant};
+
+use farbus_io::link::{Clock, Wake};
+use farbus_io::usb::UsbDevice;
+use farbus_model::{
+    BufferPool, CommandError, Completions, Device, DeviceLayer, Exchange, ExchangeReport, InFlight, Instant, Twin,
+    UrbId,
+};
+use farbus_session::snapshot::Writer;
+use farbus_session::twin::Twinned;
+use tracing::{info, warn};
+
+use crate::common::events::{Event, Kind, publish};
+use crate::common::failure::{Attribute, FailureReport};
+use crate::common::passed_files::Files;
+use crate::devices::local_twin::{self, EXCHANGE_TIME_MAX, not_begun};
+use crate::devices::swap_run::{DONE, FAILED, RUNNING, Run, SwapStatus};
+use crate::frontend::Ended;
+use crate::frontend::remote_usb::FarDevice;
+use crate::importer::client::{Client, GRACE, Target};
+use crate::importer::discovery::local_shares::is_same;
+use crate::importer::session::status::SessionStatus;
+
+/// Why a device is not held that is being exchanged.
+pub const IS_SWAPPING: &str = "it is being swapped (farbus swap HOST/DEVICE watches it)";
+/// Why a device does not migrate whose twin serves its user.
+pub const TWIN_IS_HERE: &str =
+    "a twin has its place (farbus swap); to bring it back: farbus swap HOST/DEVICE --to HOST/DEVICE";
+
+/// One of the two devices of an exchange.
+pub struct AttachedUsb {
+    place: Place,
+    /// How much later the engine's clock reads than the device's own.
+    lead: Duration,
+}
+
+enum Place {
+    /// At another host: the attachment's own device, or a twin.
+    Far(Box<FarDevice>),
+    /// On this machine; the text says where it is plugged in.
+    Here(Box<dyn Device>, String),
+}
+
+impl AttachedUsb {
+    /// A device of another host, for an engine with this clock.
+    fn far(device: FarDevice, engine: Clock) -> Self {
+        let lead = engine.ahead_of(device.clock());
+        Self { place: Place::Far(Box::new(device)), lead }
+    }
+
+    /// A device of this machine at `at`.
+    fn here(device: UsbDevice, at: &str) -> Self {
+        Self { place: Place::Here(Box::new(device), at.to_owned()), lead: Duration::ZERO }
+    }
+
+    /// The device's time at the engine's moment.
+    fn its(&self, now: Instant) -> Instant {
+        let lead = u64::try_from(self.lead.as_nanos()).unwrap_or(u64::MAX);
+        Instant::from_nanos(now.as_nanos().saturating_sub(lead).max(1))
+    }
+
+    fn session(&self) -> Option<SessionStatus> {
+        match &self.place {
+            Place::Far(device) => device.status(),
+            Place::Here(..) => None,
+        }
+    }
+
+    /// Gives it back, to its host or to this machine's drivers.
+    fn give_back(mut self) {
+        if let Place::Far(device) = &mut self.place {
+            let mut done = Completions::new(BufferPool::new(0));
+            device.close(&mut done);
+            while done.pop().is_some() {}
+        }
+    }
+}
+
+impl DeviceLayer for AttachedUsb {
+    type Inner = dyn Device;
+
+    fn inner(&self) -> &(dyn Device + 'static) {
+        match &self.place {
+            Place::Far(device) => &**device,
+            Place::Here(device, _) => &**device,
+        }
+    }
+
+    fn inner_mut(&mut self) -> &mut (dyn Device + 'static) {
+        match &mut self.place {
+            Place::Far(device) => &mut **device,
+            Place::Here(device, _) => &mut **device,
+        }
+    }
+
+    fn submit(&mut self, now: Instant, urb: InFlight, done: &mut Completions) {
+        let now = self.its(now);
+        self.inner_mut().submit(now, urb, done);
+    }
+
+    fn cancel(&mut self, now: Instant, id: UrbId, done: &mut Completions) {
+        let now = self.its(now);
+        self.inner_mut().cancel(now, id, done);
+    }
+
+    fn reset(&mut self, now: Instant, done: &mut Completions) {
+        let now = self.its(now);
+        self.inner_mut().reset(now, done);
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.inner().poll_timeout().map(|at| at + self.lead)
+    }
+
+    fn handle_timeout(&mut self, now: Instant, done: &mut Completions) {
+        let now = self.its(now);
+        self.inner_mut().handle_timeout(now, done);
+    }
+
+    fn end_turn(&mut self, now: Instant, done: &mut Completions) {
+        let now = self.its(now);
+        self.inner_mut().end_turn(now, done);
+    }
+
+    fn handle_ready(&mut self, now: Instant, done: &mut Completions) {
+        let now = self.its(now);
+        self.inner_mut().handle_ready(now, done);
+    }
+}
+
+/// The device of an attachment, which a twin may replace.
+pub struct SwapUsb {
+    device: Twinned<AttachedUsb>,
+    swap: UsbSwap,
+}
+
+impl SwapUsb {
+    /// Wraps an attachment's own device.
+    pub fn new(device: FarDevice, swap: UsbSwap) -> Self {
+        let clock = device.clock();
+        swap.with(|state| state.session = device.status());
+        Self { device: Twinned::new(Box::new(AttachedUsb::far(device, clock))), swap }
+    }
+
+    fn far(&self) -> Option<&FarDevice> {
+        match &DeviceLayer::inner(&self.device).place {
+            Place::Far(device) => Some(device),
+            Place::Here(..) => None,
+        }
+    }
+
+    fn far_mut(&mut self) -> Option<&mut FarDevice> {
+        match &mut DeviceLayer::inner_mut(&mut self.device).place {
+            Place::Far(device) => Some(device),
+            Place::Here(..) => None,
+        }
+    }
+
+    /// Whether it is the attachment's own device, and is not being exchanged.
+    pub fn is_own(&self) -> bool {
+        !self.device.is_swapping() && self.swap.replaced_by().is_none()
+    }
+
+    /// Whether it is being exchanged.
+    pub fn is_swapping(&self) -> bool {
+        self.device.is_swapping()
+    }
+
+    /// The order to exchange it, if there is one.
+    pub fn take_order(&self) -> Option<Order> {
+        self.swap.take_order()
+    }
+
+    /// Begins to exchange it as ordered, or refuses for the reason that is given.
+    pub fn exchange(&mut self, now: Instant, order: Order, refusal: Option<&str>, done: &mut Completions) {
+        let Order { twin, tell } = order;
+        let is_disk = Device::descriptors(&self.device).stores_data();
+        let refusal = match refusal {
+            Some(why) => Some(why.to_owned()),
+            None if self.device.is_swapping() => Some(IS_SWAPPING.to_owned()),
+            None if is_disk => Some("it is a disk, and another one has other data on it".to_owned()),
+            None => self.device.difference(&twin).map(|why| format!("it is not like the other device: {why}")),
+        };
+        if let Some(why) = refusal {
+            return tell.tell(Err((Attribute::Refused, why, Some(twin))));
+        }
+        let twin = Twin::new(twin, move |outcome| {
+            tell.tell(match outcome {
+                Exchange::Done { left, report } => Ok((left, report)),
+                Exchange::Failed { twin, why } => Err((Attribute::Device, why, twin)),
+            });
+        });
+        if let Err(CommandError(why)) = self.device.swap(now, &twin, done) {
+            twin.tell(Exchange::Failed { twin: twin.take(), why });
+        }
+    }
+
+    /// As [`FarDevice::is_open`].
+    pub fn is_open(&self) -> bool {
+        self.far().is_none_or(FarDevice::is_open)
+    }
+
+    /// As [`FarDevice::take_migration_state`].
+    pub fn take_migration_state(&mut self) -> Vec<u8> {
+        self.far_mut().map(FarDevice::take_migration_state).unwrap_or_default()
+    }
+
+    /// As [`FarDevice::may_move`].
+    ///
+    /// # Errors
+    /// Why it cannot migrate.
+    pub fn may_move(&self) -> Result<(), &'static str> {
+        match self.far() {
+            _ if self.device.is_swapping() => Err(IS_SWAPPING),
+            _ if self.swap.replaced_by().is_some() => Err(TWIN_IS_HERE),
+            Some(device) if device.may_move() => Ok(()),
+            _ => Err("it has no session that could be handed over (a paired host, or --grace SECONDS)"),
+        }
+    }
+
+    /// As [`FarDevice::save_to`].
+    pub fn save_to(&mut self, to: &mut Writer) -> bool {
+        self.is_own() && self.far_mut().is_some_and(|device| device.save_to(to))
+    }
+
+    /// As [`FarDevice::leave`].
+    pub fn leave(&mut self) {
+        self.far_mut().into_iter().for_each(FarDevice::leave);
+    }
+
+    /// As [`FarDevice::is_still`].
+    pub fn is_still(&self) -> bool {
+        !self.device.is_swapping() && self.far().is_none_or(FarDevice::is_still)
+    }
+
+    /// As [`FarDevice::migrate`].
+    pub fn migrate(&mut self, successor: [u8; 32], migration_state: Vec<u8>) {
+        self.far_mut().into_iter().for_each(|device| device.migrate(successor, migration_state.clone()));
+    }
+
+    /// As [`FarDevice::is_moving`].
+    pub fn is_moving(&self) -> bool {
+        self.far().is_some_and(FarDevice::is_moving)
+    }
+
+    /// The status of the session that it is in.
+    pub fn status(&self) -> Option<SessionStatus> {
+        self.far().and_then(FarDevice::status)
+    }
+
+    /// Why it ended, if it has. A device that ends while it is being exchanged is not missed.
+    pub fn ended(&self) -> Option<Ended> {
+        if self.device.is_swapping() {
+            return None;
+        }
+        match &DeviceLayer::inner(&self.device).place {
+            Place::Far(device) => device.ended(),
+            Place::Here(device, at) => Device::is_gone(&**device).then(|| {
+                let message = format!("its twin at {at} on this machine was unplugged");
+                Ended::Over(FailureReport { attribute: Attribute::Gone, message })
+            }),
+        }
+    }
+
+    /// Gives it back; open requests end. A swap that is under way fails.
+    pub fn close(&mut self, now: Instant, done: &mut Completions) {
+        self.swap.end();
+        self.device.give_up(now, "the attachment has ended".to_owned(), done);
+        match self.far_mut() {
+            Some(device) => device.close(done),
+            None => Device::reset(&mut self.device, now, done),
+        }
+    }
+}
+
+impl DeviceLayer for SwapUsb {
+    type Inner = Twinned<AttachedUsb>;
+
+    fn inner(&self) -> &Twinned<AttachedUsb> {
+        &self.device
+    }
+
+    fn inner_mut(&mut self) -> &mut Twinned<AttachedUsb> {
+        &mut self.device
+    }
+}
+
+/// Exchanges the device of an attachment, from any thread.
+#[derive(Clone)]
+pub struct UsbSwap(Arc<Inner>);
+
+struct Inner {
+    client: Client,
+    target: Target,
+    /// The engine's clock.
+    clock: Clock,
+    /// Wakes the engine, which looks for an order then.
+    wake: Arc<Wake>,
+    has_order: AtomicBool,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    order: Option<Order>,
+    /// The twin that has the device's place: `usb:BUSID` or `HOST:PORT/DEVICE`.
+    replaced_by: Option<String>,
+    /// The session of the device that serves the attachment, if it is in one.
+    session: Option<SessionStatus>,
+    /// The swap that runs, or the last one.
+    run: Option<Arc<Run>>,
+    /// Whether the attachment has ended.
+    is_over: bool,
+}
+
+/// Whether both name the same device of a host.
+fn same_target(one: &str, other: &str) -> bool {
+    matches!((one.parse(), other.parse()), (Ok(one), Ok(other)) if is_same(&one, &other))
+}
+
+/// How an exchange ended: with the device that was replaced, or with the reason and the twin.
+type Outcome = Result<(Box<AttachedUsb>, ExchangeReport), (Attribute, String, Option<Box<AttachedUsb>>)>;
+
+/// A twin for an engine, and where the outcome is awaited.
+pub struct Order {
+    twin: Box<AttachedUsb>,
+    tell: Tell,
+}
+
+struct Tell {
+    swap: UsbSwap,
+    /// What the status says if the twin takes the place.
+    replaced_by: Option<String>,
+    session: Option<SessionStatus>,
+    waiting: SyncSender<Outcome>,
+}
+
+impl Tell {
+    fn tell(&self, outcome: Outcome) {
+        if outcome.is_ok() {
+            self.swap.with(|state| {
+                (state.replaced_by, state.session) = (self.replaced_by.clone(), self.session.clone());
+            });
+        }
+        // The waiting thread may have given up; then what is left is dropped here.
+        let _ = self.waiting.try_send(outcome);
+    }
+}
+
+/// What takes the device's place.
+enum Destination {
+    Opened(AttachedUsb),
+    Host(Target),
+}
+
+impl UsbSwap {
+    /// Exchanges the device of `target`, whose engine has this clock and is woken by `wake`.
+    pub fn new(client: &Client, target: &Target, clock: Clock, wake: Arc<Wake>) -> Self {
+        let (has_order, state) = Default::default();
+        Self(Arc::new(Inner { client: client.clone(), target: target.clone(), clock, wake, has_order, state }))
+    }
+
+    fn with<T>(&self, act: impl FnOnce(&mut State) -> T) -> T {
+        let mut state: MutexGuard<'_, State> = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
+        act(&mut state)
+    }
+
+    /// The twin that has the device's place: `usb:BUSID` or `HOST:PORT/DEVICE`; `None` if it is the device itself.
+    pub fn replaced_by(&self) -> Option<String> {
+        self.with(|state| state.replaced_by.clone())
+    }
+
+    /// The status of the session that serves the attachment now.
+    pub fn session(&self) -> Option<SessionStatus> {
+        self.with(|state| state.session.clone())
+    }
+
+    /// Whether a swap is under way.
+    pub fn is_running(&self) -> bool {
+        self.with(|state| state.run.as_ref().is_some_and(|run| !run.is_over()))
+    }
+
+    /// The status of the running or last swap.
+    pub fn status(&self) -> Option<SwapStatus> {
+        self.with(|state| state.run.as_ref().map(|run| run.status()))
+    }
+
+    /// Cancels the swap, as long as its twin is not open. Returns whether one runs.
+    pub fn cancel(&self) -> bool {
+        self.with(|state| state.run.as_ref().is_some_and(|run| run.cancel()))
+    }
+
+    /// Begins to exchange the device, which the user calls `device`, for the one at `to`: `usb:BUSID`, whose open node
+    /// is among `files`, or `HOST/DEVICE`.
+    ///
+    /// # Errors
+    /// [`FailureReport`]: nothing has changed.
+    pub fn begin(&self, device: &str, to: &str, files: &Files) -> Result<(), FailureReport> {
+        let not = |attribute, why: &str, hint: &str| not_begun(device, to, attribute, &why, &hint);
+        if self.is_running() {
+            let hint = format!("watch it: farbus swap {device}");
+            return Err(not(Attribute::Refused, "it is being swapped already", &hint));
+        }
+        let own = &self.0.target;
+        let now_at = self.replaced_by().unwrap_or_else(|| self.0.target.to_string());
+        if now_at == to || same_target(&now_at, to) {
+            return Err(not(Attribute::Refused, "it is that one already", "see: farbus status"));
+        }
+        let destination = match to.parse::<Target>() {
+            _ if to.starts_with("usb:") => {
+                let [node] = files.take().map_err(|error| not(Attribute::Local, &error.to_string(), "try again"))?;
+                let (opened, _) = local_twin::open(device, to, node)?;
+                Destination::Opened(AttachedUsb::here(opened, to))
+            }
+            Ok(target) if is_same(&Target { device: own.device.clone(), ..target.clone() }, own) => {
+                Destination::Host(Target { address: own.address.clone(), ..target })
+            }
+            Ok(_) if !to.starts_with("block:") => {
+                let why = "only a device of the host that it is attached from, or of this machine, takes its place";
+                return Err(not(Attribute::Refused, why, "try: --to usb:BUSID"));
+            }
+            _ => {
+                let why =
+                    "it is attached as a USB device, and only a disk that is attached as a block device moves there";
+                return Err(not(Attribute::Refused, why, "try: --to usb:BUSID, or --to HOST/DEVICE"));
+            }
+        };
+        let from = self.replaced_by().unwrap_or_else(|| device.to_owned());
+        let run = Arc::new(Run::new(SwapStatus {
+            device: device.to_owned(),
+            from,
+            to: to.to_owned(),
+            state: RUNNING.to_owned(),
+            phase: "switching".to_owned(),
+            round: 1,
+            ..SwapStatus::default()
+        }));
+        let is_entered = self.with(|state| {
+            let is_free = !state.is_over && state.run.as_ref().is_none_or(|run| run.is_over());
+            if is_free {
+                state.run = Some(Arc::clone(&run));
+            }
+            is_free
+        });
+        if !is_entered {
+            return Err(not(Attribute::Refused, "it is being swapped already, or has ended", "see: farbus status"));
+        }
+        publish(Event::of(Kind::SwapBegun, device).how(to));
+        let (swap, for_thread) = (self.clone(), Arc::clone(&run));
+        let carry_out = move || swap.carry_out(&for_thread, destination);
+        thread::Builder::new().name("twin".into()).spawn(carry_out).map(drop).map_err(|error| {
+            let report = not(Attribute::Local, &format!("no thread for it: {error}"), "end some programs");
+            run.end(FAILED, |status| status.failure = Some(report.clone()));
+            report
+        })
+    }
+
+    fn carry_out(&self, run: &Run, destination: Destination) {
+        let began = WallInstant::now();
+        let SwapStatus { device, from, to, .. } = run.status();
+        let result = self.open(destination).and_then(|twin| self.exchange(run, twin, &to));
+        match result {
+            Ok((left, report)) => {
+                let quiet_ms = report.quiet.as_secs_f64() * 1e3;
+                info!(device, from, to, quiet_ms, replayed = report.replayed, "swapped for its twin");
+                // Whoever types the command next finds the device free.
+                left.give_back();
+                run.end(DONE, |status| {
+                    (status.quiet_ms, status.elapsed_s) = (quiet_ms, began.elapsed().as_secs_f64());
+                    (status.replayed, status.asked_again) = (report.replayed, report.asked_again);
+                });
+            }
+            Err((attribute, why)) => {
+                warn!(device, to, why, "not swapped: it stays what it was");
+                let hint = format!("{device} stays what it was");
+                let report = not_begun(&device, &to, attribute, &why, &hint);
+                run.end(FAILED, |status| status.failure = Some(report));
+            }
+        }
+    }
+
+    fn open(&self, destination: Destination) -> Result<AttachedUsb, (Attribute, String)> {
+        match destination {
+            Destination::Opened(device) => Ok(device),
+            Destination::Host(target) => match FarDevice::open(&self.0.client, &target, GRACE) {
+                Ok(device) => Ok(AttachedUsb::far(device, self.0.clock)),
+                Err(error) => Err((error.attribute(), error.to_string())),
+            },
+        }
+    }
+
+    /// Lets the engine exchange the device for `twin`, and returns the device that was replaced.
+    fn exchange(
+        &self,
+        run: &Run,
+        twin: AttachedUsb,
+        to: &str,
+    ) -> Result<(AttachedUsb, ExchangeReport), (Attribute, String)> {
+        if run.is_cancelled() {
+            twin.give_back();
+            return Err((Attribute::Refused, "it was cancelled".to_owned()));
+        }
+        let (waiting, told) = mpsc::sync_channel(1);
+        let replaced_by = (!same_target(to, &self.0.target.to_string())).then(|| to.to_owned());
+        let tell = Tell { swap: self.clone(), replaced_by, session: twin.session(), waiting };
+        let order = Order { twin: Box::new(twin), tell };
+        let refused = self.with(|state| {
+            if state.is_over {
+                return Some(order);
+            }
+            state.order = Some(order);
+            None
+        });
+        if let Some(order) = refused {
+            order.twin.give_back();
+            return Err((Attribute::Gone, "the attachment has ended".to_owned()));
+        }
+        self.0.has_order.store(true, Ordering::Release);
+        self.0.wake.wake();
+        match told.recv_timeout(EXCHANGE_TIME_MAX) {
+            Ok(Ok((left, report))) => Ok((*left, report)),
+            Ok(Err((attribute, why, twin))) => {
+                twin.into_iter().for_each(|twin| twin.give_back());
+                Err((attribute, why))
+            }
+            Err(_) => {
+                // An order that was given up is not carried out later.
+                self.take_order().into_iter().for_each(|order| order.twin.give_back());
+                Err((Attribute::Gone, "its attachment has ended, or does not answer".to_owned()))
+            }
+        }
+    }
+
+    fn take_order(&self) -> Option<Order> {
+        let is_ordered = self.0.has_order.load(Ordering::Acquire) && self.0.has_order.swap(false, Ordering::AcqRel);
+        if is_ordered { self.with(|state| state.order.take()) } else { None }
+    }
+
+    /// The attachment has ended: takes no more orders.
+    fn end(&self) {
+        let order = self.with(|state| {
+            state.is_over = true;
+            mem::take(&mut state.order)
+        });
+        if let Some(Order { twin, tell }) = order {
+            tell.tell(Err((Attribute::Gone, "the attachment has ended".to_owned(), Some(twin))));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::Receiver;
+
+    use farbus_gadgets::Emulated;
+    use farbus_gadgets::serial::Serial;
+    use farbus_model::{Descriptors, EpAddr, Selection, Setup, Speed, Status, Urb};
+
+    use super::*;
+
+    const READ: EpAddr = EpAddr::from_byte(0x81);
+
+    /// A serial port on a cable that may be unplugged.
+    struct Plugged {
+        device: Emulated<Serial>,
+        is_gone: Arc<AtomicBool>,
+    }
+
+    impl Device for Plugged {
+        fn descriptors(&self) -> &Descriptors {
+            self.device.descriptors()
+        }
+        fn speed(&self) -> Speed {
+            self.device.speed()
+        }
+        fn selection(&self) -> &Selection {
+            self.device.selection()
+        }
+        fn submit(&mut self, now: Instant, urb: InFlight, done: &mut Completions) {
+            Device::submit(&mut self.device, now, urb, done);
+        }
+        fn cancel(&mut self, now: Instant, id: UrbId, done: &mut Completions) {
+            Device::cancel(&mut self.device, now, id, done);
+        }
+        fn reset(&mut self, now: Instant, done: &mut Completions) {
+            Device::reset(&mut self.device, now, done);
+        }
+        fn is_gone(&self) -> bool {
+            self.is_gone.load(Ordering::Relaxed)
+        }
+    }
+
+    fn plugged(at: &str, speed: Speed) -> (AttachedUsb, Arc<AtomicBool>) {
+        let is_gone = Arc::new(AtomicBool::new(false));
+        let device = Plugged { device: Serial::device(speed), is_gone: Arc::clone(&is_gone) };
+        (AttachedUsb { place: Place::Here(Box::new(device), at.to_owned()), lead: Duration::ZERO }, is_gone)
+    }
+
+    struct Bench {
+        device: SwapUsb,
+        swap: UsbSwap,
+        now: Instant,
+        done: Completions,
+    }
+
+    impl Bench {
+        /// A configured serial port, from which a read waits.
+        fn new() -> Self {
+            let target = "lab3/serial".parse().unwrap();
+            let swap = UsbSwap::new(&Client::default(), &target, Clock::start(), Arc::new(Wake::new().unwrap()));
+            let (first, _) = plugged("usb:1-1", Speed::High);
+            let device = SwapUsb { device: Twinned::new(Box::new(first)), swap: swap.clone() };
+            let done = Completions::new(BufferPool::new(1 << 16));
+            let mut bench = Self { device, swap, now: Instant::ZERO + Duration::from_secs(1), done };
+            bench.submit(Urb::control(UrbId(1), Setup::set_configuration(1), farbus_model::Payload::Empty));
+            assert_eq!(bench.done.pop().map(|done| done.status), Some(Status::Ok));
+            bench.submit(Urb::data_in(UrbId(2), READ, 64));
+            assert!(bench.done.is_empty(), "it waits for data");
+            bench
+        }
+
+        fn submit(&mut self, urb: Urb) {
+            Device::submit(&mut self.device, self.now, urb.launch(), &mut self.done);
+        }
+
+        /// Gives the device back, which ends the read.
+        fn end(mut self) {
+            self.device.close(self.now, &mut self.done);
+            assert_eq!(self.done.pop().map(|done| (done.id, done.status)), Some((UrbId(2), Status::Shutdown)));
+            assert!(self.done.is_empty());
+        }
+
+        fn exchange(&mut self, twin: AttachedUsb, refusal: Option<&str>) -> Receiver<Outcome> {
+            let (waiting, told) = mpsc::sync_channel(1);
+            let replaced_by = Some("usb:1-2".to_owned());
+            let tell = Tell { swap: self.swap.clone(), replaced_by, session: None, waiting };
+            let order = Order { twin: Box::new(twin), tell };
+            self.device.exchange(self.now, order, refusal, &mut self.done);
+            for _ in 0..10 {
+                self.now = self.now + Duration::from_millis(1);
+                Device::handle_timeout(&mut self.device, self.now, &mut self.done);
+            }
+            told
+        }
+    }
+
+    #[test]
+    fn device_that_a_twin_replaced_neither_moves_nor_is_saved_and_ends_with_its_twin() {
+        let mut bench = Bench::new();
+        assert!(bench.device.is_own());
+        let (twin, is_gone) = plugged("usb:1-2", Speed::High);
+        let Ok((left, report)) = bench.exchange(twin, None).try_recv().expect("an outcome") else {
+            panic!("it is refused")
+        };
+        assert!(matches!(&left.place, Place::Here(_, at) if at == "usb:1-1"), "the first one is its owner's again");
+        assert_eq!((report.replayed, report.asked_again), (1, 1));
+        assert_eq!(bench.swap.replaced_by().as_deref(), Some("usb:1-2"));
+        assert!(!bench.device.is_own() && !bench.device.save_to(&mut Writer::part()));
+        assert_eq!(bench.device.may_move(), Err(TWIN_IS_HERE));
+        assert!(bench.device.ended().is_none() && bench.done.is_empty());
+        is_gone.store(true, Ordering::Relaxed);
+        let Some(Ended::Over(report)) = bench.device.ended() else { panic!("it ends as if it were unplugged") };
+        assert_eq!(report.attribute, Attribute::Gone);
+        assert!(report.message.contains("usb:1-2"), "{}", report.message);
+        bench.end();
+    }
+
+    #[test]
+    fn refused_twin_returns_to_its_owner_and_changes_nothing() {
+        let mut bench = Bench::new();
+        for (speed, refusal, part) in [
+            (Speed::Full, None, "high speed, the other at full speed"),
+            (Speed::High, Some("it is held"), "it is held"),
+        ] {
+            let (twin, _) = plugged("usb:1-2", speed);
+            let Err((attribute, why, twin)) = bench.exchange(twin, refusal).try_recv().expect("an outcome") else {
+                panic!("{part}: it was exchanged")
+            };
+            assert!(attribute == Attribute::Refused && why.contains(part), "{why}");
+            assert!(twin.is_some() && bench.device.is_own() && bench.done.is_empty());
+        }
+        bench.end();
+    }
+
+    #[test]
+    fn twin_that_is_unplugged_meanwhile_leaves_the_device_in_its_place() {
+        let mut bench = Bench::new();
+        let (twin, is_gone) = plugged("usb:1-2", Speed::High);
+        is_gone.store(true, Ordering::Relaxed);
+        let Err((attribute, why, _)) = bench.exchange(twin, None).try_recv().expect("an outcome") else {
+            panic!("it is gone")
+        };
+        assert_eq!((attribute, why.as_str()), (Attribute::Device, "the other device was unplugged"));
+        assert!(bench.device.is_own() && bench.device.ended().is_none() && bench.done.is_empty());
+        bench.end();
+    }
+
+    #[test]
+    fn attachment_that_has_ended_takes_no_twin() {
+        let bench = Bench::new();
+        bench.swap.end();
+        let failure = bench.swap.begin("lab3/serial", "lab3/other", &Files::default()).unwrap_err();
+        assert!(failure.message.contains("has ended"), "{}", failure.message);
+        let failure = bench.swap.begin("lab3/serial", "lab4/serial", &Files::default()).unwrap_err();
+        assert!(failure.message.contains("only a device of the host"), "{}", failure.message);
+        let failure = bench.swap.begin("lab3/serial", "usb:1-2", &Files::default()).unwrap_err();
+        assert_eq!(failure.attribute, Attribute::Local, "its node did not come along: {}", failure.message);
+        bench.end();
+    }
+}

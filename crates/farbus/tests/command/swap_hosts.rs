@@ -1,0 +1,227 @@
+//! Disks of another host that are attached here and moved to disks of further hosts, and back, while programs write and
+//! check them (requirement N12). Each host has a state folder of its own.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use serde_json::Value;
+
+use super::harness::{Harness, PATIENCE, Running, Share, has, has_fuse, has_program, wait_until};
+use super::restart::SetOnDrop;
+use super::swap_attached::{Attached, DISK_BYTES, MIB, WORK_BYTES, file_target, fill, fio, said};
+
+/// A host that shares a disk.
+struct Host {
+    harness: Harness,
+    image: PathBuf,
+    share: Share,
+}
+
+impl Host {
+    fn new() -> Self {
+        Self::with(DISK_BYTES)
+    }
+
+    fn with(bytes: u64) -> Self {
+        let harness = Harness::new();
+        let image = harness.image("disk.img", bytes);
+        let share = harness.share(&[&format!("disk:{}", image.display())]);
+        Self { harness, image, share }
+    }
+
+    fn target(&self) -> String {
+        self.share.target("disk")
+    }
+
+    /// Shares the disk again, in another process.
+    fn share_again(&mut self) {
+        self.share.process.kill();
+        self.share = self.harness.share(&[&format!("disk:{}", self.image.display())]);
+    }
+}
+
+/// The attached disk, as its host shows it.
+fn shown(harness: &Harness) -> Value {
+    let status = harness.run(&["status", "--json"]).stdout;
+    let status: Value = serde_json::from_str(&status).unwrap_or_default();
+    let all = status.as_array().into_iter().flatten().flat_map(|it| it["devices"].as_array().into_iter().flatten());
+    all.into_iter().find(|it| it["bus_id"].is_null() && !it["medium"].is_null()).cloned().unwrap_or_default()
+}
+
+fn is_swapping(harness: &Harness) -> bool {
+    shown(harness)["medium"]["is_swapping"] == true
+}
+
+fn attach(harness: &Harness, target: &str) -> super::harness::Outcome {
+    harness.run(&["attach", target, "--via", "nbd", "--grace", "10"])
+}
+
+/// Moves an attached disk from host to host, to this machine and back to the second host, while fio works.
+fn moves_between_hosts_under_load(via: &str) {
+    if !has("fio", has_program("fio")) || (via == "fuse" && !has_fuse()) {
+        return;
+    }
+    let here = Harness::new();
+    let (mut first, mut second) = (Host::new(), Host::new());
+    let filled = fill(&first.image);
+    let mut attached = Attached::by(&here, &first.share, via);
+    let is_done = AtomicBool::new(false);
+    let rounds = thread::scope(|scope| {
+        let _end = SetOnDrop(&is_done);
+        let worker = scope.spawn(|| {
+            let mut round = 0;
+            while !is_done.load(Ordering::Acquire) || round < 2 {
+                round += 1;
+                let outcome = fio(&here, &attached.fio, round, false);
+                assert_eq!(outcome.code, Some(0), "round {round}: {outcome:?}");
+            }
+            round
+        });
+        let swap = |to: &str, more: &[&str]| {
+            let ended = here.json(&[&["swap", &attached.target, "--to", to, "--json"], more].concat());
+            assert_eq!((&ended["state"], &ended["left_bytes"]), (&"done".into(), &0.into()), "{ended}");
+            assert_eq!((&ended["to"], &ended["warning"]), (&to.into(), &Value::Null), "{ended}");
+            let shown = shown(&here);
+            assert_eq!((&shown["medium"]["at"], &shown["state"]), (&to.into(), &"attached".into()), "{shown}");
+            (ended, shown)
+        };
+        let to = second.target();
+        let (ended, device) = swap(&to, &["--verify"]);
+        assert!(ended["copied_bytes"].as_u64().is_some_and(|bytes| bytes >= 8 * MIB), "{ended}");
+        assert_eq!(device["user"], to.trim_end_matches("/disk"), "it is that host's disk now: {device}");
+        assert!(device["medium"]["identity"]["id"].is_string() && device["links"].is_object(), "{device}");
+        first.share_again();
+        said(&attach(&here, &first.target()), 3, "farbus swap --forget disk");
+        first.share.process.kill();
+        let local = format!("block:{}", here.path("new.img").display());
+        let (_, device) = swap(&local, &[]);
+        assert_eq!(device["links"], Value::Null, "it is in no session: {device}");
+        second.share_again();
+        said(&attach(&second.harness, &second.target()), 3, "farbus swap --forget disk");
+        said(&here.run(&["swap", &attached.target, "--to", &second.target()]), 3, "farbus swap --forget disk");
+        said(&second.harness.run(&["swap", "--forget", "disk"]), 0, "as it is");
+        let (_, device) = swap(&second.target(), &[]);
+        assert_eq!(device["user"], second.target().trim_end_matches("/disk"), "{device}");
+        is_done.store(true, Ordering::Release);
+        worker.join().expect("not a byte is wrong, and nothing fails")
+    });
+    assert!(rounds >= 2);
+    let outcome = fio(&here, &attached.fio, rounds + 1, false);
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    attached.end();
+    let outcome = fio(&here, &file_target(&second.image), rounds + 1, true);
+    assert_eq!(outcome.code, Some(0), "what was written last is there: {outcome:?}");
+    let bytes = std::fs::read(&second.image).unwrap();
+    let [from, to] = [WORK_BYTES + MIB, DISK_BYTES - 4 * MIB].map(|at| at as usize);
+    assert!(bytes[from..][..filled.len()] == filled && bytes[to..] == filled, "what was only copied is there, too");
+    // It is a disk like any other, for every host.
+    let mut other = Attached::by(&first.harness, &second.share, "nbd");
+    other.end();
+    said(&here.run(&["share", &format!("block:{}", here.path("new.img").display())]), 1, "is old");
+}
+
+#[test]
+fn a_disk_attached_by_nbd_moves_from_host_to_host_to_this_machine_and_back_under_load() {
+    moves_between_hosts_under_load("nbd");
+}
+
+#[test]
+fn a_disk_attached_as_a_file_moves_from_host_to_host_to_this_machine_and_back_under_load() {
+    moves_between_hosts_under_load("fuse");
+}
+
+#[test]
+fn a_host_that_is_lost_during_the_move_ends_it_and_its_unfinished_copy_is_given_to_nobody_until_it_is_finished() {
+    let here = Harness::new();
+    let (first, mut second) = (Host::new(), Host::new());
+    fill(&first.image);
+    let mut attached = Attached::by(&here, &first.share, "nbd");
+    let lost = second.target();
+    let slowly = |to: &str| Running::start(here.command(&["swap", &attached.target, "--to", to, "--rate", "2M"]));
+    let mut swapping = slowly(&lost);
+    wait_until(PATIENCE, "it is being moved", || is_swapping(&here) && first_bytes_are_there(&second.image));
+    second.share.process.kill();
+    assert_eq!(swapping.wait_for_end(PATIENCE), Some(6), "{}", swapping.log());
+    let device = shown(&here);
+    assert_eq!((&device["medium"]["at"], &device["state"]), (&attached.target.as_str().into(), &"attached".into()));
+    second.share_again();
+    // Hosts without a key are one here, by their address. For any other it is not there.
+    let kept = second.harness.json(&["status", "--json"]);
+    assert_eq!(kept[0]["devices"][0]["moved"]["state"], "moving", "{kept}");
+    said(&attach(&here, &second.target()), 3, "is an unfinished copy of");
+    // Now the host that moves it crashes.
+    let mut swapping = slowly(&second.target());
+    wait_until(PATIENCE, "it is being moved again", || is_swapping(&here));
+    attached.process.kill();
+    assert_eq!(swapping.wait_for_end(PATIENCE), Some(4), "{}", swapping.log());
+    // Its exporter keeps it for the crashed process until the grace is over.
+    wait_until(PATIENCE, "it is refused because it is a part of a copy", || {
+        let outcome = attach(&here, &second.target());
+        outcome.code == Some(3) && outcome.stderr.contains("is an unfinished copy of")
+    });
+    let mut attached = Attached::by(&here, &first.share, "nbd");
+    let to = second.target();
+    let moved = here.run(&["swap", &attached.target, "--to", &to]);
+    said(&moved, 0, "its host gives it to nobody any more");
+    said(&moved, 0, &format!("farbus attach {to}"));
+    assert!(std::fs::read(&first.image).unwrap() == std::fs::read(&second.image).unwrap(), "the copy is the original");
+    attached.end();
+    said(&attach(&here, &first.target()), 3, "farbus swap --forget");
+    let now = second.harness.json(&["status", "--json"]);
+    assert_eq!(now[0]["devices"][0]["moved"], Value::Null, "{now}");
+    let mut other = Attached::by(&first.harness, &second.share, "nbd");
+    other.end();
+}
+
+fn first_bytes_are_there(image: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::metadata(image).is_ok_and(|about| about.blocks() > 0)
+}
+
+#[test]
+fn disks_that_cannot_take_the_data_are_refused_and_given_back_as_they_were() {
+    let here = Harness::new();
+    let (first, small, used) = (Host::new(), Host::with(DISK_BYTES - MIB), Host::new());
+    let mut attached = Attached::by(&here, &first.share, "nbd");
+    let mut other = Attached::by(&used.harness, &used.share, "nbd");
+    let swap = |to: &str| here.run(&["swap", &attached.target, "--to", to]);
+    said(&swap(&small.target()), 3, "the destination is too small");
+    said(&swap(&used.target()), 3, "is in use");
+    said(&swap(&first.target()), 3, "is in use");
+    said(&swap(&first.target().replace("/disk", "/none")), 4, "");
+    said(&swap("nobody.invalid/disk"), 5, "nobody.invalid");
+    said(&here.run(&["swap", &attached.target, "--to", "disk"]), 2, "HOST/DISK");
+    said(&first.harness.run(&["swap", "disk", "--to", &used.target()]), 3, "only a disk that is attached");
+    assert_eq!(shown(&here)["medium"]["at"], attached.target.as_str());
+    attached.end();
+    other.end();
+    // No host was kept from a disk that was not overwritten.
+    let mut after = Attached::by(&first.harness, &small.share, "nbd");
+    after.end();
+}
+
+#[test]
+fn a_daemon_whose_disk_moved_to_another_host_is_not_replaced_until_it_is_on_this_machine() {
+    let here = Harness::new();
+    let (first, second) = (Host::new(), Host::new());
+    let target = first.target();
+    let (config, socket) = (here.path("farbus.toml"), here.path("far.sock"));
+    let text = format!("[[attach]]\ntarget = '{target}'\ngrace = 10\nvia = 'nbd'\nsocket = '{}'\n", socket.display());
+    std::fs::write(&config, text).unwrap();
+    let mut daemon = Running::start(here.command(&["daemon", "--config", config.to_str().unwrap()]));
+    wait_until(PATIENCE, "it is attached", || shown(&here)["state"] == "attached");
+    said(&here.run(&["swap", &target, "--to", &second.target()]), 0, "lies on");
+    let refused = here.run(&["daemon", "restart"]);
+    said(&refused, 3, &format!("was moved to {}", second.target()));
+    // By the name of where it is now.
+    let local = format!("block:{}", here.path("new.img").display());
+    said(&here.run(&["swap", &second.target(), "--to", &local]), 0, "lies on");
+    let answer = here.json(&["daemon", "restart", "--json"]);
+    assert_eq!(answer["kept"].as_array().map(Vec::len), Some(1), "{answer}\n{}", daemon.log());
+    let later = super::restart::Later::of(&answer);
+    assert_eq!(daemon.wait_for_end(PATIENCE), Some(0), "{}", daemon.log());
+    wait_until(PATIENCE, "the replacement has it", || shown(&here)["state"] == "attached");
+    assert_eq!(shown(&here)["medium"]["at"], local.as_str());
+    later.end();
+}
