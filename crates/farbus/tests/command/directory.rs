@@ -388,7 +388,12 @@ fn keys_of_another_release_are_left_alone_and_a_lease_that_etcd_ended_is_replace
     let [lab3, _] = hosts(&harness);
     let etcd = Etcd::start(&harness, 1, &[]);
     etcd.ctl(&["put", "/farbus/format", "2"]);
-    let at_lab3 = Site::start(&lab3, &format!("{}\n{BOARD}", etcd.line()));
+    // A daemon begins without a directory, and gets one later.
+    let at_lab3 = Site::start(&lab3, BOARD);
+    assert!(at_lab3.status().is_null());
+    let refused = lab3.run(&["list", "--directory"]);
+    assert!(refused.code == Some(1) && refused.stderr.contains("directory = "), "{refused:?}");
+    at_lab3.reload(&format!("{}\n{BOARD}", etcd.line()));
     let status = at_lab3.wait_for_trouble(Some("other-format"));
     assert!(status["trouble"]["message"].as_str().unwrap().contains("format '2'"), "{status}");
     assert!(etcd.keys().is_empty());
@@ -402,6 +407,10 @@ fn keys_of_another_release_are_left_alone_and_a_lease_that_etcd_ended_is_replace
     wait_until(WITHIN, "all is said under another lease", || etcd.keys().len() == 2);
     assert_ne!(lease(&etcd), first);
     at_lab3.wait_for_trouble(None);
+    // Without it, the keys go at once.
+    at_lab3.reload(BOARD);
+    wait_until(Duration::from_secs(30), "its keys go", || etcd.keys().is_empty());
+    assert!(at_lab3.status().is_null());
 }
 
 #[test]
