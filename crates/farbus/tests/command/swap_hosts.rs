@@ -266,3 +266,23 @@ fn paired_hosts_keep_an_unfinished_copy_from_others_and_a_confined_attachment_pr
     said(&rack.run(&["swap", "--forget", "spare"]), 4, "nothing is against");
     said(&lab3.run(&["swap", "--forget", "disk"]), 0, "as it is");
 }
+
+#[test]
+fn a_link_to_the_host_that_has_the_disk_now_is_waited_for_and_its_loss_ends_the_attachment() {
+    let here = Harness::new();
+    let (mut first, mut second) = (Host::new(), Host::new());
+    let mut attached = Attached::by(&here, &first.share, "nbd");
+    said(&here.run(&["swap", &attached.target, "--to", &second.target()]), 0, "lies on");
+    first.share.process.kill();
+    second.share.process.kill();
+    wait_until(PATIENCE, "the link is missed", || shown(&here)["state"] == "link lost");
+    assert_eq!(attached.process.wait_for_end(PATIENCE), Some(5), "{}", attached.process.log());
+    // And the same where its owner ends it.
+    let (first, second) = (Host::new(), Host::new());
+    let mut attached = Attached::by(&here, &first.share, "nbd");
+    said(&here.run(&["swap", &attached.target, "--to", &second.target()]), 0, "lies on");
+    said(&here.run(&["detach", &attached.target]), 0, "");
+    assert_eq!(attached.process.wait_for_end(PATIENCE), Some(0), "{}", attached.process.log());
+    let status = second.harness.json(&["status", "--json"]);
+    assert_eq!(status[0]["devices"][0]["user"], Value::Null, "it was given back: {status}");
+}
