@@ -24,6 +24,7 @@ const NOTHING: u16 = 3;
 #[derive(Default)]
 struct Notes {
     steps: Vec<(String, u64, Step)>,
+    overwritten: Vec<String>,
     is_full: bool,
 }
 
@@ -32,6 +33,10 @@ impl Services for Notes {
         let device = StoreDevice::new(MemoryStore::new(vec![0; 4096]));
         let lease = if open.mode == Mode::Exclusive { 7 } else { 0 };
         Ok((lease, Box::new(ServedBlock::new(number, device, 0, |_, _| ()))))
+    }
+
+    fn note_overwriting(&mut self, open: &Open) {
+        self.overwritten.push(open.name.clone());
     }
 
     fn note_step(&mut self, open: &Open, lease: u64, step: Step) -> Result<(), String> {
@@ -120,6 +125,23 @@ fn only_the_host_that_has_a_disk_alone_can_say_that_it_moves() {
     assert_eq!(later, Ok(Vec::new()), "a word of a later version is passed over");
     let answer = Word::Noted(Step::Moved).encode().into();
     assert!(world.asked(Message::control(Kind::Retire, ALONE, 0, answer)).is_err(), "an importer answers nothing");
+}
+
+#[test]
+fn that_a_disk_is_overwritten_counts_for_the_device_that_is_opened_next_alone() {
+    let mut world = World::new();
+    world.said(ALONE, Step::Overwrites);
+    assert!(world.notes.overwritten.is_empty(), "it is open already");
+    assert_eq!(world.said(NOTHING, Step::Overwrites), None, "there is nothing to answer yet");
+    assert!(world.notes.overwritten.is_empty());
+    for number in [NOTHING, NOTHING + 1] {
+        let asked = Message::control(Kind::Open, number, 0, open(Mode::Exclusive).encode().into());
+        assert_eq!(world.asked(asked).unwrap().last().map(|(kind, _)| *kind), Some(Kind::Opened));
+    }
+    assert_eq!(world.notes.overwritten, ["disk"]);
+    let mut remote = RemoteBlock::new(1, open(Mode::Exclusive)).overwriting();
+    let said: Vec<Kind> = std::iter::from_fn(|| remote.poll_message()).map(|message| message.head.kind).collect();
+    assert_eq!(said, [Kind::Retire, Kind::Open], "it is said first, and once");
 }
 
 #[test]

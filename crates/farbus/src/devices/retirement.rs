@@ -24,6 +24,13 @@ pub enum Said {
         /// The host, by its name here.
         host: String,
     },
+    /// The host overwrites the disk that it had moved away.
+    Overwrites {
+        /// The host by what it proved.
+        by: String,
+        /// The host, by its name here.
+        host: String,
+    },
     /// The disk here is the device.
     Stays,
 }
@@ -34,6 +41,7 @@ impl Said {
         match step {
             Step::Moving => Said::Moving { by, host },
             Step::Moved => Said::Moved { by, host },
+            Step::Overwrites => Said::Overwrites { by, host },
             Step::Stays => Said::Stays,
         }
     }
@@ -49,6 +57,7 @@ pub fn retirement(folder: &Folder, device: DeviceId, said: Option<&Said>) -> Res
         None => {}
         Some(Said::Moving { by, host }) => KnownLease::note_moving(folder, device, by, host, &now())?,
         Some(Said::Moved { by, host }) => KnownLease::note_moved(folder, device, by, host, &now())?,
+        Some(Said::Overwrites { by, host }) => KnownLease::note_overwritten(folder, device, by, host, &now())?,
         Some(Said::Stays) => drop(KnownLease::note_stays(folder, device)?),
     }
     Ok(KnownLease::load(folder, device)?.retirement)
@@ -266,6 +275,45 @@ mod tests {
                 }
             }
         }
+        std::fs::remove_dir_all(&scratch).unwrap();
+    }
+
+    #[test]
+    fn a_crash_between_any_two_steps_of_a_move_back_gives_old_data_or_a_part_of_a_copy_to_nobody() {
+        use Durable::{Noted, Said};
+        let scratch = std::env::temp_dir().join(format!("farbus-back-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&scratch);
+        let done = [
+            Said(Step::Overwrites),
+            Said(Step::Moving),
+            Noted(Milestone::Copying),
+            Noted(Milestone::Switched),
+            Said(Step::Stays),
+        ];
+        for reached in 0..=done.len() {
+            // It was moved away by this host.
+            let mut back = NewDisk::new(&scratch);
+            let (disk, here) = (Medium::remote("lab4/disk", Some(back.known())), Medium::called("/here"));
+            Notes::to(back.importer.begin(&disk, &here).unwrap().file).note(Milestone::Switched).unwrap();
+            back.make(Said(Step::Moved));
+            back.notes = Notes::to(back.importer.begin(&here, &Medium::called("lab4/disk")).unwrap().file);
+            done[..reached].iter().for_each(|step| back.make(*step));
+            let is_complete = done[..reached].contains(&Noted(Milestone::Switched));
+            assert!(is_complete || !back.gives_to("key 2"), "{reached}: nobody else gets it before it is complete");
+            assert_eq!(back.attach(), is_complete, "{reached}: nor does its host");
+            assert_eq!(back.gives_to("key 2"), is_complete, "{reached}: nothing stays undecided");
+            if !is_complete {
+                back.make(Said(Step::Moved));
+                done.iter().for_each(|step| back.make(*step));
+                assert!(back.attach() && back.gives_to("key 2"), "{reached}: the same swap continues");
+            }
+        }
+        // Another host does not get a disk by saying that it overwrites it.
+        let mut other = NewDisk::new(&scratch);
+        other.make(Said(Step::Moved));
+        let said = super::Said::by(Step::Overwrites, "key 2".into(), "rack".into());
+        retirement(&other.exporter, other.id, Some(&said)).unwrap();
+        assert!(!other.gives_to("key 2"));
         std::fs::remove_dir_all(&scratch).unwrap();
     }
 }

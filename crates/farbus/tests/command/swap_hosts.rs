@@ -5,11 +5,13 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
+use rustix::process::Signal;
 use serde_json::Value;
 
 use super::harness::{Harness, PATIENCE, Running, Share, has, has_fuse, has_program, wait_until};
 use super::restart::SetOnDrop;
 use super::swap_attached::{Attached, DISK_BYTES, MIB, WORK_BYTES, file_target, fill, fio, said};
+use super::trust::three;
 
 /// A host that shares a disk.
 struct Host {
@@ -99,8 +101,7 @@ fn moves_between_hosts_under_load(via: &str) {
         assert_eq!(device["links"], Value::Null, "it is in no session: {device}");
         second.share_again();
         said(&attach(&second.harness, &second.target()), 3, "farbus swap --forget disk");
-        said(&here.run(&["swap", &attached.target, "--to", &second.target()]), 3, "farbus swap --forget disk");
-        said(&second.harness.run(&["swap", "--forget", "disk"]), 0, "as it is");
+        said(&attach(&here, &second.target()), 3, "farbus swap --forget disk");
         let (_, device) = swap(&second.target(), &[]);
         assert_eq!(device["user"], second.target().trim_end_matches("/disk"), "{device}");
         is_done.store(true, Ordering::Release);
@@ -224,4 +225,63 @@ fn a_daemon_whose_disk_moved_to_another_host_is_not_replaced_until_it_is_on_this
     wait_until(PATIENCE, "the replacement has it", || shown(&here)["state"] == "attached");
     assert_eq!(shown(&here)["medium"]["at"], local.as_str());
     later.end();
+}
+
+#[test]
+fn paired_hosts_keep_an_unfinished_copy_from_others_and_a_confined_attachment_proves_its_key_to_the_second() {
+    let harness = Harness::new();
+    let [lab3, desk, rack] = three(&harness);
+    ["desk", "lab3"].iter().for_each(|host| drop(rack.ok(&["allow", host, "all"])));
+    let [old, new] = ["old.img", "new.img"].map(|name| harness.image(name, DISK_BYTES));
+    fill(&old);
+    let (_first, first_at) = lab3.share(&[&format!("disk:{},name=disk", old.display())]);
+    let (_second, second_at) = rack.share(&[&format!("disk:{},name=spare", new.display())]);
+    for (host, named, address) in [(&desk, "lab3", &first_at), (&desk, "rack", &second_at), (&lab3, "rack", &second_at)]
+    {
+        host.ok(&["list", named, "--address", address]);
+    }
+    let socket = harness.path("nbd");
+    let attach = || {
+        let at = socket.to_str().unwrap();
+        let attached =
+            desk.start(&["attach", "lab3/disk", "--via", "nbd", "--socket", at, "--grace", "5", "--wait=60"]);
+        attached.wait_for_line("attached");
+        attached
+    };
+    let mut attached = attach();
+    let mut swapping = desk.start(&["swap", "lab3/disk", "--to", "rack/spare", "--rate", "1M"]);
+    wait_until(PATIENCE, "it is being copied", || first_bytes_are_there(&new));
+    attached.kill();
+    assert_eq!(swapping.wait_for_end(PATIENCE), Some(4), "{}", swapping.log());
+    wait_until(PATIENCE, "another host is refused because it is a part of a copy", || {
+        let outcome = lab3.run(&["attach", "rack/spare", "--via", "nbd"]);
+        outcome.code == Some(3) && outcome.stderr.contains("a part of a copy: desk ")
+    });
+    let mut attached = attach();
+    said(&desk.run(&["swap", "lab3/disk", "--to", "rack/spare", "--verify"]), 0, "farbus attach rack:3240/spare");
+    attached.signal(Signal::INT);
+    assert_eq!(attached.wait_for_end(PATIENCE), Some(0), "{}", attached.log());
+    assert!(std::fs::read(&old).unwrap() == std::fs::read(&new).unwrap(), "the copy is the original");
+    said(&rack.run(&["swap", "--forget", "spare"]), 4, "nothing is against");
+    said(&lab3.run(&["swap", "--forget", "disk"]), 0, "as it is");
+}
+
+#[test]
+fn a_link_to_the_host_that_has_the_disk_now_is_waited_for_and_its_loss_ends_the_attachment() {
+    let here = Harness::new();
+    let (mut first, mut second) = (Host::new(), Host::new());
+    let mut attached = Attached::by(&here, &first.share, "nbd");
+    said(&here.run(&["swap", &attached.target, "--to", &second.target()]), 0, "lies on");
+    first.share.process.kill();
+    second.share.process.kill();
+    wait_until(PATIENCE, "the link is missed", || shown(&here)["state"] == "link lost");
+    assert_eq!(attached.process.wait_for_end(PATIENCE), Some(5), "{}", attached.process.log());
+    // And the same where its owner ends it.
+    let (first, second) = (Host::new(), Host::new());
+    let mut attached = Attached::by(&here, &first.share, "nbd");
+    said(&here.run(&["swap", &attached.target, "--to", &second.target()]), 0, "lies on");
+    said(&here.run(&["detach", &attached.target]), 0, "");
+    assert_eq!(attached.process.wait_for_end(PATIENCE), Some(0), "{}", attached.process.log());
+    let status = second.harness.json(&["status", "--json"]);
+    assert_eq!(status[0]["devices"][0]["user"], Value::Null, "it was given back: {status}");
 }

@@ -186,6 +186,26 @@ impl KnownLease {
         })
     }
 
+    /// Stores that the host which has moved the device's disk overwrites it: as [`KnownLease::note_moving`], from now
+    /// on.
+    ///
+    /// # Errors
+    /// [`StateError`]; nothing is changed then.
+    pub fn note_overwritten(
+        folder: &Folder,
+        device: DeviceId,
+        by: &str,
+        host: &str,
+        since: &str,
+    ) -> Result<(), StateError> {
+        let [by, host, since] = [by, host, since].map(shortened);
+        Self::change(folder, device, |known| {
+            if known.retirement.as_ref().is_none_or(|before| before.by == by) {
+                known.retirement = Some(Retirement { by, host, since, is_done: false });
+            }
+        })
+    }
+
     /// Stores that `host` has moved the device's disk: from now on nobody uses it.
     ///
     /// # Errors

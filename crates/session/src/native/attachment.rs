@@ -117,6 +117,14 @@ impl Attachment {
         attachment
     }
 
+    /// The same; its exporter is told first that the disk is overwritten.
+    #[must_use]
+    pub fn overwriting(mut self) -> Self {
+        let word = Word::Says(Step::Overwrites).encode().into();
+        self.outbox.push_front(Message::control(Kind::Retire, self.number, 0, word));
+        self
+    }
+
     /// In how long its lease ends, if its exporter has said so since the last call.
     pub fn take_lease_left(&mut self) -> Option<Duration> {
         self.lease_left.take()

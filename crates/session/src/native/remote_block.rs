@@ -100,6 +100,13 @@ impl RemoteBlock {
         Self::over(Attachment::reserving(number, open, OPENED_BYTES_MAX, reservation))
     }
 
+    /// The same; its exporter is told before that the disk is overwritten: it then opens one that this host moved away
+    /// earlier, too.
+    #[must_use]
+    pub fn overwriting(self) -> Self {
+        Self { attachment: self.attachment.overwriting(), ..self }
+    }
+
     fn over(attachment: Attachment) -> Self {
         Self {
             attachment,

@@ -51,6 +51,12 @@ pub trait Services {
         None
     }
 
+    /// The importer opens a disk next to overwrite it. If the same importer moved it away earlier, this notes durably
+    /// that the importer may have it again, and still nobody else. Otherwise the disk is opened as any other.
+    fn note_overwriting(&mut self, open: &Open) {
+        let _ = open;
+    }
+
     /// Notes durably what becomes of the disk that `open` opened under this lease and its importer moves.
     ///
     /// # Errors

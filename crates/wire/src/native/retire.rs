@@ -11,6 +11,7 @@
 //! | 0 moving | importer | its copy is about to become the device: give the disk to no other host |
 //! | 1 moved | importer | its copy is the device: the disk is retired |
 //! | 2 stays | importer | the disk is the device |
+//! | 3 overwrites | importer, before it opens the disk | it overwrites a disk that it moved away earlier, and gets it for that |
 //! | 16 noted | exporter | this step is durable |
 //! | 17 unable | exporter | this step was not noted, and why |
 //!
@@ -29,16 +30,20 @@ pub enum Step {
     Moved,
     /// The disk is the device: nothing moves, or it was given up.
     Stays,
+    /// Said before the disk is opened: its content is overwritten, also if this importer moved it away earlier. It is
+    /// not answered.
+    Overwrites,
 }
 
 impl Step {
-    const ALL: [Step; 3] = [Step::Moving, Step::Moved, Step::Stays];
+    const ALL: [Step; 4] = [Step::Moving, Step::Moved, Step::Stays, Step::Overwrites];
 
     const fn code(self) -> u8 {
         match self {
             Step::Moving => 0,
             Step::Moved => 1,
             Step::Stays => 2,
+            Step::Overwrites => 3,
         }
     }
 
@@ -111,7 +116,7 @@ mod tests {
             }
         }
         assert_eq!(
-            [Word::decode(&[3]), Word::decode(&[NOTED, 9]), Word::decode(&[255, 1])],
+            [Word::decode(&[4]), Word::decode(&[NOTED, 9]), Word::decode(&[255, 1])],
             [Ok(None), Ok(None), Ok(None)]
         );
         assert!(Word::decode(&[UNABLE, 0, 1, 0, 0xff]).is_err(), "a text is UTF-8");

@@ -262,6 +262,18 @@ impl DeviceProvider for Shared {
         registry.identity(registry.find(&open.name)?)
     }
 
+    fn note_overwriting(&self, caller: &Session, open: &native::Open) {
+        let Ok(bus_id) = self.registry.bus_id_of(&open.name) else { return };
+        match self.registry.note_overwriting(&bus_id, caller.proof(), caller.peer.clone()) {
+            Ok(true) => {
+                info!(device = open.name, peer = caller.peer, "moved away, and overwritten by the host that moved it")
+            }
+            Ok(false) => {}
+            // Then it is refused as moved away.
+            Err(why) => warn!(device = open.name, why, "it is not noted that it is overwritten"),
+        }
+    }
+
     fn note_step(&self, caller: &Session, open: &native::Open, lease: u64, step: Step) -> Result<(), String> {
         let bus_id = self.registry.bus_id_of(&open.name).map_err(|error| error.to_string())?;
         let key = self.registry.key_of(&bus_id);

@@ -265,6 +265,11 @@ pub trait DeviceProvider: Send + Sync + 'static {
     fn open(self: &Arc<Self>, caller: &Self::Caller, peer: &str, open: &Open, is_compared: bool)
     -> Result<Opened, End>;
 
+    /// `caller` opens a disk next to overwrite it, and may have it for that if it moved it away earlier.
+    fn note_overwriting(&self, caller: &Self::Caller, open: &Open) {
+        let _ = (caller, open);
+    }
+
     /// Notes durably what the importer says of the disk that `open` opened under this lease, and that it moves.
     ///
     /// # Errors

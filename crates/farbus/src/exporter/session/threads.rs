@@ -771,6 +771,10 @@ impl<H: DeviceProvider> Services for Opening<'_, H> {
         self.provider.device_identity(open)
     }
 
+    fn note_overwriting(&mut self, open: &Open) {
+        self.provider.note_overwriting(self.caller, open);
+    }
+
     fn note_step(&mut self, open: &Open, lease: u64, step: Step) -> Result<(), String> {
         self.provider.note_step(self.caller, open, lease, step)
     }

@@ -174,6 +174,9 @@ impl DeviceRegistry {
     /// # Errors
     /// Why that is not noted.
     pub fn note_step(&self, bus_id: &str, step: Step, by: String, host: String) -> Result<(), String> {
+        if step == Step::Overwrites {
+            return Err("that is said before a disk is opened".to_owned());
+        }
         let lasting = "the disk has no identity that outlives the process that shares it".to_owned();
         let id = self.stored_as(bus_id).ok_or(lasting)?;
         let stored = self.retirements.note(id, Said::by(step, by, host))?;
@@ -181,6 +184,20 @@ impl DeviceRegistry {
             (Step::Stays, Some(_)) => Err("it was noted as moved away".to_owned()),
             _ => Ok(()),
         }
+    }
+
+    /// Notes durably that the host which moved a disk away, known by `by`, overwrites it: it may open it again, and
+    /// still nobody else. Returns whether that host had moved it away.
+    ///
+    /// # Errors
+    /// Why that is not noted.
+    pub fn note_overwriting(&self, bus_id: &str, by: String, host: String) -> Result<bool, String> {
+        let Some(id) = self.stored_as(bus_id) else { return Ok(false) };
+        let is_its = self.retirements.of(id)?.is_some_and(|stored| stored.is_done && stored.by == by);
+        if is_its {
+            self.retirements.note(id, Said::Overwrites { by, host })?;
+        }
+        Ok(is_its)
     }
 
     /// Adds to the status of a device that a host has moved it away, if so.

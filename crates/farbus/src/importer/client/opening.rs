@@ -393,6 +393,7 @@ impl Client {
             Some(reservation) => RemoteBlock::reserving(ATTACHMENT, open, reservation),
             None => RemoteBlock::new(ATTACHMENT, open),
         };
+        let remote = remote.overwriting();
         let mut done = Completions::new(BufferPool::new(0));
         let terms = Terms { clock, ..self.config.terms(grace) };
         let linked = self.begin_on(target, terms, remote, &mut done)?;

@@ -4,7 +4,7 @@
 use farbus_model::Identity;
 use farbus_wire::native::control::{Class, End, Open};
 use farbus_wire::native::identity::Statement;
-use farbus_wire::native::retire::Word;
+use farbus_wire::native::retire::{Step, Word};
 use farbus_wire::native::{Arrived, Kind, Message};
 
 use super::session::{ATTACHMENTS_MAX, ExporterSession, Services, in_turn};
@@ -45,6 +45,13 @@ impl ExporterSession {
             Some(Word::Says(step)) => step,
             Some(_) => return Err(Reject::new("step", 0, "an importer says steps, and an exporter answers them")),
         };
+        if step == Step::Overwrites && number != 0 && !self.is_attached(number) {
+            if self.identities.overwritten.len() >= ATTACHMENTS_MAX {
+                return Err(Reject::new("attachment", number.into(), "devices that are overwritten are opened next"));
+            }
+            self.identities.overwritten.insert(number);
+            return Ok(());
+        }
         // It was on its way when this end closed the attachment.
         let Some(attached) = self.attachments.get_mut(&number) else { return Ok(()) };
         let is_owner = attached.open.class == Class::BLOCK && attached.lease != 0 && attached.migration.is_none();

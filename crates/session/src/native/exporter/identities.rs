@@ -1,6 +1,6 @@
 //! The identities of a session's devices: what importers expect, and what they were told.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use farbus_model::Identity;
 use farbus_wire::native::control::{End, Open};
@@ -14,6 +14,8 @@ use crate::snapshot::{Reader, Writer};
 pub(super) struct Identities {
     /// Identities that the importer named before it opened the device.
     pub(super) expected: BTreeMap<u16, Identity>,
+    /// Devices that the importer opens next to overwrite them.
+    pub(super) overwritten: BTreeSet<u16>,
     /// Identities of devices that are open, handed over, or shown to a successor.
     known: BTreeMap<u16, Identity>,
 }
@@ -22,6 +24,7 @@ impl Identities {
     /// The attachment has ended.
     pub fn forget(&mut self, number: u16) {
         self.expected.remove(&number);
+        self.overwritten.remove(&number);
         self.known.remove(&number);
     }
 

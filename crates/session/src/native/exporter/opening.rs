@@ -67,6 +67,9 @@ impl ExporterSession {
         open: &Open,
         services: &mut impl Services,
     ) -> Result<(u64, Box<dyn Served>), End> {
+        if self.identities.overwritten.remove(&number) {
+            services.note_overwriting(open);
+        }
         let (lease, served) = match self.identities.expected(number) {
             Some(expected) => services.open_again(now, number, open, expected)?,
             None => services.open(now, number, open)?,
