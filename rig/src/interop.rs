@@ -84,7 +84,6 @@ const OTHERS: &[(&str, Peer, Peer)] = &[
     ("redir-lost-guest", FARBUS_REDIR, SHARE),
     ("redir-lost-server", FARBUS_REDIR, SHARE),
     ("redir-migrate", FARBUS_REDIR, SHARE),
-    ("redir-twin", FARBUS_REDIR, SHARE_USB),
     ("redir-migrate-hosts", FARBUS_REDIR, SHARE),
     ("redir-migrate-fails", FARBUS_REDIR, SHARE),
     ("topology-hosts", Peer("two `farbus daemon`, joined by `farbus topology up`, via kernel"), Peer("each other")),
