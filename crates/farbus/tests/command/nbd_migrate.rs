@@ -265,9 +265,9 @@ fn disk_is_held_for_the_shorter_limit_of_both_ends_and_then_goes_on_where_it_was
         // Its client does not leave.
         attach.assert_logged("have not left: it stays here");
         client.write(0, 2);
-        // The client leaves, and nobody comes.
-        desk.ok(&["migrate", name, "--to", "rack"]);
+        // The client has left, and nobody comes.
         drop(client);
+        desk.ok(&["migrate", name, "--to", "rack"]);
         attach.assert_logged("nobody came for the disk");
         Client::connect(&socket).assert_reads(0, 2);
     }
