@@ -481,7 +481,7 @@ impl UsbSwap {
             Ok((left, report)) => {
                 let quiet_ms = report.quiet.as_secs_f64() * 1e3;
                 info!(device, from, to, quiet_ms, replayed = report.replayed, "swapped for its twin");
-                // Whoever types the command next finds the device free.
+                // The device is free when the command that began this ends.
                 left.give_back();
                 run.end(DONE, |status| {
                     (status.quiet_ms, status.elapsed_s) = (quiet_ms, began.elapsed().as_secs_f64());
