@@ -36,7 +36,7 @@ pub struct SiteDevice {
     pub host: String,
     /// Whether it is paired with this host, and can be asked.
     pub is_paired: bool,
-    /// The device.
+    /// What the directory says of the device, made readable.
     pub device: Listed,
 }
 

@@ -8,10 +8,24 @@ use farbus_io::usb::{Found, Inventory, Obstacle, UsbDevice};
 use farbus_session::twin::{DRAIN_TIME_MAX, PREPARE_TIME_MAX};
 
 use crate::common::failure::{Attribute, FailureReport};
+use crate::devices::swap_run::{RUNNING, SwapStatus};
 
 /// How long an exchange may take: its stages, and the engine that has the device.
 pub const EXCHANGE_TIME_MAX: Duration =
     PREPARE_TIME_MAX.saturating_add(DRAIN_TIME_MAX).saturating_add(Duration::from_secs(5));
+
+/// The status of a swap of `device`, which is `from` now, for `to`, as it begins.
+pub fn begun(device: &str, from: String, to: &str) -> SwapStatus {
+    SwapStatus {
+        device: device.to_owned(),
+        from,
+        to: to.to_owned(),
+        state: RUNNING.to_owned(),
+        phase: "switching".to_owned(),
+        round: 1,
+        ..SwapStatus::default()
+    }
+}
 
 /// The report of a swap of `device` for `to` that did not begin.
 pub fn not_begun(device: &str, to: &str, attribute: Attribute, why: &dyn Display, hint: &dyn Display) -> FailureReport {

@@ -11,7 +11,7 @@ use tracing::{info, warn};
 
 use crate::common::failure::{Attribute, FailureReport};
 use crate::devices::local_twin::{self, EXCHANGE_TIME_MAX, not_begun};
-use crate::devices::swap_run::{DONE, FAILED, RUNNING, Run, SwapStatus};
+use crate::devices::swap_run::{DONE, FAILED, Run, SwapStatus};
 use crate::exporter::share::{Share, ShareError};
 use crate::exporter::swap::Plug;
 
@@ -91,13 +91,5 @@ pub fn begin(share: &Share, device: &str, bus_id: &str, to: &str, node: OwnedFd)
 
 fn status(share: &Share, device: &str, bus_id: &str, to: &str) -> SwapStatus {
     let from = share.swaps().plugs().get(bus_id).map(|plug| format!("usb:{}", plug.bus_id)).unwrap_or_default();
-    SwapStatus {
-        device: device.to_owned(),
-        from,
-        to: to.to_owned(),
-        state: RUNNING.to_owned(),
-        phase: "switching".to_owned(),
-        round: 1,
-        ..SwapStatus::default()
-    }
+    local_twin::begun(device, from, to)
 }

@@ -32,7 +32,7 @@ use crate::common::events::{Event, Kind, publish};
 use crate::common::failure::{Attribute, FailureReport};
 use crate::common::passed_files::Files;
 use crate::devices::local_twin::{self, EXCHANGE_TIME_MAX, not_begun};
-use crate::devices::swap_run::{DONE, FAILED, RUNNING, Run, SwapStatus};
+use crate::devices::swap_run::{DONE, FAILED, Run, SwapStatus};
 use crate::frontend::Ended;
 use crate::frontend::remote_usb::FarDevice;
 use crate::importer::client::{Client, GRACE, Target};
@@ -253,7 +253,9 @@ impl SwapUsb {
 
     /// As [`FarDevice::migrate`].
     pub fn migrate(&mut self, successor: [u8; 32], migration_state: Vec<u8>) {
-        self.far_mut().into_iter().for_each(|device| device.migrate(successor, migration_state.clone()));
+        if let Some(device) = self.far_mut() {
+            device.migrate(successor, migration_state);
+        }
     }
 
     /// As [`FarDevice::is_moving`].
@@ -444,15 +446,7 @@ impl UsbSwap {
             }
         };
         let from = self.replaced_by().unwrap_or_else(|| device.to_owned());
-        let run = Arc::new(Run::new(SwapStatus {
-            device: device.to_owned(),
-            from,
-            to: to.to_owned(),
-            state: RUNNING.to_owned(),
-            phase: "switching".to_owned(),
-            round: 1,
-            ..SwapStatus::default()
-        }));
+        let run = Arc::new(Run::new(local_twin::begun(device, from, to)));
         let is_entered = self.with(|state| {
             let is_free = !state.is_over && state.run.as_ref().is_none_or(|run| run.is_over());
             if is_free {

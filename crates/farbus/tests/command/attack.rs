@@ -130,7 +130,7 @@ fn ask_raw(port: &str, bytes: &[u8]) -> String {
     String::from_utf8_lossy(&answer[..heard]).into_owned()
 }
 
-/// Everything that a command of this host printed, without the name that it was given for the daemon's host.
+/// Has a host run these commands in turn until told to stop. Returns everything that they printed.
 fn run_all(host: &Host<'_>, commands: &[&[&str]], is_over: &AtomicBool) -> String {
     let mut answered = String::new();
     for command in commands.iter().cycle().take_while(|_| !is_over.load(Ordering::Acquire)) {
@@ -181,15 +181,14 @@ fn local_user(scene: &Scene<'_>, is_over: &AtomicBool) -> String {
         (&["list", plain], &run),
         (&["attach", &own, "--via", "nbd"], &run),
         (&["status"], &owners),
-        (&["unshare", "vault"], &owners),
+        (&["unshare", "1-1"], &owners),
     ];
     let mut answered = String::new();
     for (words, runtime) in commands.into_iter().cycle().take_while(|_| !is_over.load(Ordering::Acquire)) {
         let mut command = scene.harness.command(words);
         command.env("XDG_RUNTIME_DIR", runtime).env("FARBUS_STATE", run.join("state")).uid(OTHER_USER).gid(OTHER_USER);
         let outcome = finish(command, PATIENCE);
-        // It named the device itself.
-        answered += &(outcome.stdout + &outcome.stderr).replace("vault", "");
+        answered += &(outcome.stdout + &outcome.stderr);
     }
     answered
 }
@@ -197,7 +196,7 @@ fn local_user(scene: &Scene<'_>, is_over: &AtomicBool) -> String {
 fn hostile_exporter(scene: &Scene<'_>, is_over: &AtomicBool) -> String {
     scene.is_hostile.store(true, Ordering::Release);
     let before = scene.dialled.load(Ordering::Acquire);
-    // The daemon's pauses between two tries grow; it is told to try now.
+    // The daemon's pauses between two tries grow.
     wait_until(PATIENCE, "the daemon dials", || scene.dialled.load(Ordering::Acquire) > before);
     while !is_over.load(Ordering::Acquire) {
         thread::sleep(LOOK_EVERY);
