@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 /// How long `farbus share` may take to say where it listens, on a machine that is busy compiling.
 const READY_WITHIN: Duration = Duration::from_secs(10);
 
-/// The program and the folder that its instances meet in.
+/// The program and the folder that its instances meet in: a host.
 pub struct Farbus {
     program: PathBuf,
     runtime: PathBuf,
@@ -127,7 +127,7 @@ impl Farbus {
 
     fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
-        command.env("XDG_RUNTIME_DIR", &self.runtime);
+        command.env("XDG_RUNTIME_DIR", &self.runtime).env("FARBUS_STATE", self.runtime.join("state"));
         command
     }
 }

@@ -211,6 +211,12 @@ impl Lab<'_> {
         self.farbus()?.share(what)
     }
 
+    /// The same by another host, with a key of its own.
+    pub fn share_elsewhere(&self, host: &str, what: &[String]) -> Result<Share> {
+        let name = format!("{}.{host}", self.name);
+        Farbus::new(self.program()?, &self.scratch(&format!("run-{host}")), &self.rig.logs, &name)?.share(what)
+    }
+
     /// A file of this case that goes away after the run.
     pub fn scratch(&self, name: &str) -> PathBuf {
         self.rig.scratch.join(format!("{}.{name}", self.name))

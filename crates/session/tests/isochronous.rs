@@ -279,3 +279,22 @@ fn jitter_in_both_directions_conceals_nothing() {
         }
     }
 }
+
+#[test]
+fn first_sound_to_a_speaker_over_jitter_has_no_gap() {
+    for seed in 0..12 {
+        let mut driver = Driver::new(shaking(30), seed, SPEAKER, 6);
+        driver.latency = 2 * MS;
+        driver.begin(3);
+        driver.run_for(Duration::from_secs(seconds().min(5)));
+        driver.finish();
+        driver.set_interface(0);
+        let sent = driver.answered.len() as u64 * 6 * 48;
+        assert_eq!(
+            (driver.count("speaker_tone_frames"), driver.count("speaker_tone_breaks")),
+            (sent, 0),
+            "seed {seed}"
+        );
+        assert_eq!((driver.count("speaker_late"), driver.card.counts().underruns), (0, 0), "seed {seed}");
+    }
+}

@@ -2,13 +2,16 @@
 //! host.
 
 use super::case::{Case, expect};
+use super::pair::answer_in_capitals;
 use super::usbfs::xhci;
 use super::{keyboard, storage, testusb};
 use crate::farbus::{Attached, Share};
 use crate::lab::{Boot, Client, Lab};
 use crate::machine::Guest;
-use crate::{Result, disk};
+use crate::{Error, Result, disk};
+use std::net::TcpListener;
 use std::path::Path;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 pub(super) const CASES: &[Case] = &[
@@ -41,6 +44,11 @@ pub(super) const CASES: &[Case] = &[
         name: "redir-migrate",
         purpose: "a guest under load migrates live from one QEMU to another and back, --times: same device number, no reset, no error, trees check out",
         run: migrate,
+    },
+    Case {
+        name: "redir-twin",
+        purpose: "a lent serial adapter is swapped for one of the importer and back: same device number, silent log, bytes go on; the twin is pulled: it is gone",
+        run: twin,
     },
 ];
 
@@ -126,6 +134,66 @@ fn lost_server(lab: &Lab) -> Result<String> {
     expect(status.code() == Some(5), || format!("farbus attach ended with {status}"))?;
     guest.finish()?;
     Ok(format!("gone from the guest after {} ms", gone.as_millis()))
+}
+
+/// One machine has two adapters, shares one and lends it to another machine, whose QEMU connects to it.
+fn twin(lab: &Lab) -> Result<String> {
+    lab.farbus()?;
+    let [first, second] = ["first", "second"].map(|name| lab.scratch(name));
+    let heard = [answer_in_capitals(&first)?, answer_in_capitals(&second)?];
+    let mut hardware = xhci(&[]);
+    for (name, socket) in [("first", &first), ("second", &second)] {
+        hardware.extend(["-chardev".to_owned(), format!("socket,id={name},path={}", socket.display())]);
+        let device = format!("usb-serial,bus=hc.0,chardev={name},serial=rig-{name},id=serial-{name}");
+        hardware.extend(["-device".to_owned(), device]);
+    }
+    let modules = &["virtio_mmio", "virtio_net", "xhci_pci", "ftdi_sio"];
+    let patience = Duration::from_secs(400);
+    let mut importer = lab.boot(&Boot {
+        script: include_str!("../../guest/redir-twin.sh"),
+        modules,
+        client: Client::Farbus,
+        patience,
+        hardware,
+        role: "importer",
+        ..Boot::default()
+    })?;
+    importer.await_word("lent")?;
+    let port = free_port()?;
+    importer.command(&format!("hostfwd_add net tcp:127.0.0.1:{port}-:4000"))?;
+    let mut hardware = xhci(&[]);
+    hardware.extend(["-chardev".to_owned(), format!("socket,id=far,host=127.0.0.1,port={port}")]);
+    hardware.extend(["-device".to_owned(), "usb-redir,id=far,chardev=far,bus=hc.0".to_owned()]);
+    let mut guest = lab.boot(&Boot {
+        script: include_str!("../../guest/redir-twin-guest.sh"),
+        modules,
+        patience,
+        hardware,
+        role: "guest",
+        ..Boot::default()
+    })?;
+    for (ready, change, changed) in [("plugged", "swap", "swapped"), ("next", "back", "restored")] {
+        guest.await_word(ready)?;
+        importer.tell(change)?;
+        importer.await_word(changed)?;
+        guest.tell(changed)?;
+    }
+    guest.await_word("last")?;
+    importer.tell("again")?;
+    importer.await_word("unplug")?;
+    importer.command("device_del serial-second")?;
+    importer.await_word("ended")?;
+    let report = guest.finish()?;
+    importer.finish()?;
+    let [first, second] = heard.each_ref().map(|count| count.load(Ordering::Relaxed));
+    expect(first > 1000 && second > 1000, || format!("{first} bytes came by the first, {second} by the second"))?;
+    Ok(storage::note(&report.output))
+}
+
+/// A port of the host's loopback at which nothing listens now.
+fn free_port() -> Result<u16> {
+    let listener = TcpListener::bind("127.0.0.1:0").map_err(Error::io("find a free port"))?;
+    Ok(listener.local_addr().map_err(Error::io("find a free port"))?.port())
 }
 
 fn migrate(lab: &Lab) -> Result<String> {

@@ -3,7 +3,7 @@
 use super::case::{Case, expect};
 use crate::Result;
 use crate::disk;
-use crate::lab::{Boot, Client, Lab};
+use crate::lab::{Boot, Client, HOST_SEEN_FROM_GUEST, Lab};
 use std::path::Path;
 use std::time::Duration;
 
@@ -36,7 +36,12 @@ pub(super) const CASES: &[Case] = &[
     Case {
         name: "storage-swap",
         purpose: "a disk attached with `--via uas` moves to a disk of the user's machine while ext4 on it is written; its exporter ends, and nothing is lost",
-        run: swap,
+        run: |lab| swap(lab, false),
+    },
+    Case {
+        name: "storage-swap-hosts",
+        purpose: "the same to another host's disk, from there to the user's machine, and back to that host",
+        run: |lab| swap(lab, true),
     },
     Case {
         name: "storage-uas-ro",
@@ -112,16 +117,22 @@ fn tree_by(lab: &Lab, client: Client, told: &[(&'static str, &str)]) -> Result<S
     Ok(note(&report.output))
 }
 
-fn swap(lab: &Lab) -> Result<String> {
-    let (image, local) = (image_with_tree(lab)?, lab.scratch("local"));
+/// Moves an attached disk to the machine's own, or by way of another host and home to that host.
+fn swap(lab: &Lab, by_hosts: bool) -> Result<String> {
+    const HERE: &str = "block:/dev/vda";
+    let [image, local, far] = [image_with_tree(lab)?, lab.scratch("local"), lab.scratch("far")];
     disk::sparse(&local, IMAGE_BYTES)?;
+    disk::sparse(&far, IMAGE_BYTES)?;
     let mut share = lab.share(&[format!("disk:{}", image.display())])?;
+    let other = lab.share_elsewhere("other", &[format!("disk:{}", far.display())])?;
+    let there = format!("{HOST_SEEN_FROM_GUEST}:{}/disk", other.port());
+    let hops: Vec<&str> = if by_hosts { vec![&there, HERE, &there] } else { vec![HERE] };
     let mut guest = lab.boot(&Boot {
         script: include_str!("../../guest/storage-swap.sh"),
         modules: &[MODULES, &[UAS_MODULE, "virtio_blk"]].concat(),
         client: Client::Farbus,
         port: Some(share.port()),
-        variables: &owned(UAS),
+        variables: &[owned(UAS), vec![("DESTINATIONS", hops.join(" "))]].concat(),
         hardware: vec![
             "-drive".into(),
             format!("file={},format=raw,if=none,id=local", local.display()),
@@ -130,12 +141,18 @@ fn swap(lab: &Lab) -> Result<String> {
         ],
         ..Boot::default()
     })?;
+    for hop in 0..hops.len() {
+        guest.await_word("moved")?;
+        if hop == 0 {
+            let ended = share.interrupt(Duration::from_secs(10))?;
+            expect(ended.is_some_and(|status| status.success()), || format!("the exporter ended with {ended:?}"))?;
+        }
+        guest.tell("continue")?;
+    }
     guest.await_word("swapped")?;
-    let ended = share.interrupt(Duration::from_secs(10))?;
-    expect(ended.is_some_and(|status| status.success()), || format!("the exporter ended with {ended:?}"))?;
     guest.tell_wherever("gone")?;
     let report = guest.finish()?;
-    judge_guests_tree(lab, &local)?;
+    judge_guests_tree(lab, if by_hosts { &far } else { &local })?;
     Ok(note(&report.output))
 }
 

@@ -7,6 +7,7 @@ mod qemu;
 mod twins;
 
 use super::case::Case;
+pub(super) use twins::answer_in_capitals;
 
 /// All cases with pairs.
 pub(super) fn all() -> impl Iterator<Item = &'static Case> {

@@ -55,7 +55,7 @@ fn twins(lab: &Lab) -> Result<String> {
 
 /// Answers in capitals at the other end of a serial line, byte by byte, until the machine is gone. Returns the count of
 /// bytes it has read.
-fn answer_in_capitals(socket: &Path) -> Result<Arc<AtomicUsize>> {
+pub(in crate::cases) fn answer_in_capitals(socket: &Path) -> Result<Arc<AtomicUsize>> {
     let listener = UnixListener::bind(socket).map_err(Error::io("listen for the serial line"))?;
     let count = Arc::new(AtomicUsize::new(0));
     let heard = Arc::clone(&count);
