@@ -549,7 +549,8 @@ impl Relay {
         // A guest that connects while the device is elsewhere waits.
         let is_open = self.guest.is_some() || matches!(self.stay, Stay::Here | Stay::Expecting(_));
         wait(&mut interests[..if is_open { 4 } else { 3 }], timeout)?;
-        let [on_device, _, on_gate, on_guest] = interests.map(|interest| interest.readable);
+        let on_device = interests[0].is_ready();
+        let [_, _, on_gate, on_guest] = interests.map(|interest| interest.readable);
         if on_gate {
             hold_handle.take().into_iter().for_each(|order| self.carry_out(order));
         }

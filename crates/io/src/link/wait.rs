@@ -38,6 +38,12 @@ impl<'a> Interest<'a> {
         Self { fd, flags: PollFlags::empty(), readable: false, writable: false }
     }
 
+    /// After [`wait`]: whether what was waited for has come. A device tells by one or the other of the two flags,
+    /// depending on where it is: usbfs by room to write, a session by something to read.
+    pub fn is_ready(&self) -> bool {
+        self.readable || self.writable
+    }
+
     pub(super) fn descriptor(&self) -> BorrowedFd<'a> {
         self.fd
     }
@@ -199,6 +205,23 @@ impl AsFd for Wake {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_device_is_ready_by_room_to_write_and_by_something_to_read() {
+        let (one, other) = std::os::unix::net::UnixStream::pair().unwrap();
+        let one = Arc::new(OwnedFd::from(one));
+        let usbfs = Watched::readiness(Arc::clone(&one));
+        let mut interests = [Watched::interest(&usbfs).unwrap()];
+        wait(&mut interests, None).unwrap();
+        assert!(interests[0].is_ready() && !interests[0].readable, "there is room and nothing to read");
+        let session = Watched::readable(one);
+        let mut interests = [Watched::interest(&session).unwrap()];
+        wait(&mut interests, Some(Duration::ZERO)).unwrap();
+        assert!(!interests[0].is_ready());
+        rustix::io::write(&other, b"x").unwrap();
+        wait(&mut interests, None).unwrap();
+        assert!(interests[0].is_ready());
+    }
 
     #[test]
     fn a_wake_ends_a_wait_once() {

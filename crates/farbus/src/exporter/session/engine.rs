@@ -188,7 +188,7 @@ impl<D: Device, O: Offers<D>> Engine<'_, D, O> {
             Some(on_device) => {
                 let mut interests = [on_link, on_mailbox, on_device];
                 wait(&mut interests, span)?;
-                interests.map(|interest| interest.readable || interest.writable)
+                interests.map(|interest| interest.is_ready())
             }
             None => {
                 let mut interests = [on_link, on_mailbox];

@@ -143,7 +143,7 @@ impl<D: Device> KernelSide<D> {
         let on_device = on_device.expect("a session is waited for on a descriptor");
         let mut interests = [Interest::new(self.kernel.as_fd(), is_full), on_device, stop];
         wait(&mut interests, timeout.map(|at| at - now)).map_err(kernel_ended)?;
-        let [on_kernel, on_device, _] = interests.map(|interest| interest.readable);
+        let (on_kernel, on_device) = (interests[0].readable, interests[1].is_ready());
         let now = self.clock.now();
         if on_device {
             self.exporter.handle_ready(now);

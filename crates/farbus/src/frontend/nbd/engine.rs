@@ -739,7 +739,7 @@ impl NbdServer {
             interests[0] = Interest::end(self.stop.wake().as_fd());
         }
         wait(&mut interests, span)?;
-        let ready: Vec<bool> = interests.iter().map(|interest| interest.readable || interest.writable).collect();
+        let ready: Vec<bool> = interests.iter().map(Interest::is_ready).collect();
         let readable: Vec<bool> = interests[at_clients..].iter().map(|interest| interest.readable).collect();
         drop(interests);
 

@@ -695,7 +695,7 @@ impl Engine {
         self.is_called = interests[0].readable;
         self.is_asked = has_kernel && interests[1].readable;
         let on_device = &interests[if has_kernel { 2 } else { 1 }];
-        let is_ready = has_device && (on_device.readable || on_device.writable);
+        let is_ready = has_device && on_device.is_ready();
         let now = self.clock.now();
         if let Some(device) = &mut self.device {
             if is_ready {
