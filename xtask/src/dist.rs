@@ -5,7 +5,7 @@
 //! program, in `.debug` beside it, or below `/usr/lib/debug`.
 
 use crate::cargo::{self, cargo};
-use crate::workspace;
+use crate::{git, workspace};
 use clap::Args;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -16,11 +16,27 @@ const PROGRAM: &str = "farbus";
 #[derive(Args)]
 #[command(after_help = "Examples:
   cargo xtask dist                     target/dist/farbus and target/dist/farbus.debug
-  RUST_BACKTRACE=1 target/dist/farbus  names and lines come from farbus.debug, if it lies beside")]
-pub struct Arguments {}
+  RUST_BACKTRACE=1 target/dist/farbus  names and lines come from farbus.debug, if it lies beside
+  cargo xtask dist --reproducible      the same bytes wherever it is built, in target/reproducible/dist
+  cargo xtask dist --twice             build this commit in two folders, and compare")]
+pub struct Arguments {
+    /// Name no folder of this machine in the program: the same commit and compiler make the same bytes
+    #[arg(long)]
+    reproducible: bool,
+    /// Build the commit at HEAD so in two folders, and fail if the bytes differ
+    #[arg(long, conflicts_with = "reproducible")]
+    twice: bool,
+}
 
-pub fn run(_: &Arguments) -> Result<(), String> {
-    let program = program()?;
+pub fn run(arguments: &Arguments) -> Result<(), String> {
+    if arguments.twice {
+        return build_twice();
+    }
+    let program = if arguments.reproducible {
+        build_reproducibly(&workspace::root(), &workspace::root().join("target/reproducible"))?
+    } else {
+        program()?
+    };
     for file in [program.clone(), debug_file(&program)] {
         let bytes = std::fs::metadata(&file).map_err(|error| format!("cannot read {}: {error}", file.display()))?.len();
         println!("{:>12} bytes  {}", bytes, file.strip_prefix(workspace::root()).unwrap_or(&file).display());
@@ -46,6 +62,54 @@ pub fn program() -> Result<PathBuf, String> {
         split(&built, &folder)?;
     }
     Ok(program)
+}
+
+/// Builds the program of the sources in `root` as it is built everywhere: neither the folder of the sources nor that of
+/// the downloaded crates nor `target` is named in it.
+fn build_reproducibly(root: &Path, target: &Path) -> Result<PathBuf, String> {
+    let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
+    let home = home.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cargo")));
+    let home = home.ok_or("neither CARGO_HOME nor HOME says where cargo keeps crates")?;
+    let flag = |from: &Path, to: &str| format!("--remap-path-prefix={}={to}", from.display());
+    // The last one that fits counts.
+    let flags = [flag(&home, "/cargo"), flag(root, "/farbus"), flag(target, "/farbus/target")].join("\x1f");
+    let mut build = cargo(&["build", "--locked", "--release", "--package", "farbus", "--bin", PROGRAM]);
+    build.current_dir(root).env("CARGO_ENCODED_RUSTFLAGS", flags).env("CARGO_TARGET_DIR", target);
+    build.env_remove("RUSTFLAGS").env("CARGO_INCREMENTAL", "0");
+    let built = cargo::program(&cargo::executables(build)?, PROGRAM)?;
+    let folder = target.join("dist");
+    split(&built, &folder)?;
+    Ok(folder.join(PROGRAM))
+}
+
+/// Builds the commit at HEAD in two folders of different depth, and compares program and debug information.
+pub fn build_twice() -> Result<(), String> {
+    let work = workspace::root().join("target/twice");
+    let mut made = Vec::new();
+    for folder in ["one", "further/down/two"] {
+        let root = work.join(folder);
+        git::unpack(&workspace::root(), "HEAD", &root)?;
+        let program = build_reproducibly(&root, &root.join("target"))?;
+        let files = [program.clone(), debug_file(&program)];
+        made.push(files.map(|file| std::fs::read(&file).map_err(|error| format!("{}: {error}", file.display()))));
+        let mut sums = Command::new("sha256sum");
+        sums.arg(&program).arg(debug_file(&program));
+        cargo::run(sums)?;
+    }
+    let [one, two] = <[_; 2]>::try_from(made).map_err(|_| "two builds were made")?;
+    for (what, (one, two)) in ["program", "debug information"].into_iter().zip(one.into_iter().zip(two)) {
+        if let Some(at) = first_difference(&one?, &two?) {
+            return Err(format!("the {what} differs from byte {at} on; both are kept in {}", work.display()));
+        }
+    }
+    println!("both builds have the same bytes");
+    std::fs::remove_dir_all(&work).map_err(|error| format!("cannot remove {}: {error}", work.display()))
+}
+
+/// Where two files begin to differ, one that ends before the other included.
+fn first_difference(one: &[u8], two: &[u8]) -> Option<usize> {
+    let at = one.iter().zip(two).take_while(|(one, two)| one == two).count();
+    (one.len() != two.len() || at < one.len()).then_some(at)
 }
 
 /// Where the debug information of a program lies.
@@ -102,6 +166,14 @@ mod tests {
         let output = Command::new(program).env("RUST_BACKTRACE", "1").output().unwrap();
         assert!(!output.status.success());
         String::from_utf8_lossy(&output.stderr).into_owned()
+    }
+
+    #[test]
+    fn files_differ_where_a_byte_does_and_where_one_ends() {
+        assert_eq!(first_difference(b"abc", b"abc"), None);
+        assert_eq!(first_difference(b"abc", b"abd"), Some(2));
+        assert_eq!(first_difference(b"abc", b"ab"), Some(2));
+        assert_eq!(first_difference(b"", b"a"), Some(0));
     }
 
     #[test]
