@@ -16,11 +16,14 @@ use crate::devices::identities::{Identified, Identities, KnownUsb, VIEW_BYTES_MA
 /// The longest description of a device made of code, bytes.
 const WORDS_BYTES_MAX: usize = 1024;
 
+/// An image at the time it was opened: its evidence, and the number of its medium's attachment to this machine.
+type Opened = (Evidence, Option<u64>);
+
 /// The images that were opened for the confined process, and the identities that it was given.
 pub(super) struct Identifying {
     all: Identities,
-    /// The evidence of each image at the time it was opened, and the number of its medium's attachment to this machine.
-    images: Mutex<BTreeMap<(PathBuf, bool), (Evidence, Option<u64>)>>,
+    /// The images, by path and whether they were opened to be read alone.
+    images: Mutex<BTreeMap<(PathBuf, bool), Opened>>,
     /// The devices that the confined process shares. It may name no others.
     identified: Mutex<BTreeSet<DeviceId>>,
     /// Whether the process said what it had identified itself.

@@ -52,8 +52,8 @@ impl Supervisor {
         self.has().listeners.iter().map(|listens| (listens.place.clone(), listens.is_secure)).collect()
     }
 
-    /// Opens new addresses, and closes those that are no longer wanted. If one cannot be opened, nothing was closed. The
-    /// new ones are to be served by [`Supervisor::serve`].
+    /// Opens new addresses, and closes those that are no longer wanted. If one cannot be opened, nothing was closed.
+    /// [`Supervisor::serve`] serves the new ones.
     ///
     /// # Errors
     /// An address cannot be opened.
@@ -95,8 +95,8 @@ impl Supervisor {
         Ok(fresh.into_iter().map(opened).collect())
     }
 
-    /// Serves clients at these addresses. The devices must be on offer already: an importer whose session continues here
-    /// after a restart would otherwise learn that its device is gone.
+    /// Serves clients at these addresses. The devices must be on offer already: an importer whose session continues
+    /// here after a restart would otherwise learn that its device is gone.
     ///
     /// # Errors
     /// An address cannot be listened at.

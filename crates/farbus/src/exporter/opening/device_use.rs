@@ -250,8 +250,8 @@ impl DeviceUse {
             let is_gone = device.is_gone();
             used.take_in((!is_gone).then_some(device), is_gone, now);
         };
-        // What the disk has in its cache is as durable as its power: this host's, or until it is unplugged. A device that
-        // is plugged in again has another number on its bus.
+        // What the disk has in its cache is as durable as its power: this host's, or until it is unplugged. A device
+        // that is plugged in again has another number on its bus.
         let plug = self.shared.swaps.plugs().get(bus_id);
         let durability = durability_of(plug.map(|plug| u64::from(plug.bus) << 32 | u64::from(plug.number)));
         reservations.cover(&self.session, bus_id, carrier.as_ref());

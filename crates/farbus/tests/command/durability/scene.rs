@@ -26,8 +26,9 @@ pub const WRITERS: usize = 2;
 pub const DISK_BYTES: usize = SECTORS * WRITERS * SECTOR;
 /// Sectors of one write at most.
 const RUN_MAX: u64 = 64;
-/// Writes of the longest burst without a flush: more than an importer keeps to write again.
-const BURST: u64 = 200;
+/// Writes of the longest burst without a flush. Those of both writers are not quite what an importer keeps to write
+/// again (8 MiB).
+const BURST: u64 = 100;
 
 /// The exporter's processes.
 pub struct Exporter<'h> {
@@ -50,7 +51,9 @@ impl<'h> Exporter<'h> {
         exporter.install(Path::new(env!("CARGO_BIN_EXE_farbus")));
         exporter.configure("127.0.0.1:0", shares);
         let address = exporter.start();
+        // Every later process listens at the same port.
         exporter.configure(&address, shares);
+        exporter.kill_and_start();
         (exporter, address)
     }
 
@@ -154,11 +157,11 @@ impl<'h> Exporter<'h> {
         let usual = getrlimit(resource);
         for process in &before {
             let Some(current) = limit(*process) else { continue };
-            let _ = prlimit(Some(*process), resource, Rlimit { current: Some(current), ..usual.clone() });
+            let _ = prlimit(Some(*process), resource, Rlimit { current: Some(current), ..usual });
         }
         hold();
         for process in &before {
-            let _ = prlimit(Some(*process), resource, usual.clone());
+            let _ = prlimit(Some(*process), resource, usual);
         }
         let after = self.processes();
         before.iter().any(|process| !after.contains(process))

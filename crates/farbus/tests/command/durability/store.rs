@@ -6,6 +6,8 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread;
+use std::time::Duration;
 
 use farbus::model::{BlockStore, StoreDevice, StoreError};
 use farbus_io::frontend::fuse::DiskMount;
@@ -29,6 +31,9 @@ pub enum Failing {
     Torn,
     /// Flushes fail, and some of what they cover is lost.
     Flushes,
+    /// Writes of the shared file, not of the file system's own data, are refused; the first of them waits for
+    /// [`Disk::go_on`].
+    Data,
 }
 
 /// What the medium holds.
@@ -44,6 +49,10 @@ pub struct Medium {
     random: Random,
     /// Requests that were refused since [`Disk::fail`].
     refused: u64,
+    /// Whether a request that is to be refused waits.
+    waits: bool,
+    /// Where the shared file lies, bytes.
+    file: std::ops::Range<usize>,
     /// Writes that a power cut made forgotten, in sectors.
     forgotten: u64,
 }
@@ -117,6 +126,15 @@ impl BlockStore for Handle {
         if let Failing::Writes(error) = medium.failing {
             return medium.refuse(error);
         }
+        if medium.failing == Failing::Data && medium.file.contains(&(offset as usize)) {
+            let refused = medium.refuse(StoreError::Medium);
+            while medium.waits && medium.failing == Failing::Data {
+                drop(medium);
+                thread::sleep(Duration::from_millis(1));
+                medium = self.lock();
+            }
+            return refused;
+        }
         let (mut offset, mut from) = (offset as usize, from);
         while !from.is_empty() {
             let (piece, rest) = from.split_at(from.len().min(SECTOR - offset % SECTOR));
@@ -175,6 +193,8 @@ impl Disk {
             is_off: false,
             random: Random(seed),
             refused: 0,
+            waits: false,
+            file: 0..0,
             forgotten: 0,
         };
         let medium = Handle(Arc::new(Mutex::new(medium)));
@@ -191,6 +211,7 @@ impl Disk {
         fs::write(disk.file(), vec![0; bytes]).unwrap();
         File::open(disk.file()).unwrap().sync_all().unwrap();
         disk.first = first_block(&disk.file(), bytes / BLOCK) * BLOCK / SECTOR;
+        disk.medium.lock().file = disk.first * SECTOR..disk.first * SECTOR + bytes;
         disk
     }
 
@@ -207,7 +228,12 @@ impl Disk {
     /// Makes the medium fail so from now on.
     pub fn fail(&self, failing: Failing) {
         let mut medium = self.medium.lock();
-        (medium.failing, medium.refused) = (failing, 0);
+        (medium.failing, medium.refused, medium.waits) = (failing, 0, failing == Failing::Data);
+    }
+
+    /// Refuses what waits to be refused.
+    pub fn go_on(&self) {
+        self.medium.lock().waits = false;
     }
 
     /// Requests that were refused since it began to fail.
