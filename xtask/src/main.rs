@@ -20,6 +20,7 @@ mod ci;
 mod demo;
 mod deny;
 mod dist;
+mod durability;
 mod fuzz;
 mod git;
 mod library;
@@ -87,6 +88,8 @@ enum Command {
     Fuzz(fuzz::Arguments),
     /// Run the attackers of docs/security.md as programs, and print what each costs
     Attack(attack::Arguments),
+    /// Make faults of every kind under writers of several disks, and print what was lost
+    Durability(durability::Arguments),
     /// Repeat the tests that time can break, for as long as told
     Soak(soak::Arguments),
     /// Test against real Linux kernels in virtual machines
@@ -119,6 +122,7 @@ fn main() -> ExitCode {
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Fuzz(arguments) => fuzz::run(&arguments),
         Command::Attack(arguments) => attack::run(&arguments),
+        Command::Durability(arguments) => durability::run(&arguments),
         Command::Soak(arguments) => soak::run(&arguments),
         Command::Rig(arguments) => rig::run(&arguments),
         Command::Interop => rig::write_interop(),

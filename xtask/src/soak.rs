@@ -6,7 +6,7 @@ mod beside;
 
 use crate::cargo::{self, cargo};
 use crate::steps::Done;
-use crate::{attack, book, fuzz, package, prerequisites, rig, test, upgrade};
+use crate::{attack, book, durability, fuzz, package, prerequisites, rig, test, upgrade};
 use clap::Args;
 use std::time::{Duration, Instant};
 
@@ -50,6 +50,8 @@ const FAULTS: (&str, &str) = ("FARBUS_FAULTS", "300");
 const RIG_FAULTS: (&str, u32) = ("nothing-lost-uas", 100);
 /// How long each attacker goes on in one round, in seconds.
 const ATTACKED: u32 = 60;
+/// Faults of all kinds under writers of several disks, in one round. Each round has other ones.
+const DURABILITY_FAULTS: u32 = 300;
 /// Moves of a disk that is written, from host to host and home, in one round.
 const MOVES: (&str, &str) = ("FARBUS_MOVES", "100");
 /// Moves of a disk that is written to its importer's machine, with a kill of either end in each step, in one round.
@@ -81,18 +83,19 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
     while round == 0 || Instant::now() < end {
         round += 1;
         println!("\n=== round {round}, after {} minutes", start.elapsed().as_secs() / 60);
-        one_round(arguments).map_err(|trouble| format!("round {round}: {trouble}"))?;
+        one_round(arguments, round).map_err(|trouble| format!("round {round}: {trouble}"))?;
     }
     println!("\n{round} rounds passed in {} minutes", start.elapsed().as_secs() / 60);
     Ok(())
 }
 
-fn one_round(arguments: &Arguments) -> Result<(), String> {
+fn one_round(arguments: &Arguments, round: u32) -> Result<(), String> {
     fuzz::explore(arguments.fuzz_seconds)?;
     play_worlds()?;
     bring_up()?;
     cut_links()?;
     cut_and_kill()?;
+    durability::run_for(DURABILITY_FAULTS, round.into())?;
     move_disks()?;
     attack::run_for(ATTACKED)?;
     carry_streams()?;

@@ -217,6 +217,40 @@ fn exporter_whose_machine_keeps_running_has_lost_nothing() {
 }
 
 #[test]
+fn writes_are_repeated_before_a_flush_that_a_killed_exporter_left_unanswered() {
+    let mut user = User::new();
+    user.write(0);
+    user.answer_all();
+    user.remote.submit(NOW, BlockRequest::flush(BlockId(50)).launch(), &mut user.done);
+    user.said();
+    // The machine keeps running, but the kernel may have told the killed process that it could not write.
+    user.machine_restarts(1);
+    let again = blocks(&mut user);
+    assert_eq!(again.iter().map(|(_, block)| *block).collect::<Vec<_>>(), [Some(0)], "before the flush");
+    user.answer(again[0].0);
+    assert_eq!(blocks(&mut user).iter().map(|(_, block)| *block).collect::<Vec<_>>(), [None], "and then the flush");
+    user.end();
+}
+
+#[test]
+fn writes_beyond_what_is_kept_fail_no_flush_that_a_killed_exporter_left_unanswered() {
+    let mut user = User::new();
+    for block in 0..=RETAINED_MAX as u64 {
+        user.write(block % 2000);
+        user.answer_all();
+    }
+    user.remote.submit(NOW, BlockRequest::flush(BlockId(50)).launch(), &mut user.done);
+    user.said();
+    user.machine_restarts(1);
+    while user.remote.is_rewriting() {
+        user.answer_all();
+    }
+    user.answer_all();
+    let flushed = std::iter::from_fn(|| user.done.pop()).find(|done| done.id == BlockId(50)).expect("it was answered");
+    assert_eq!(flushed.result, Ok(()), "the machine keeps running: most probably they are there");
+}
+
+#[test]
 fn writes_asked_again_or_flushed_are_not_lost() {
     let mut user = User::new();
     user.write(0);

@@ -14,6 +14,8 @@ mod cached;
 mod disk;
 #[path = "native/far.rs"]
 mod far;
+#[path = "native/forgetful.rs"]
+mod forgetful;
 #[path = "native/guest.rs"]
 mod guest;
 #[path = "native/kernel.rs"]
@@ -91,6 +93,20 @@ fn cached_disk_loses_no_flushed_data_and_shows_no_old_data() {
         }
         world.settle(random)
     });
+}
+
+#[test]
+fn flushed_data_survives_power_cuts_and_kills_and_no_failed_write_is_hidden() {
+    let (mut cuts, mut errors) = (0, 0);
+    every_seed("the forgetful disk", |random| {
+        let mut world = forgetful::ForgetfulWorld::new(random);
+        (0..600).for_each(|_| world.step(random));
+        (cuts, errors) = (cuts + world.cuts, errors + world.errors);
+        world.settle(random)
+    });
+    println!("{cuts} times the medium forgot, {errors} errors were told");
+    let worlds = seeds().count();
+    assert!(worlds == 1 || cuts.min(errors) as usize > worlds / 4, "{cuts} cuts and {errors} errors prove little");
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use farbus_io::evidence::{Evidence, ProcessSecret};
+use farbus_io::evidence::{Evidence, ProcessSecret, attachment_number};
 use farbus_io::store::FileStore;
 use farbus_io::trust::DeviceId;
 
@@ -16,11 +16,14 @@ use crate::devices::identities::{Identified, Identities, KnownUsb, VIEW_BYTES_MA
 /// The longest description of a device made of code, bytes.
 const WORDS_BYTES_MAX: usize = 1024;
 
+/// An image at the time it was opened: its evidence, and the number of its medium's attachment to this machine.
+type Opened = (Evidence, Option<u64>);
+
 /// The images that were opened for the confined process, and the identities that it was given.
 pub(super) struct Identifying {
     all: Identities,
-    /// The evidence of each image at the time it was opened.
-    images: Mutex<BTreeMap<(PathBuf, bool), Evidence>>,
+    /// The images, by path and whether they were opened to be read alone.
+    images: Mutex<BTreeMap<(PathBuf, bool), Opened>>,
     /// The devices that the confined process shares. It may name no others.
     identified: Mutex<BTreeSet<DeviceId>>,
     /// Whether the process said what it had identified itself.
@@ -51,16 +54,19 @@ impl Identifying {
     pub fn note_opened(&self, path: &Path, read_only: bool, store: &FileStore) {
         let key = (path.to_owned(), read_only);
         match Evidence::of_open(store.as_fd()) {
-            Ok(evidence) => drop(lock(&self.images).insert(key, evidence)),
+            Ok(evidence) => {
+                let attachment = attachment_number(store.as_fd());
+                lock(&self.images).insert(key, (evidence, attachment));
+            }
             Err(_) => drop(lock(&self.images).remove(&key)),
         }
     }
 
     /// The identity of a view of an image; `None` if the image was not opened.
     pub fn image(&self, path: &Path, read_only: bool, view: &str) -> Option<Identified> {
-        let evidence = lock(&self.images).get(&(path.to_owned(), read_only)).cloned()?;
+        let (evidence, attachment) = lock(&self.images).get(&(path.to_owned(), read_only)).cloned()?;
         let is_view = view.len() <= VIEW_BYTES_MAX && view.bytes().all(|byte| byte.is_ascii_graphic());
-        let known = is_view.then(|| self.all.of(&evidence, view))?;
+        let known = is_view.then(|| Identified { attachment, ..self.all.of(&evidence, view) })?;
         lock(&self.identified).insert(known.id);
         Some(known)
     }

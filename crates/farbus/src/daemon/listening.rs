@@ -19,6 +19,15 @@ use crate::exporter::access::networks::Network;
 /// This machine's own addresses, which may always connect to a plain listener.
 const OURSELVES: [&str; 2] = ["127.0.0.0/8", "::1"];
 
+/// An address that was opened and is not served yet.
+pub(super) struct Opened {
+    asked: Place,
+    is_secure: bool,
+    /// Whether the service manager, or the daemon before this one, passed it.
+    is_passed: bool,
+    listener: SocketListener,
+}
+
 impl Has {
     /// Addresses of the loopback that were passed: by the service manager, for a unit that an earlier version enabled,
     /// or by the daemon before this one. Served users who connect there continue to be served.
@@ -43,8 +52,12 @@ impl Supervisor {
         self.has().listeners.iter().map(|listens| (listens.place.clone(), listens.is_secure)).collect()
     }
 
-    /// Opens new addresses first: if one fails, nothing has been closed.
-    pub(super) fn listen(&self, has: &mut Has, config: &Config, changes: &mut Changes) -> Result<(), Failure> {
+    /// Opens new addresses, and closes those that are no longer wanted. If one cannot be opened, nothing was closed.
+    /// [`Supervisor::serve`] serves the new ones.
+    ///
+    /// # Errors
+    /// An address cannot be opened.
+    pub(super) fn listen(&self, has: &mut Has, config: &Config, changes: &mut Changes) -> Result<Vec<Opened>, Failure> {
         if !config.secure.is_empty() && self.trust.is_none() {
             let what = "it began without [secure], and has given away what it needs for that\n  restart it";
             return Err(Failure::local(format!("cannot serve paired hosts: {what}")));
@@ -75,11 +88,29 @@ impl Supervisor {
             }
             stays
         });
-        for (asked, is_secure, listener) in fresh {
+        let opened = |(asked, is_secure, listener)| {
+            let is_passed = passed.contains(&asked);
+            Opened { asked, is_secure, is_passed, listener }
+        };
+        Ok(fresh.into_iter().map(opened).collect())
+    }
+
+    /// Serves clients at these addresses. The devices must be on offer already: an importer whose session continues
+    /// here after a restart would otherwise learn that its device is gone.
+    ///
+    /// # Errors
+    /// An address cannot be listened at.
+    pub(super) fn serve(
+        &self,
+        opened: Vec<Opened>,
+        has: &mut Has,
+        config: &Config,
+        changes: &mut Changes,
+    ) -> Result<(), Failure> {
+        for Opened { asked, is_secure, is_passed, listener } in opened {
             let begun = self.begin(listener, &asked, is_secure, &config.allow);
             let place = begun.map_err(|error| listen_failure(&asked, &error))?;
             changes.added.push(place.as_host());
-            let is_passed = passed.contains(&asked);
             has.listeners.push(Listens { asked, place, is_secure, is_passed });
         }
         Ok(())

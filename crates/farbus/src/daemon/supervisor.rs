@@ -246,8 +246,7 @@ impl Supervisor {
         self.ready_modules.check(&config)?;
         let mut has = self.has();
         let mut changes = Changes::default();
-        self.listen(&mut has, &config, &mut changes)?;
-        self.announce(&mut has, &config);
+        let opened = self.listen(&mut has, &config, &mut changes)?;
         self.share.show(config.observable);
         self.share.configure_notes(config.notes.clone());
         self.share.set_budget(config.budget);
@@ -259,6 +258,9 @@ impl Supervisor {
             self.requested.adopt_usb(&has.config.wanted());
             real.want(has.config.wanted());
         }
+        let config = has.config.clone();
+        self.serve(opened, &mut has, &config, &mut changes)?;
+        self.announce(&mut has, &config);
         self.attach_all(&mut has, &mut changes);
         self.directory.follow(has.config.directory.as_ref());
         Ok(changes)

@@ -203,6 +203,15 @@ impl Cutter {
         self.inside.is_down.store(!does, Ordering::Release);
     }
 
+    /// Stops bytes under way, and new connections, without telling either end; or lets them pass again over new links.
+    pub fn freeze(&self, is_frozen: bool) {
+        self.let_through(!is_frozen);
+        if !is_frozen {
+            self.cut();
+        }
+        self.inside.is_frozen.store(is_frozen, Ordering::Release);
+    }
+
     /// The network is silent for so long: nothing passes, and neither end is told. Then the links are cut.
     pub fn be_silent_for(&self, span: Duration) {
         self.let_through(false);

@@ -23,6 +23,7 @@ mod demo;
 mod directory;
 mod disk;
 mod driver;
+mod durability;
 mod durable;
 mod etcd;
 mod evil_exporters;

@@ -31,6 +31,15 @@ pub fn of(root: &Path, number: u64, open: Option<BorrowedFd<'_>>) -> io::Result<
     looked_at(root, number, open, DEPTH_MAX)
 }
 
+/// The kernel's number of the attachment of the block device with this number, or of the partition's disk (Linux 5.15:
+/// `diskseq`). `None` if there is no such device, or the kernel does not number it.
+pub fn sequence(root: &Path, number: u64) -> Option<u64> {
+    let (major, minor) = (major(number), minor(number));
+    let folder = fs::canonicalize(root.join(format!("sys/dev/block/{major}:{minor}"))).ok()?;
+    let disk = if folder.join("partition").exists() { folder.parent()? } else { &folder };
+    text(disk, "diskseq")?.parse().ok()
+}
+
 fn looked_at(root: &Path, number: u64, open: Option<BorrowedFd<'_>>, depth: u32) -> io::Result<Evidence> {
     let (major, minor) = (major(number), minor(number));
     let folder = fs::canonicalize(root.join(format!("sys/dev/block/{major}:{minor}")));
@@ -205,6 +214,10 @@ mod tests {
             symlink(&folder, self.0.join("sys/dev/block").join(dev)).unwrap();
         }
 
+        fn sequence(&self, major: u32, minor: u32) -> Option<u64> {
+            sequence(&self.0, rustix::fs::makedev(major, minor))
+        }
+
         fn evidence(&self, major: u32, minor: u32) -> (String, bool) {
             let evidence = of(&self.0, rustix::fs::makedev(major, minor), None).unwrap();
             (evidence.text, evidence.is_stable)
@@ -215,6 +228,16 @@ mod tests {
         fn drop(&mut self) {
             let _ = fs::remove_dir_all(&self.0);
         }
+    }
+
+    #[test]
+    fn partition_has_the_attachment_number_of_its_disk_and_a_device_without_one_has_none() {
+        let machine = Machine::new();
+        machine.device("sda", "8:0", &[("diskseq", "12")]);
+        machine.device("sda/sda1", "8:1", &[("partition", "1")]);
+        machine.device("old", "8:16", &[]);
+        let numbers = [(8, 0), (8, 1), (8, 16), (9, 9)].map(|(major, minor)| machine.sequence(major, minor));
+        assert_eq!(numbers, [Some(12), Some(12), None, None]);
     }
 
     #[test]

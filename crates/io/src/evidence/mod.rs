@@ -28,6 +28,15 @@ use rustix::fs::{FileType, fstat};
 pub use secret::{ProcessSecret, derive_from};
 pub use text::Evidence;
 
+/// The kernel's number of the attachment of the block device that an open file is or lies on: another number means that
+/// the device was taken away and came back meanwhile, also if it is the same device. `None` where Linux does not number
+/// it: before 5.15, and for file systems without a single block device below (btrfs, ZFS, tmpfs, FUSE, NFS).
+pub fn attachment_number(file: BorrowedFd<'_>) -> Option<u64> {
+    let about = fstat(file).ok()?;
+    let is_block_device = FileType::from_raw_mode(about.st_mode) == FileType::BlockDevice;
+    block::sequence(Path::new("/"), if is_block_device { about.st_rdev } else { about.st_dev })
+}
+
 impl Evidence {
     /// The evidence of an open file or block device.
     ///

@@ -319,11 +319,17 @@ impl RemoteBlock {
     /// The exporter had lost the session, and the device is open again: sends the requests in flight again. Before that
     /// it writes again what the exporter has lost, as far as the data is here.
     fn come_back(&mut self, before: Description, now: Description) {
-        for request in self.take_flights().into_iter().rev() {
+        let flights = self.take_flights();
+        // A kernel tells one process, once, that it could not write. If it told the process that is gone, the next
+        // flush succeeds, and what is written again is what it covers.
+        let may_have_failed = flights.iter().any(|request| request.op == BlockOp::Flush || request.is_durable);
+        for request in flights.into_iter().rev() {
             self.held.push_front(request);
         }
-        if before.durability != now.durability && self.answered > self.flushed {
-            self.is_undurable |= self.retained.lose(self.flushed);
+        let has_lost = before.durability != now.durability;
+        if (has_lost || may_have_failed) && self.answered > self.flushed {
+            let is_forgotten = self.retained.lose(self.flushed);
+            self.is_undurable |= has_lost && is_forgotten;
         }
     }
 

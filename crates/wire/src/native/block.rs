@@ -87,7 +87,7 @@ pub struct Description {
     /// The device's properties.
     pub info: BlockInfo,
     /// Changes when writes that were answered and not flushed may have been lost: the exporter's machine was started
-    /// again.
+    /// again, or the medium's device was taken away and came back.
     pub durability: u64,
     /// Whether the exporter knows [`BlockOp::Map`].
     pub maps: bool,

@@ -7,8 +7,8 @@ use std::path::Path;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::SystemTime;
 
-use farbus_io::evidence::{Evidence, ProcessSecret};
-use farbus_io::store::FileStore;
+use farbus_io::evidence::{Evidence, ProcessSecret, attachment_number};
+use farbus_io::store::{FileStore, boot_number};
 use farbus_io::trust::{DeviceId, Devices, Folder, KnownDevice, StateError, timestamp};
 use farbus_io::usb::{Found, Inventory};
 use farbus_model::Identity;
@@ -35,12 +35,21 @@ pub struct Identified {
     pub generation: u64,
     /// Whether the device has this identity after a restart, too.
     pub is_lasting: bool,
+    /// Which attachment of its medium to this machine this is ([`attachment_number`]), if that is known.
+    #[serde(default)]
+    pub attachment: Option<u64>,
 }
 
 impl Identified {
     /// A new identity, which is never found again.
     pub fn fresh() -> Self {
-        Self { id: DeviceId::random(), generation: 0, is_lasting: false }
+        Self { id: DeviceId::random(), generation: 0, is_lasting: false, attachment: None }
+    }
+
+    /// A number that changes when data that was written to the medium and not flushed may be lost: this machine was
+    /// restarted, or the medium's device was taken away and came back.
+    pub fn durability(self) -> u64 {
+        durability_of(self.attachment)
     }
 
     /// The identity in the model's form.
@@ -49,8 +58,14 @@ impl Identified {
     }
 
     fn lasting(identity: Identity) -> Self {
-        Self { id: DeviceId::of(identity), generation: identity.generation, is_lasting: true }
+        Self { id: DeviceId::of(identity), generation: identity.generation, is_lasting: true, attachment: None }
     }
+}
+
+/// [`Identified::durability`] of a medium with this number of its attachment to this machine. Odd multiples of the
+/// golden ratio (SplitMix64) keep two numbers of one run of this machine apart.
+pub fn durability_of(attachment: Option<u64>) -> u64 {
+    boot_number() ^ attachment.unwrap_or(0).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
 /// Finds identities, for one process and its replacements.
@@ -103,7 +118,7 @@ impl Identities {
     /// Identifies a view of an open file or block device. `view` is empty for the whole of it, read and write.
     pub fn of_store(&self, store: &FileStore, view: &str) -> Identified {
         match Evidence::of_open(store.as_fd()) {
-            Ok(evidence) => self.of(&evidence, view),
+            Ok(evidence) => Identified { attachment: attachment_number(store.as_fd()), ..self.of(&evidence, view) },
             Err(error) => {
                 warn!(path = %store.path().display(), %error, "it cannot be known again: it has an identity for now");
                 Identified::fresh()
@@ -146,7 +161,12 @@ impl Identities {
 
     fn passing(&self, evidence: &Evidence, view: &str) -> Identified {
         let id = self.secret.derive(&format!("{} view={view}", evidence.text));
-        Identified { id: DeviceId::of(Identity { id, generation: 0 }), generation: 0, is_lasting: false }
+        Identified {
+            id: DeviceId::of(Identity { id, generation: 0 }),
+            generation: 0,
+            is_lasting: false,
+            attachment: None,
+        }
     }
 
     fn kept(&self, folder: &Folder, medium: &str, view: &str) -> Result<Identity, StateError> {

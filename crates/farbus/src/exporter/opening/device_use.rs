@@ -7,7 +7,6 @@ use std::thread;
 
 use farbus_host::driven_disk::DrivenDisk;
 use farbus_io::link::{Wake, Watched};
-use farbus_io::store::boot_number;
 use farbus_model::{BlockDevice, BufferPool, Command, Completions, Device, Instant, Readiness};
 use farbus_session::block::{BlockExport, make_durable};
 use farbus_session::claims::Mode;
@@ -18,6 +17,7 @@ use farbus_session::{DeviceRecord, Ending, Offers, OpStatus};
 use tracing::{info, warn};
 
 use crate::common::events::{Event, Kind, publish};
+use crate::devices::identities::durability_of;
 use crate::exporter::access::quota::{self, Place};
 use crate::exporter::opening::claim::Offer;
 use crate::exporter::opening::driven_disk::may_drive;
@@ -250,10 +250,13 @@ impl DeviceUse {
             let is_gone = device.is_gone();
             used.take_in((!is_gone).then_some(device), is_gone, now);
         };
-        // What the disk has in its cache is as durable as its power, which this host supplies.
+        // What the disk has in its cache is as durable as its power: this host's, or until it is unplugged. A device
+        // that is plugged in again has another number on its bus.
+        let plug = self.shared.swaps.plugs().get(bus_id);
+        let durability = durability_of(plug.map(|plug| u64::from(plug.bus) << 32 | u64::from(plug.number)));
         reservations.cover(&self.session, bus_id, carrier.as_ref());
         let (suspension, give_back) = (reservations.gate_of(&self.session, bus_id), Box::new(give_back));
-        Ok(OpenedDevice::Disk { disk: Box::new(disk), durability: boot_number(), give_back, suspension })
+        Ok(OpenedDevice::Disk { disk: Box::new(disk), durability, give_back, suspension })
     }
 
     /// Opens a device for an observer, whether or not another importer uses it.

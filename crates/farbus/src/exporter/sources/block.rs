@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
-use farbus_io::store::boot_number;
 use farbus_model::BlockDevice;
 use farbus_session::block::{BlockExport, Changes, MemoryMedium, SparseMemory, View};
 use farbus_session::native::control::Mode;
@@ -164,7 +163,7 @@ impl BlockSpec {
                 if self.scratch.is_none() {
                     known = system.identify_image(path, read_only, &store, view);
                 }
-                (Arc::new(store), boot_number())
+                (Arc::new(store), known.durability())
             }
         };
         let changes = match &self.scratch {
