@@ -1,8 +1,8 @@
 //! The USB device of an attachment is exchanged for its twin while it is in use (requirement N12): for one of this
 //! machine, or one of another host, and back.
 //!
-//! Every front end that passes on a USB device has it as a [`SwapUsb`]: the kernel's relay, a virtual machine's, and the
-//! server of a program's devices. It is the lowest layer that belongs to the front end: layers that hide a device's
+//! Every front end that passes on a USB device has it as a [`SwapUsb`]: the kernel's relay, a virtual machine's, and
+//! the server of a program's devices. It is the lowest layer that belongs to the front end: layers that hide a device's
 //! distance are above it, so that nothing that arrived ahead of its user is lost.
 //!
 //! Two threads take part. The engine of the front end owns the device ([`SwapUsb`], over
@@ -15,6 +15,7 @@
 //! | the attachment | the device is given back | the twin is given back, to this machine's drivers or to its host |
 //! | the process, for a replacement | the replacement continues | refused: the replacement knows only the device's own host |
 
+use std::fmt;
 use std::io;
 use std::mem;
 use std::net::SocketAddr;
@@ -197,8 +198,8 @@ impl SwapUsb {
         Ok(restored)
     }
 
-    /// What an exporter to a kernel does when the kernel resets the device's port: an exporter at the other end of plain
-    /// USB/IP sees that itself.
+    /// What an exporter to a kernel does when the kernel resets the device's port: an exporter at the other end of
+    /// plain USB/IP sees that itself.
     pub fn on_reset(&self) -> OnReset {
         match self.far() {
             Some(FarDevice::Plain(_)) => OnReset::PassOn,
@@ -411,6 +412,12 @@ impl Drop for SwapUsb {
 #[derive(Clone)]
 pub struct UsbSwap(Arc<Inner>);
 
+impl fmt::Debug for UsbSwap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("UsbSwap").field("target", &self.0.target).finish_non_exhaustive()
+    }
+}
+
 struct Inner {
     client: Client,
     target: Target,
@@ -497,6 +504,18 @@ impl UsbSwap {
         self.with(|state| state.replaced_by.clone())
     }
 
+    /// The address of the host that has the device which serves the attachment: that of its twin, if it is at a host.
+    pub fn host(&self) -> String {
+        let at = self.replaced_by().filter(|at| !at.starts_with("usb:"));
+        let there = at.and_then(|at| at.parse::<Target>().ok());
+        there.map_or_else(|| self.0.target.address.clone(), |there| there.address)
+    }
+
+    /// Whether the attachment has ended, or its device is gone.
+    pub fn is_over(&self) -> bool {
+        self.with(|state| state.is_over)
+    }
+
     /// The status of the session that serves the attachment now.
     pub fn session(&self) -> Option<SessionStatus> {
         self.with(|state| state.session.clone())
@@ -525,8 +544,8 @@ impl UsbSwap {
     }
 
     /// Begins to exchange the device, which the user calls `device`, for the one at `to`: `usb:BUSID`, whose open node
-    /// is among `files`, or `HOST/DEVICE`. Another host than the device's own is `peer`, if it is paired, and the passage
-    /// to a broker that may connect to it is among `files`.
+    /// is among `files`, or `HOST/DEVICE`. Another host than the device's own is `peer`, if it is paired, and the
+    /// passage to a broker that may connect to it is among `files`.
     ///
     /// # Errors
     /// [`FailureReport`]: nothing has changed.
@@ -684,7 +703,7 @@ impl UsbSwap {
     }
 
     /// The attachment has ended: takes no more orders.
-    fn end(&self) {
+    pub fn end(&self) {
         let order = self.with(|state| {
             state.is_over = true;
             mem::take(&mut state.order)

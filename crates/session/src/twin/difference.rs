@@ -12,9 +12,9 @@ const CONTAINER_ID_AT: Range<usize> = 4..20;
 const DEVICE_CAPABILITY: u8 = 0x10;
 
 /// The first difference that a user would notice if the second device replaced the first; `None` if there is none.
-/// Strings and the Container ID are not compared: they tell one device of a make from another, and the user continues to
-/// see those of the first device. A binary object store that was not read from one of the devices (a session does not
-/// carry it, and a device of this machine is not asked for it) is not compared either.
+/// Strings and the Container ID are not compared: they tell one device of a make from another, and the user continues
+/// to see those of the first device. A binary object store that was not read from one of the devices (a session does
+/// not carry it, and a device of this machine is not asked for it) is not compared either.
 pub fn difference(one: (&Descriptors, Speed), other: (&Descriptors, Speed)) -> Option<String> {
     let ((one, speed), (other, other_speed)) = (one, other);
     if speed != other_speed {

@@ -233,7 +233,7 @@ impl Bench {
     fn state(&self, device: &str) -> String {
         let status = self.share.status();
         let found = status.iter().find(|found| found.name == device);
-        found.map(|found| found.state.to_string()).unwrap_or_default()
+        found.map(|found| found.state.clone()).unwrap_or_default()
     }
 
     /// Waits until nobody has the device.
@@ -312,7 +312,7 @@ fn device_of_a_third_host_takes_the_place_and_gives_it_back() {
         let (first, there) = (bench.at("first"), format!("{address}/second"));
         bench.swap_to(&there).unwrap();
         assert_eq!(bench.handle.replaced_by(), Some(there));
-        assert!(third.status().iter().any(|found| found.name == "second" && found.state.to_string() == "in use"));
+        assert!(third.status().iter().any(|found| found.name == "second" && found.state == "in use"));
         bench.wait_until_free("first");
         let sent = bench.kernel.send(b"third");
         assert_eq!(bench.kernel.answer(sent).status, Status::Ok);
