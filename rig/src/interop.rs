@@ -72,6 +72,8 @@ const OTHERS: &[(&str, Peer, Peer)] = &[
     ("pair-gadgets", FARBUS_KERNEL, SHARE_USB),
     ("pair-isochronous", FARBUS_KERNEL, SHARE_USB),
     ("pair-twins", FARBUS_KERNEL, SHARE_USB),
+    ("pair-twins-importer", FARBUS_KERNEL, SHARE_USB),
+    ("pair-twins-session", FARBUS_KERNEL, SHARE_USB),
     ("daemon-cuts", DAEMON, Peer("`farbus daemon`, paired, by a rule for real devices")),
     ("daemon-upgrade", DAEMON, Peer("`farbus daemon`, paired, by a rule for real devices")),
     ("daemon-upgrade-uas", Peer("`farbus daemon`, `[[attach]]` via uas"), SHARE),

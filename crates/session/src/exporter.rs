@@ -136,6 +136,11 @@ impl<D: Device> Exporter<D> {
         Self::over(ServerConn::imported(&limits, devid), Some(device), on_reset, now, limits)
     }
 
+    /// What it does from now on when its client resets the port: the device is another one.
+    pub fn set_on_reset(&mut self, on_reset: OnReset) {
+        self.on_reset = on_reset;
+    }
+
     fn over(conn: ServerConn, device: Option<D>, on_reset: OnReset, now: Instant, limits: Limits) -> Self {
         Self {
             conn,

@@ -19,6 +19,9 @@ use farbus_model::{
     BufferPool, Command, Completions, Definition, Descriptors, Device, Done, EpAddr, Exchange, ExchangeReport,
     InFlight, Instant, Payload, Selection, Setup, Speed, Status, Twin, Urb, UrbId,
 };
+use farbus_session::far::{Far, Plan};
+use farbus_session::isochronous::Isochronous;
+use farbus_session::snapshot::{Reader, Writer};
 use farbus_session::twin::{DRAIN_TIME_MAX, Twinned, difference};
 use random::Random;
 
@@ -48,8 +51,9 @@ struct Adapter {
 
 impl Adapter {
     fn definition(serial: &str) -> Definition {
-        let interface = InterfaceDefinition::new(2, 2, 1).bulk_pair(1);
-        Definition::new(0x0403, 0x6001).speed(Speed::High).names("farbus", "adapter", serial).interface(interface)
+        // The data has an interface of its own, from which a layer above receives ahead of its user.
+        let device = Definition::new(0x0403, 0x6001).speed(Speed::High).names("farbus", "adapter", serial);
+        device.interface(InterfaceDefinition::new(2, 2, 1)).interface(InterfaceDefinition::new(10, 0, 0).bulk_pair(1))
     }
 }
 
@@ -161,12 +165,19 @@ struct Plugged {
     is_pulled: Arc<AtomicBool>,
 }
 
+/// A device as a kernel's front end has it: the layers that hide its distance are above the exchange.
+type Layered = Far<Isochronous<Twinned>>;
+
+fn layered(device: Box<dyn Device>, plan: Plan) -> Layered {
+    Far::new(Isochronous::new(Twinned::new(device), plan.is_on), plan)
+}
+
 /// The outcomes of exchanges.
 type Outcomes = Arc<Mutex<Vec<Exchange>>>;
 
 struct Play {
     line: Arc<Mutex<Line>>,
-    device: Twinned,
+    device: Layered,
     now: Instant,
     done: Completions,
     next_id: u64,
@@ -194,12 +205,17 @@ fn adapter(line: &Arc<Mutex<Line>>, serial: &str) -> (Box<dyn Device>, Plugged) 
 }
 
 impl Play {
+    /// A configured adapter, of which nothing is asked ahead.
     fn new() -> Self {
+        Self::with(Plan::OFF)
+    }
+
+    fn with(plan: Plan) -> Self {
         let line = Arc::default();
         let (device, current) = adapter(&line, "first");
         let mut play = Self {
             line,
-            device: Twinned::new(device),
+            device: layered(device, plan),
             now: Instant::ZERO + Duration::from_secs(1),
             done: Completions::new(BufferPool::new(1 << 20)),
             next_id: 0,
@@ -215,6 +231,19 @@ impl Play {
         play.control(Setup::set_configuration(1), &[]);
         play.settle();
         play
+    }
+
+    fn is_swapping(&self) -> bool {
+        self.device.device().inner().is_swapping()
+    }
+
+    /// The owner ends an exchange, at whatever stage it is.
+    fn give_up(&mut self) {
+        let now = self.now;
+        self.device.act(now, &mut self.done, |streams, done| {
+            streams.act(now, done, |twinned, done| twinned.give_up(now, "given up".into(), done));
+        });
+        self.collect();
     }
 
     fn line(&self) -> MutexGuard<'_, Line> {
@@ -492,11 +521,24 @@ fn reset_switches_at_once_and_answers_everything() {
 /// made.
 #[test]
 fn every_request_ends_once_and_every_byte_arrives_once_around_exchanges() {
+    worlds_of_exchanges(Plan::OFF);
+}
+
+/// What the first device sent ahead of its user is not lost, and what it was asked ahead is asked of the twin.
+#[test]
+fn every_byte_that_came_ahead_of_its_user_arrives_once_around_exchanges() {
+    let ahead = worlds_of_exchanges(Plan::within(16));
+    assert!(ahead > 1000, "{ahead} transfers came ahead of their user");
+}
+
+/// Returns how many transfers came before the user asked.
+fn worlds_of_exchanges(plan: Plan) -> u64 {
+    let mut ahead = 0;
     let seeds = std::env::var("FARBUS_SEEDS").ok().and_then(|count| count.parse().ok()).unwrap_or(300);
     let (mut done, mut again, mut held, mut given_up) = (0_u64, 0_u64, 0_u64, 0_u64);
     for seed in 0..seeds {
         let mut random = Random::new(seed);
-        let mut play = Play::new();
+        let mut play = Play::with(plan);
         let (mut came, mut coding) = (Vec::new(), None);
         for _ in 0..400 {
             match random.below(12) {
@@ -531,13 +573,12 @@ fn every_request_ends_once_and_every_byte_arrives_once_around_exchanges() {
                 }
                 // The owner ends the exchange, at whatever stage it is.
                 9 if random.once_in(8) => {
-                    let was_swapping = play.device.is_swapping();
-                    play.device.give_up(play.now, "given up".into(), &mut play.done);
-                    play.collect();
+                    let was_swapping = play.is_swapping();
+                    play.give_up();
                     let outcomes = play.outcomes.lock().unwrap();
                     let is_told =
                         matches!(outcomes.last(), Some(Exchange::Failed { twin: Some(_), why }) if why == "given up");
-                    assert!(!play.device.is_swapping() && (is_told || !was_swapping), "seed {seed}: {outcomes:?}");
+                    assert!(!play.is_swapping() && (is_told || !was_swapping), "seed {seed}: {outcomes:?}");
                     given_up += u64::from(was_swapping);
                 }
                 _ => play.pass(Duration::from_micros(random.below(3000))),
@@ -546,7 +587,7 @@ fn every_request_ends_once_and_every_byte_arrives_once_around_exchanges() {
         }
         play.line().is_stuck = false;
         play.settle();
-        while !play.line().incoming.is_empty() {
+        while !play.line().incoming.is_empty() || play.device.arrived() > 0 {
             play.ask();
             play.settle();
         }
@@ -560,6 +601,10 @@ fn every_request_ends_once_and_every_byte_arrives_once_around_exchanges() {
             let told = play.current.told.lock().unwrap();
             assert_eq!(told.coding, [bauds; 7], "seed {seed}: {id:?}");
         }
+        ahead += play.device.received().ahead;
+        // What the layers asked ends with the device.
+        play.device.reset(play.now, &mut play.done);
+        play.collect();
         for outcome in play.outcomes.lock().unwrap().iter() {
             if let Exchange::Done { report, .. } = outcome {
                 (done, again, held) = (done + 1, again + report.asked_again as u64, held + report.held as u64);
@@ -567,8 +612,102 @@ fn every_request_ends_once_and_every_byte_arrives_once_around_exchanges() {
         }
     }
     eprintln!("{seeds} worlds: {done} exchanges, {again} requests asked again, {held} held, {given_up} given up");
+    eprintln!("{ahead} transfers came ahead of their user");
     assert!(done > seeds / 2 && again > seeds / 2, "{done} exchanges, {again} asked again, {held} held");
     assert!(given_up > seeds / 10, "{given_up} of {seeds} were given up under way");
+    ahead
+}
+
+/// A binary object store with a Container ID, and a capability of the make.
+fn store(container: u8, capability: u8) -> Vec<u8> {
+    let mut bytes = vec![5, 0x0f, 32, 0, 2, 20, 0x10, 0x04, 0];
+    bytes.extend([container; 16]);
+    bytes.extend([7, 0x10, 0x02, capability, 0, 0, 0]);
+    bytes
+}
+
+#[test]
+fn binary_object_stores_differ_in_what_belongs_to_the_make_and_only_if_both_are_known() {
+    let with = |bos: Vec<u8>| Descriptors { bos, ..Adapter::definition("a").build() };
+    let told = |one: Vec<u8>, other: Vec<u8>| difference((&with(one), Speed::Super), (&with(other), Speed::Super));
+    assert_eq!(told(store(1, 2), store(3, 2)), None, "each device has a Container ID of its own");
+    assert_eq!((told(store(1, 2), Vec::new()), told(Vec::new(), store(1, 2))), (None, None), "nobody asked for it");
+    let what = told(store(1, 2), store(1, 6)).expect("another capability");
+    assert!(what.contains("binary object stores differ at byte 28"), "{what}");
+    // Stores that end too early are compared as they are.
+    assert!(told(store(1, 2)[..12].to_vec(), store(3, 2)[..12].to_vec()).is_some());
+    assert!(told(vec![0; 5], vec![1; 5]).is_some());
+}
+
+#[test]
+fn twin_shows_the_binary_object_store_of_the_first_device() {
+    let mut play = Play::new();
+    let adapter = |container: u8| {
+        let mut all = Adapter::definition("first").build();
+        all.bos = store(container, 2);
+        let function = Adapter { line: Arc::default(), told: Arc::default() };
+        Expected {
+            device: Emulated::new(&Adapter::definition("first"), function),
+            nothing: all,
+            is_here: Arc::new(AtomicBool::new(false)),
+        }
+    };
+    play.device = layered(Box::new(adapter(1)), Plan::OFF);
+    play.swap_for(Box::new(adapter(9))).unwrap();
+    play.settle();
+    let asked = play.control(Setup::get_descriptor(0x0f, 0, 0, 20), &[]);
+    play.settle();
+    let answer = play.answered.iter().find(|answer| answer.id == asked).unwrap();
+    assert_eq!((answer.status, &*answer.payload.contiguous()), (Status::Ok, &store(1, 2)[..20]));
+}
+
+#[test]
+fn requests_of_an_earlier_process_are_asked_of_the_twin_and_its_settings_are_told() {
+    let line: Arc<Mutex<Line>> = Arc::default();
+    let (mut device, _) = adapter(&line, "first");
+    let mut done = Completions::new(BufferPool::new(1 << 16));
+    let mut now = Instant::ZERO + Duration::from_secs(1);
+    // What the first process knows: a request of its maker's was made.
+    let mut first = <Twinned>::new(adapter(&line, "first").0);
+    let vendor = Setup { request_type: 0x40, request: 3, value: 5, index: 0, length: 0 };
+    for (id, setup) in [Setup::set_configuration(1), vendor].into_iter().enumerate() {
+        first.submit(now, Urb::control(UrbId(id as u64), setup, Payload::Empty).launch(), &mut done);
+        first.handle_ready(now, &mut done);
+        assert_eq!(done.pop().map(|done| done.status), Some(Status::Ok));
+    }
+    let mut saved = Writer::part();
+    first.save_settings(&mut saved);
+    let saved = saved.into_bytes();
+    // The device in the second process: it is asked for data, and told a setting whose data is not known any more.
+    device.submit(now, Urb::control(UrbId(0), Setup::set_configuration(1), Payload::Empty).launch(), &mut done);
+    device.handle_ready(now, &mut done);
+    assert_eq!(done.pop().map(|done| done.status), Some(Status::Ok));
+    let coding = Setup { request_type: 0x21, request: LINE_CODING, value: 0, index: 0, length: 7 };
+    let requests = [Urb::data_in(UrbId(9), IN, 64), Urb::control(UrbId(10), coding, vec![1; 7].into())];
+    requests.iter().for_each(|urb| device.submit(now, urb.clone().launch(), &mut done));
+    let mut second = <Twinned>::new(device);
+    for urb in requests {
+        let payload = Payload::Empty;
+        second.adopt(&Urb { payload, ..urb });
+    }
+    assert!(second.restore_settings(&mut Reader::new(&saved[..saved.len() - 1])).is_err());
+    second.restore_settings(&mut Reader::new(&saved)).unwrap();
+    second.handle_ready(now, &mut done);
+    assert_eq!(done.pop().map(|done| (done.id, done.status)), Some((UrbId(10), Status::Ok)));
+    let (twin, plugged) = adapter(&line, "second");
+    second.swap(now, &Twin::new(twin, |_| ()), &mut done).unwrap();
+    for _ in 0..50 {
+        now = now + Duration::from_millis(2);
+        second.handle_timeout(now, &mut done);
+        second.handle_ready(now, &mut done);
+    }
+    assert!(!second.is_swapping() && done.is_empty());
+    line.lock().unwrap().incoming.extend(b"x");
+    second.handle_ready(now, &mut done);
+    let answer = done.pop().expect("it was asked of the twin");
+    assert_eq!((answer.id, answer.status, &*answer.payload.contiguous()), (UrbId(9), Status::Ok, &b"x"[..]));
+    let told = plugged.told.lock().unwrap();
+    assert_eq!((told.vendor.as_slice(), told.coding.as_slice()), (&[5][..], &[][..]));
 }
 
 /// A device that another host has yet to hand over shows nothing before.
@@ -606,7 +745,7 @@ fn descriptors_that_become_known_later_are_those_that_are_compared_and_shown() {
     let function = Adapter { line: Arc::clone(&play.line), told: Arc::default() };
     let device = Emulated::new(&Adapter::definition("expected"), function);
     let expected = Expected { device, nothing: Descriptors::default(), is_here: Arc::clone(&is_here) };
-    play.device = Twinned::new(Box::new(expected));
+    play.device = layered(Box::new(expected), Plan::OFF);
     assert_eq!(play.device.descriptors().device.vendor, 0);
     is_here.store(true, Ordering::Relaxed);
     play.control(Setup::set_configuration(1), &[]);

@@ -59,6 +59,12 @@ swap_for() {
   cat /run/share.log
 }
 
+# is_free: nobody uses the only shared device.
+is_free() {
+  available() { farbus status --json | grep -qE '"state": ?"available"'; }
+  within 10 available || fail "it is not free: $(farbus status)"
+}
+
 # Prints what the exporter knows after a step has failed.
 complaints() {
   tail -n 15 /run/share.log | sed 's/^/share: /'

@@ -128,8 +128,8 @@ use_serial() {
   detach
 }
 
-# use_twins NAME NUMBER DRIVER: a serial port that is swapped for another one during use, unnoticed on this machine.
-use_twins() {
+# open_line NAME NUMBER DRIVER: takes a serial port, and reads from it as long as it is open.
+open_line() {
   take "$1" "$2"
   tty() { ls -d "$device"/*:*/ttyUSB* 2>/dev/null | head -n 1 | grep .; }
   within 15 tty || fail "no serial port appeared"
@@ -142,13 +142,55 @@ use_twins() {
   cat <&3 >/run/heard &
   reader=$!
   : >/run/expected
-  talk() {
-    seq 1 100 | sed "s/^/the $1 brown fox number /" >/run/said
-    cat /run/said >&3
-    tr a-z A-Z </run/said >>/run/expected
-    complete() { [ "$(stat -c %s /run/heard)" -ge "$(stat -c %s /run/expected)" ]; }
-    within 60 complete || fail "heard $(stat -c %s /run/heard) of $(stat -c %s /run/expected) bytes from the $1"
-  }
+}
+
+# talk WHO: sends lines, and waits until the other end has answered them.
+talk() {
+  seq 1 100 | sed "s/^/the $1 brown fox number /" >/run/said
+  cat /run/said >&3
+  tr a-z A-Z </run/said >>/run/expected
+  complete() { [ "$(stat -c %s /run/heard)" -ge "$(stat -c %s /run/expected)" ]; }
+  within 60 complete || fail "heard $(stat -c %s /run/heard) of $(stat -c %s /run/expected) bytes from the $1"
+}
+
+# use_own_twin NAME NUMBER DRIVER TWIN: a serial port of the other machine that is swapped for one of this machine during
+# use, and back. The kernel notices nothing on the device that it has attached; TWIN's own driver goes and returns.
+use_own_twin() {
+  within 20 near "$4" || fail "this machine has no device $4"
+  twin=$(near "$4")
+  is_driven() { drivers_of "$twin" | grep -q " $1\$"; }
+  within 15 is_driven "$3" || fail "$4 has no driver"
+  drivers_of "$twin" >/run/drivers.twin
+  open_line "$1" "$2" "$3"
+  own="$EXPORTER:$PORT/1-$2"
+  talk first
+  number=$(cat "$device/devnum")
+  dmesg -c >>/run/kernel.log
+  farbus swap "$own" --to "usb:$(basename "$twin")" || fail "farbus swap: $(cat /run/attach.log)"
+  [ -z "$(drivers_of "$twin" | grep -v usbfs)" ] || fail "$4 has drivers: $(drivers_of "$twin")"
+  farbus status | grep -q "its twin usb:" || fail "the status does not say so: $(farbus status)"
+  talk second
+  say twin
+  await go-on
+  farbus swap "$own" --to "$own" || fail "farbus swap back: $(cat /run/attach.log)"
+  as_before() { drivers_of "$twin" | cmp -s - /run/drivers.twin; }
+  within 10 as_before || fail "$4 had the drivers: $(cat /run/drivers.twin); now: $(drivers_of "$twin")"
+  talk third
+  # What is said of the twin names its place, which is another one.
+  noticed=$(dmesg | grep -F "$(basename "$device")")
+  dmesg -c >>/run/kernel.log
+  [ -z "$noticed" ] || fail "the kernel noticed: $noticed"
+  [ "$number" = "$(cat "$device/devnum")" ] || fail "it was device $number and is $(cat "$device/devnum")"
+  cmp /run/heard /run/expected || fail "what was heard is not the answer to what was said"
+  note "$3, $(stat -c %s /run/heard) bytes each way, to an adapter of this machine and back, device $number throughout"
+  kill $reader
+  exec 3>&-
+  detach
+}
+
+# use_twins NAME NUMBER DRIVER: a serial port that is swapped for another one during use, unnoticed on this machine.
+use_twins() {
+  open_line "$1" "$2" "$3"
   talk first
   number=$(cat "$device/devnum")
   dmesg -c >>/run/kernel.log

@@ -589,6 +589,10 @@ fn all_attached() -> Result<Vec<String>, Failure> {
     let mut attached = Vec::new();
     for (_, answer) in ask_all(&Question::Status).map_err(Failure::local)? {
         let Answer::Ok(process) = answer else { continue };
+        // What a program has ends with the program.
+        if process["role"] == "run" {
+            continue;
+        }
         let devices = process["devices"].as_array().into_iter().flatten();
         // A daemon lists its shares, too: those have a bus id.
         let here = devices.filter(|device| device["bus_id"].is_null() && device["state"] != "detached");

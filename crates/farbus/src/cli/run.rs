@@ -113,7 +113,7 @@ fn sources(devices: Vec<Target>, link: &LinkArgs) -> Result<Vec<usbfs::Source>, 
         return Err(Failure::local("--address goes with devices of one host"));
     }
     let client = |target: &Target| link.client(&target.address, SystemAccess::Own, config.clone());
-    targets.into_iter().map(|target| Ok(usbfs::Source { client: client(&target)?, target })).collect()
+    targets.into_iter().map(|target| Ok(usbfs::Source::new(client(&target)?, target))).collect()
 }
 
 /// Becomes the program. If that fails, the parent is told why, and says it.

@@ -2,7 +2,7 @@
 
 use std::fs::OpenOptions;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -33,6 +33,7 @@ use crate::devices::media_journal::{Journals, Medium, MovedDevice};
 use crate::devices::status::MediumStatus;
 use crate::devices::swap_run::SwapStatus;
 use crate::exporter::sources::block::bytes_from;
+use crate::frontend::usb_swap::is_at;
 use crate::hosts::known_host::KnownHost;
 use crate::importer::client::{Attribute, ClientError, Target};
 use crate::importer::discovery::local_shares::is_same;
@@ -58,7 +59,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
     after_long_help = "Users of the disk notice nothing. farbus copies all of it, then what was changed meanwhile; for the last moment it writes to both places. What PATH held is overwritten; a file that does not exist is made. A power cut at any moment leaves one complete disk: PATH if the swap is done, otherwise the old one, and the same command continues. Ctrl-C cancels.\n\n\
         From then on share PATH. farbus refuses to share the old medium, because it is out of date, until 'farbus swap --forget OLD'.\n\n\
         HOST/DEVICE is a disk of another host that is attached here, by NBD, as a file or as a uas disk, in a session. Its users go on; the other host's disk is given back when PATH has all of it. It has old data then, and its host gives it to nobody until 'farbus swap --forget DEVICE' there; if that host cannot tell others, this says so. It can also go to a disk of another host, --to HOST/DISK, whose content is overwritten, and on from there.\n\n\
-        A real USB device is swapped for another one of the same make that is plugged in here and is not shared. farbus tells it what the first one was told, and requests that wait for data wait for the second one. You may unplug the first one then. One of another host that is attached here with --via redir is swapped likewise, for one of this machine or another one of that host; --to HOST/DEVICE, as it was attached, brings it back.\n\n\
+        A real USB device is swapped for another one of the same make that is plugged in here and is not shared. farbus tells it what the first one was told, and requests that wait for data wait for the second one. You may unplug the first one then. One of another host that is attached here, with --via kernel, with --via redir or for a program (farbus run), is swapped likewise, for one of this machine, another one of that host or one of a third host; --to HOST/DEVICE, as it was attached, brings it back.\n\n\
         Examples:\n  \
         farbus swap disk --to block:/srv/new.img\n  \
         farbus swap disk --to block:/dev/nvme0n1 --rate 100M --verify\n  \
@@ -80,7 +81,7 @@ pub struct Args {
     /// block:PATH, HOST/DEVICE or usb:BUSID.
     ///
     /// A file or block device that is at least as large, or such a disk of a host; or another device of the same make,
-    /// for one that is attached here also one of its host.
+    /// for one that is attached here also one of its host or of another one.
     #[arg(long, value_name = "PLACE", value_parser = place_from)]
     to: Option<Place>,
     /// Copy at most so many bytes a second (100M).
@@ -182,9 +183,10 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             match owner.is_attached {
                 false => say(format!("{} is this machine's again; from now on share {}", ended.from, ended.to)),
                 true if ended.from.starts_with("usb:") => say(format!("{} is this machine's again", ended.from)),
-                true => {
+                true if ended.from == ended.device => {
                     say(format!("its host has {} back; to attach it again: farbus swap {0} --to {0}", ended.device));
                 }
+                true => say(format!("its host has {} back", ended.from)),
             }
             Ok(())
         }
@@ -337,6 +339,13 @@ impl Owner {
         if let Some(owner) = owners.pop() {
             return Ok(owner);
         }
+        if let Some(port) = attached.as_ref().and_then(|target| port_of_usbip(target, Path::new(USBIP_STATE))) {
+            let message = format!(
+                "{device} is attached by Linux's usbip: its kernel has the connection itself, and farbus exchanges only \
+                 what it carries\n  attach it by farbus: usbip detach -p {port}; farbus attach {device} --via kernel"
+            );
+            return Err(Failure::new(Attribute::Refused, message));
+        }
         let message = match attached {
             Some(_) => format!("{device} is not attached here\n  see: farbus status"),
             None => format!(
@@ -405,22 +414,28 @@ impl Owner {
         }
     }
 
-    /// Begins to swap an attached USB device for a device of its host, which the process that has it opens.
+    /// Begins to swap an attached USB device for a device of its host or of another one, which the process that has it
+    /// opens.
     fn begin_twin_of_host(&self, target: &Target) -> Result<(), Failure> {
         if !self.is_attached {
             let why = format!("{0} is shared here: farbus swap {0} --to usb:BUSID swaps it", self.device);
             return Err(Failure::new(Attribute::Refused, why));
         }
+        // Its process may connect to its own host.
+        let is_near = self.device.parse::<Target>().is_ok_and(|own| is_at(target, &own));
+        let passage = if is_near { None } else { Some(passage_to(target)?) };
+        let (broker, peer) = passage.unzip();
         let question = Question::Swap {
             device: self.device.clone(),
             to: target.to_string(),
             rate: None,
             verify: false,
             resume: false,
-            peer: None,
+            peer: peer.flatten(),
             files: crate::common::passed_files::Files::default(),
         };
-        self.ask(&question, &[]).map(drop)
+        let passed: Vec<BorrowedFd<'_>> = broker.iter().map(AsFd::as_fd).collect();
+        self.ask(&question, &passed).map(drop)
     }
 
     /// Moves it to a disk of another host, which the process that has it opens.
@@ -434,11 +449,7 @@ impl Owner {
             return Err(Failure::new(Attribute::Refused, message));
         }
         let from = self.medium_or_refusal()?;
-        let known = KnownHost::find(&target.address).map_err(|error| Failure::from(ClientError::from(error)))?;
-        let peer = known.map(|known| Box::new(known.peer().clone()));
-        // The process has given away the right to connect to other hosts than its own.
-        let policy = BrokerPolicy { hosts: vec![target.address.clone()], ..BrokerPolicy::default() };
-        let broker = start_broker(&policy)?.into_descriptor();
+        let (broker, peer) = passage_to(target)?;
         let to = target.to_string();
         self.ask_to_move((from, &Medium::called(&to)), &to, (broker.as_fd(), peer), args)
     }
@@ -564,6 +575,33 @@ impl Owner {
     }
 }
 
+/// Where Linux's `usbip` notes what it has attached: a file `portN` for each port, with host, TCP port and bus id.
+const USBIP_STATE: &str = "/var/run/vhci_hcd";
+
+/// The port at which Linux's `usbip` has attached this device, if it has.
+fn port_of_usbip(target: &Target, state: &Path) -> Option<u32> {
+    let ports = std::fs::read_dir(state).ok()?.flatten().filter_map(|entry| {
+        let port = entry.file_name().to_str()?.strip_prefix("port")?.parse().ok()?;
+        Some((port, std::fs::read_to_string(entry.path()).ok()?))
+    });
+    let is_it = |noted: &str| match noted.split_whitespace().collect::<Vec<_>>()[..] {
+        [host, port, bus_id] => {
+            format!("{host}:{port}/{bus_id}").parse::<Target>().is_ok_and(|noted| is_same(target, &noted))
+        }
+        _ => false,
+    };
+    ports.filter(|(_, noted)| is_it(noted)).map(|(port, _)| port).min()
+}
+
+/// What a process needs that has given away the right to connect to other hosts than its own: the passage to a broker
+/// that may connect to this one, and the host's entry in the list of paired hosts, if it has one.
+fn passage_to(target: &Target) -> Result<(OwnedFd, Option<Box<Peer>>), Failure> {
+    let known = KnownHost::find(&target.address).map_err(|error| Failure::from(ClientError::from(error)))?;
+    let peer = known.map(|known| Box::new(known.peer().clone()));
+    let policy = BrokerPolicy { hosts: vec![target.address.clone()], ..BrokerPolicy::default() };
+    Ok((start_broker(&policy)?.into_descriptor(), peer))
+}
+
 /// Creates a sparse file unless the file exists; returns whether it did.
 fn make(path: &Path, size_bytes: u64) -> io::Result<bool> {
     match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
@@ -575,5 +613,24 @@ fn make(path: &Path, size_bytes: u64) -> io::Result<bool> {
         }
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
         Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn device_that_the_usbip_command_has_attached_is_found_at_its_port() {
+        let state = std::env::temp_dir().join(format!("farbus-usbip-state-{}", std::process::id()));
+        std::fs::create_dir_all(&state).unwrap();
+        std::fs::write(state.join("port3"), "lab3 3240 1-1.4\n").unwrap();
+        std::fs::write(state.join("port7"), "192.0.2.7 3241 2-1\n").unwrap();
+        std::fs::write(state.join("port9"), "half\n").unwrap();
+        let port = |target: &str| port_of_usbip(&target.parse().unwrap(), &state);
+        assert_eq!([port("lab3/1-1.4"), port("192.0.2.7:3241/2-1")], [Some(3), Some(7)]);
+        assert_eq!([port("lab3/1-1"), port("lab4/1-1.4"), port("192.0.2.7/2-1")], [None; 3]);
+        std::fs::remove_dir_all(&state).unwrap();
+        assert_eq!(port("lab3/1-1.4"), None, "usbip was never used");
     }
 }

@@ -9,7 +9,7 @@ use crate::common::control::Answer;
 pub struct ProcessStatus<D> {
     /// Process id, as the kernel of this machine numbers it.
     pub pid: u32,
-    /// What it does: `share`, `attach`, `daemon`, `nbd` or `pipe`.
+    /// What it does: `share`, `attach`, `daemon`, `nbd`, `pipe` or `run`.
     pub role: &'static str,
     /// Where it listens, or what it is attached to.
     pub address: String,

@@ -9,7 +9,7 @@
 //! | [`Handle::discard`] | a session | refused |
 //! | [`Handle::pause`] | a session through the module `pause` | refused |
 //! | [`Handle::swap`] | a disk of a session | `None` |
-//! | [`Handle::usb_swap`] | a USB device that a virtual machine is lent | `None` |
+//! | [`Handle::usb_swap`] | a USB device that is attached as one: the kernel's, a virtual machine's | `None` |
 //! | [`Handle::save`] | an engine that can be saved | refused |
 
 use std::fmt;
@@ -24,7 +24,7 @@ use super::StopSignal;
 use crate::frontend::drivers::Drivers;
 use crate::frontend::hold::{Granted, HoldHandle, QUIET_WITHIN};
 use crate::frontend::open_users::{Act, Connected, OpenUsers};
-use crate::frontend::usb_swap::{TWIN_IS_HERE, UsbSwap};
+use crate::frontend::usb_swap::{IS_SWAPPING, TWIN_IS_HERE, UsbSwap};
 use crate::importer::disk_swap::DiskSwap;
 use crate::importer::port::Cutter;
 use crate::importer::session::status::{Discarded, SessionStatus};
@@ -177,9 +177,13 @@ impl Handle {
         self.usb_swap.as_ref().and_then(UsbSwap::replaced_by)
     }
 
-    /// Refuses what only the attachment's own device can do, while a twin has its place.
+    /// Refuses what only the attachment's own device can do, while a twin has its place or takes it.
     fn check_own(&self) -> Result<(), Refused> {
-        if self.replaced_by().is_some() { Err(Refused::Engine(TWIN_IS_HERE)) } else { Ok(()) }
+        match &self.usb_swap {
+            Some(swap) if swap.replaced_by().is_some() => Err(Refused::Engine(TWIN_IS_HERE)),
+            Some(swap) if swap.is_running() => Err(Refused::Engine(IS_SWAPPING)),
+            _ => Ok(()),
+        }
     }
 
     /// Exchanges the disk for another one; `None` if it cannot be.

@@ -10,8 +10,8 @@ use std::time::Duration;
 use farbus_io::link::{Clock, Interest, Link, Lockstep, Watched, wait};
 use farbus_io::sys::unread::is_all_read;
 use farbus_model::{Device, Instant, Limits};
+use farbus_session::native::HOLD;
 use farbus_session::native::control::MIGRATION_STATE_BYTES_MAX;
-use farbus_session::native::{HOLD, RemoteUsb};
 use farbus_session::redir::Frozen;
 use farbus_session::snapshot::{self, Writer};
 use farbus_session::{RedirHost, Reject};
@@ -24,12 +24,11 @@ use crate::frontend::hold::{
 };
 use crate::frontend::open_users::{Connected, OpenClients, OpenUsers};
 use crate::frontend::remote_usb::FarDevice;
-use crate::frontend::usb_swap::{IS_SWAPPING, Order as SwapOrder, SwapUsb, UsbSwap};
+use crate::frontend::usb_swap::{IS_MOVING, IS_SWAPPING, Order as SwapOrder, SwapUsb, UsbSwap};
 use crate::frontend::{
     Attachment, Ended, FrontEnd, Handle, Introduction, Need, Prepared, Request, Restored, Status, StopSignal,
 };
 use crate::importer::client::{Client, ClientError, GRACE, Target, local};
-use crate::importer::session::connection::Linked;
 use crate::importer::session::status::SessionStatus;
 use crate::link::meters::{Calls, Meters};
 use crate::saving::{SaveRequest, SaveRequester, Saved, Verdict};
@@ -161,7 +160,9 @@ impl FrontEnd for Redir {
         };
         match device {
             Ok(device) => {
-                let attachment = RedirAttachment::over(device, target, listener, client)?;
+                let (stop, swap) = control_of(client, target)?;
+                let device = SwapUsb::new(device, swap.clone());
+                let attachment = RedirAttachment::over(device, (stop, swap), target, listener, client)?;
                 Ok(Box::new(RedirAttachment { is_handed_over: request.is_handed_over, ..attachment }))
             }
             Err(error) => {
@@ -195,18 +196,18 @@ impl FrontEnd for Redir {
         let (Some(listener), true) = (listener, socket.is_some() == guest.is_some()) else {
             return Err(ClientError::Local("what is open of it does not come with it".into()));
         };
-        let linked = Linked::<RemoteUsb>::restore(client.redial(&request.target)?, &mut from).map_err(local)?;
+        let (stop, swap) = control_of(client, &request.target)?;
+        let mut device = SwapUsb::restore(client.redial(&request.target)?, swap.clone(), &mut from).map_err(local)?;
         if let Err(reject) = from.end("snapshot") {
-            linked.hand_over();
+            device.leave();
             return Err(wrong(reject));
         }
-        if linked.remote().in_flight() > 0 {
-            linked.hand_over();
+        if !device.in_flight_of().is_empty() {
+            device.leave();
             return Err(ClientError::Local("the device has what nobody asked".into()));
         }
         let listener = SocketListener::passed(listener, &request.place_of(PROTOCOL));
-        let device = FarDevice::Session(Box::new(linked));
-        let mut attachment = RedirAttachment::over(device, &request.target, listener, client)?;
+        let mut attachment = RedirAttachment::over(device, (stop, swap), &request.target, listener, client)?;
         if let (Some(socket), Some((peer, frozen))) = (socket, guest) {
             let link = match peer.parse() {
                 Ok(address) => Link::over_tcp(socket, address).map_err(local)?,
@@ -239,20 +240,26 @@ struct RedirAttachment {
     restored_guest: Option<Frozen>,
 }
 
+/// What ends an attachment, and what exchanges its device.
+fn control_of(client: &Client, target: &Target) -> Result<(StopSignal, UsbSwap), ClientError> {
+    let stop = StopSignal::new().map_err(local)?;
+    let swap = UsbSwap::new(client, target, stop.shared_wake());
+    Ok((stop, swap))
+}
+
 impl RedirAttachment {
     /// Lends an open device to each guest that connects at `listener`.
     fn over(
-        device: FarDevice,
+        device: SwapUsb,
+        (stop, swap): (StopSignal, UsbSwap),
         target: &Target,
         listener: SocketListener,
         client: &Client,
     ) -> Result<Self, ClientError> {
         let place = listener.place().map_err(local)?;
         let (clock, local_address, session) = (device.clock(), device.local_address(), device.status());
-        let (may_save, system) = (device.may_move(), client.system().clone());
-        let stop = StopSignal::new().map_err(local)?;
-        let swap = UsbSwap::new(client, target, clock, stop.shared_wake());
-        let host = RedirHost::new(SwapUsb::new(device, swap.clone()), Limits::RELAYED);
+        let (may_save, system) = (device.may_move().is_ok(), client.system().clone());
+        let host = RedirHost::new(device, Limits::RELAYED);
         let hold_handle = HoldHandle::new().map_err(local)?;
         let stay = if host.session().device().is_open() { Stay::Here } else { Stay::Inheriting };
         let relay = Relay {
@@ -341,6 +348,7 @@ impl Attachment for RedirAttachment {
             self.relay.thaw(frozen);
         }
         let ended = self.relay.run(&self.stop, &self.hold_handle, &self.save_requester, &self.meters);
+        self.swap.finish();
         if matches!(ended, Ended::HandedOver) {
             self.system.leave_place(&self.place);
             (*self).leave();
@@ -428,7 +436,7 @@ impl Relay {
     /// Begins to exchange the device for its twin.
     fn exchange(&mut self, order: SwapOrder) {
         let is_here = self.held.is_none() && self.following.is_none() && matches!(self.stay, Stay::Here);
-        let refusal = (!is_here).then_some("it is held, or on its way to another host (farbus resume ends that)");
+        let refusal = (!is_here).then_some(IS_MOVING);
         let now = self.clock.now();
         self.host.with_device(|device, done| device.exchange(now, order, refusal, done));
     }

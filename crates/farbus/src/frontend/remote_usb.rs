@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use farbus_io::link::{Clock, Gathering};
 use farbus_model::{
-    Completions, Descriptors, Device, DeviceLayer, InFlight, Instant, Readiness, Selection, Speed, UrbId,
+    Completions, Descriptors, Device, DeviceLayer, Direction, InFlight, Instant, Readiness, Selection, Speed, UrbId,
 };
 use farbus_session::RemoteDevice;
 use farbus_session::native::control::Cause;
@@ -61,6 +61,57 @@ impl FarDevice {
         match self {
             FarDevice::Plain(_) => true,
             FarDevice::Session(linked) => *linked.remote().state() == State::Open,
+        }
+    }
+
+    /// The number by which a kernel calls it: its bus and its number there, at its exporter.
+    pub fn device_id(&self) -> u32 {
+        match self {
+            FarDevice::Plain(plain) => plain.device.record().device_id(),
+            FarDevice::Session(linked) => {
+                let described = linked.remote().description();
+                described.map_or(0, |described| described.bus << 16 | described.device & 0xffff)
+            }
+        }
+    }
+
+    /// How it is attached, in a few words.
+    pub fn how(&self) -> &'static str {
+        match self {
+            FarDevice::Plain(_) => "over a plain connection",
+            FarDevice::Session(_) => "in a session",
+        }
+    }
+
+    /// The open requests of a device in a session: id, direction, length.
+    pub fn in_flight_of(&self) -> Vec<(UrbId, Direction, u32)> {
+        match self {
+            FarDevice::Plain(_) => Vec::new(),
+            FarDevice::Session(linked) => linked.remote().in_flight_of(),
+        }
+    }
+
+    /// Whether it has a link.
+    pub fn is_linked(&self) -> bool {
+        match self {
+            FarDevice::Plain(plain) => plain.over.is_none(),
+            FarDevice::Session(linked) => linked.is_linked(),
+        }
+    }
+
+    /// How many requests of one user its exporter takes at a time; `None` over plain USB/IP, which does not say it.
+    pub fn requests_max(&self) -> Option<u16> {
+        match self {
+            FarDevice::Plain(_) => None,
+            FarDevice::Session(linked) => Some(linked.remote().credit().requests),
+        }
+    }
+
+    /// Whether a replacement process can continue with it.
+    pub fn is_movable(&self) -> bool {
+        match self {
+            FarDevice::Plain(_) => false,
+            FarDevice::Session(linked) => linked.is_movable(),
         }
     }
 
@@ -196,7 +247,11 @@ impl Over {
 }
 
 impl PlainDevice {
-    fn new(link: HoldingLink, device: RemoteDevice) -> io::Result<Self> {
+    /// A device whose descriptors are known, and its link.
+    ///
+    /// # Errors
+    /// If the system has no more descriptors.
+    pub fn new(link: HoldingLink, device: RemoteDevice) -> io::Result<Self> {
         let all = Gathering::new()?;
         all.watch(link.as_fd(), false)?;
         let readiness = all.readiness();

@@ -10,6 +10,7 @@ use super::drivers::Drivers;
 use super::{Attachment, Handle, Status};
 use crate::devices::reservation::ReservationStatus;
 use crate::devices::status::MediumStatus;
+use crate::frontend::usb_swap::UsbSwap;
 use crate::importer::client::Target;
 use crate::importer::disk::DiskMode;
 use crate::importer::disk_swap::DiskSwap;
@@ -143,7 +144,7 @@ impl AttachmentStatus {
         let named = Self::named(&target.device, &target.to_string(), state);
         let (user, reason) = (target.address.clone(), reason.cloned());
         let Some(Running { since, status, handle }) = running else { return Self { user, reason, ..named } };
-        let user = handle.swap().and_then(DiskSwap::host).unwrap_or(user);
+        let user = handle.swap().and_then(DiskSwap::host).or(handle.usb_swap().map(UsbSwap::host)).unwrap_or(user);
         let running = Self {
             user,
             reason,
@@ -166,6 +167,18 @@ impl AttachmentStatus {
             Some(state) if running.state == "attached" => Self { state, ..running },
             _ => running,
         }
+    }
+
+    /// The status of a device that a program has at `at`, since when, and what exchanges it; `None` while it is looked
+    /// for.
+    pub fn of_program(target: &Target, at: String, now: Option<(Instant, UsbSwap)>) -> Self {
+        let state = if now.is_some() { "attached" } else { "waiting" };
+        let named = Self::named(&target.device, &target.to_string(), state);
+        let known = Self { user: target.address.clone(), at, ..named };
+        let Some((since, swap)) = now else { return known };
+        let (used_s, replaced_by) = (since.elapsed().as_secs_f64(), swap.replaced_by());
+        let known = Self { user: swap.host(), used_s, replaced_by, ..known };
+        swap.session().map_or_else(|| known.clone(), |session| known.clone().in_session(&session))
     }
 
     /// Adds the facts of a session: a device without a link is attached, and waits for one.

@@ -84,8 +84,9 @@ fn swap(handle: Option<&Handle>, question: Question) -> Answer {
     let Some(swap) = handle.and_then(Handle::swap) else {
         if matches!(&question, Question::Swap { to, .. } if !to.starts_with("block:")) {
             return Answer::Refused(format!(
-                "{device} cannot be swapped for a twin: only a USB device that is attached with --via redir can, \
-                 and a disk moves to block:PATH\n  attach it so: farbus attach {device} --via redir"
+                "{device} cannot be swapped for a twin: only a USB device that is attached as one can (--via kernel, \
+                 --via redir, farbus run), and a disk moves to block:PATH\n  \
+                 attach it so: farbus attach {device} --via kernel"
             ));
         }
         return Answer::Refused(format!(
@@ -116,13 +117,13 @@ fn swap(handle: Option<&Handle>, question: Question) -> Answer {
 }
 
 /// Answers a question about the swap of an attached USB device.
-fn swap_usb(swap: &UsbSwap, question: Question) -> Answer {
+pub(super) fn swap_usb(swap: &UsbSwap, question: Question) -> Answer {
     let none = |device: &str| {
         let message = format!("{device} is not being swapped\n  begin: farbus swap {device} --to usb:BUSID");
         Answer::Failed(FailureReport { attribute: Attribute::Gone, message })
     };
     match question {
-        Question::Swap { device, to, files, .. } => match swap.begin(&device, &to, &files) {
+        Question::Swap { device, to, peer, files, .. } => match swap.begin(&device, &to, peer.map(|it| *it), &files) {
             Ok(()) => Answer::Ok(Value::Null),
             Err(failure) => Answer::Failed(failure),
         },

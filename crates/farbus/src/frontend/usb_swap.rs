@@ -1,6 +1,10 @@
 //! The USB device of an attachment is exchanged for its twin while it is in use (requirement N12): for one of this
 //! machine, or one of another host, and back.
 //!
+//! Every front end that passes on a USB device has it as a [`SwapUsb`]: the kernel's relay, a virtual machine's, and
+//! the server of a program's devices. It is the lowest layer that belongs to the front end: layers that hide a device's
+//! distance are above it, so that nothing that arrived ahead of its user is lost.
+//!
 //! Two threads take part. The engine of the front end owns the device ([`SwapUsb`], over
 //! [`farbus_session::twin::Twinned`]) and exchanges it. A thread of the swap does what takes time: it opens the twin of
 //! another host, waits for the outcome, and gives back the device that was replaced.
@@ -11,7 +15,10 @@
 //! | the attachment | the device is given back | the twin is given back, to this machine's drivers or to its host |
 //! | the process, for a replacement | the replacement continues | refused: the replacement knows only the device's own host |
 
+use std::fmt;
+use std::io;
 use std::mem;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, SyncSender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,12 +26,15 @@ use std::thread;
 use std::time::{Duration, Instant as WallInstant};
 
 use farbus_io::link::{Clock, Wake};
+use farbus_io::trust::Peer;
 use farbus_io::usb::UsbDevice;
 use farbus_model::{
-    BufferPool, CommandError, Completions, Device, DeviceLayer, Exchange, ExchangeReport, InFlight, Instant, Twin,
-    UrbId,
+    BufferPool, CommandError, Completions, Device, DeviceLayer, Direction, Exchange, ExchangeReport, InFlight, Instant,
+    Twin, Urb, UrbId,
 };
-use farbus_session::snapshot::Writer;
+use farbus_session::OnReset;
+use farbus_session::native::RemoteUsb;
+use farbus_session::snapshot::{Reader, Writer};
 use farbus_session::twin::Twinned;
 use tracing::{info, warn};
 
@@ -37,10 +47,17 @@ use crate::frontend::Ended;
 use crate::frontend::remote_usb::FarDevice;
 use crate::importer::client::{Client, GRACE, Target};
 use crate::importer::discovery::local_shares::is_same;
+use crate::importer::session::connection::{Linked, Redial};
 use crate::importer::session::status::SessionStatus;
 
 /// Why a device is not held that is being exchanged.
 pub const IS_SWAPPING: &str = "it is being swapped (farbus swap HOST/DEVICE watches it)";
+/// Why a device is not exchanged that is on its way to another host.
+pub const IS_MOVING: &str = "it is held, or on its way to another host (farbus resume ends that)";
+/// How long a swap may take to end when its attachment has ended: a twin is given back meanwhile.
+const END_TIME_MAX: Duration = Duration::from_secs(3);
+/// The first version of a snapshot that says what the device's user has told it.
+const VERSION_OF_SETTINGS: u16 = 13;
 /// Why a device does not migrate whose twin serves its user.
 pub const TWIN_IS_HERE: &str =
     "a twin has its place (farbus swap); to bring it back: farbus swap HOST/DEVICE --to HOST/DEVICE";
@@ -156,8 +173,83 @@ impl SwapUsb {
     /// Wraps an attachment's own device.
     pub fn new(device: FarDevice, swap: UsbSwap) -> Self {
         let clock = device.clock();
-        swap.with(|state| state.session = device.status());
+        swap.with(|state| (state.clock, state.session) = (Some(clock), device.status()));
         Self { device: Twinned::new(Box::new(AttachedUsb::far(device, clock))), swap }
+    }
+
+    /// Continues with a device that another process saved ([`SwapUsb::save_to`]), which may have open requests.
+    ///
+    /// # Errors
+    /// The snapshot is invalid, or the system has no more threads or descriptors.
+    pub fn restore(redial: Redial, swap: UsbSwap, from: &mut Reader<'_>) -> io::Result<Self> {
+        let linked = Linked::<RemoteUsb>::restore(redial, from)?;
+        let mut requests: Vec<Urb> = linked.remote().requests().cloned().collect();
+        // In the order of their submission.
+        requests.sort_unstable_by_key(|urb| urb.id);
+        let mut restored = Self::new(FarDevice::Session(Box::new(linked)), swap);
+        requests.iter().for_each(|urb| restored.device.adopt(urb));
+        // A process of an earlier release says nothing of that: its device's twin is not told what came before.
+        if from.version() >= VERSION_OF_SETTINGS
+            && let Err(reject) = restored.device.restore_settings(from)
+        {
+            restored.leave();
+            return Err(io::Error::new(io::ErrorKind::InvalidData, reject.to_string()));
+        }
+        Ok(restored)
+    }
+
+    /// What an exporter to a kernel does when the kernel resets the device's port: an exporter at the other end of
+    /// plain USB/IP sees that itself.
+    pub fn on_reset(&self) -> OnReset {
+        match self.far() {
+            Some(FarDevice::Plain(_)) => OnReset::PassOn,
+            Some(FarDevice::Session(_)) | None => OnReset::ResetDevice,
+        }
+    }
+
+    /// The open requests of a device in a session: id, direction, length.
+    pub fn in_flight_of(&self) -> Vec<(UrbId, Direction, u32)> {
+        self.far().map(FarDevice::in_flight_of).unwrap_or_default()
+    }
+
+    /// Whether it has a link, or is on this machine.
+    pub fn is_linked(&self) -> bool {
+        self.far().is_none_or(FarDevice::is_linked)
+    }
+
+    /// The clock of its engine.
+    pub fn clock(&self) -> Clock {
+        self.swap.with(|state| state.clock).unwrap_or_else(Clock::start)
+    }
+
+    /// As [`FarDevice::local_address`].
+    pub fn local_address(&self) -> Option<SocketAddr> {
+        self.far().and_then(FarDevice::local_address)
+    }
+
+    /// As [`FarDevice::device_id`]; 0 for a twin on this machine.
+    pub fn device_id(&self) -> u32 {
+        self.far().map_or(0, FarDevice::device_id)
+    }
+
+    /// As [`FarDevice::how`].
+    pub fn how(&self) -> &'static str {
+        self.far().map_or("on this machine", FarDevice::how)
+    }
+
+    /// What exchanges it.
+    pub fn handle(&self) -> UsbSwap {
+        self.swap.clone()
+    }
+
+    /// As [`FarDevice::requests_max`].
+    pub fn requests_max(&self) -> Option<u16> {
+        self.far().and_then(FarDevice::requests_max)
+    }
+
+    /// As [`FarDevice::is_movable`].
+    pub fn is_movable(&self) -> bool {
+        self.far().is_some_and(FarDevice::is_movable)
     }
 
     fn far(&self) -> Option<&FarDevice> {
@@ -236,9 +328,13 @@ impl SwapUsb {
         }
     }
 
-    /// As [`FarDevice::save_to`].
+    /// As [`FarDevice::save_to`], with what its user has told it.
     pub fn save_to(&mut self, to: &mut Writer) -> bool {
-        self.is_own() && self.far_mut().is_some_and(|device| device.save_to(to))
+        let is_saved = self.is_own() && self.far_mut().is_some_and(|device| device.save_to(to));
+        if is_saved {
+            self.device.save_settings(to);
+        }
+        is_saved
     }
 
     /// As [`FarDevice::leave`].
@@ -305,15 +401,26 @@ impl DeviceLayer for SwapUsb {
     }
 }
 
+/// A device that is dropped takes no more orders.
+impl Drop for SwapUsb {
+    fn drop(&mut self) {
+        self.swap.end();
+    }
+}
+
 /// Exchanges the device of an attachment, from any thread.
 #[derive(Clone)]
 pub struct UsbSwap(Arc<Inner>);
 
+impl fmt::Debug for UsbSwap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("UsbSwap").field("target", &self.0.target).finish_non_exhaustive()
+    }
+}
+
 struct Inner {
     client: Client,
     target: Target,
-    /// The engine's clock.
-    clock: Clock,
     /// Wakes the engine, which looks for an order then.
     wake: Arc<Wake>,
     has_order: AtomicBool,
@@ -323,6 +430,8 @@ struct Inner {
 #[derive(Default)]
 struct State {
     order: Option<Order>,
+    /// The engine's clock, once it has the device.
+    clock: Option<Clock>,
     /// The twin that has the device's place: `usb:BUSID` or `HOST:PORT/DEVICE`.
     replaced_by: Option<String>,
     /// The session of the device that serves the attachment, if it is in one.
@@ -331,6 +440,11 @@ struct State {
     run: Option<Arc<Run>>,
     /// Whether the attachment has ended.
     is_over: bool,
+}
+
+/// Whether this is a device of the host that has `own`.
+pub fn is_at(target: &Target, own: &Target) -> bool {
+    is_same(&Target { device: own.device.clone(), ..target.clone() }, own)
 }
 
 /// Whether both name the same device of a host.
@@ -369,15 +483,15 @@ impl Tell {
 
 /// What takes the device's place.
 enum Destination {
-    Opened(AttachedUsb),
-    Host(Target),
+    Opened(Box<AttachedUsb>),
+    Host(Box<Client>, Target),
 }
 
 impl UsbSwap {
-    /// Exchanges the device of `target`, whose engine has this clock and is woken by `wake`.
-    pub fn new(client: &Client, target: &Target, clock: Clock, wake: Arc<Wake>) -> Self {
+    /// Exchanges the device of `target`, whose engine is woken by `wake`.
+    pub fn new(client: &Client, target: &Target, wake: Arc<Wake>) -> Self {
         let (has_order, state) = Default::default();
-        Self(Arc::new(Inner { client: client.clone(), target: target.clone(), clock, wake, has_order, state }))
+        Self(Arc::new(Inner { client: client.clone(), target: target.clone(), wake, has_order, state }))
     }
 
     fn with<T>(&self, act: impl FnOnce(&mut State) -> T) -> T {
@@ -388,6 +502,18 @@ impl UsbSwap {
     /// The twin that has the device's place: `usb:BUSID` or `HOST:PORT/DEVICE`; `None` if it is the device itself.
     pub fn replaced_by(&self) -> Option<String> {
         self.with(|state| state.replaced_by.clone())
+    }
+
+    /// The address of the host that has the device which serves the attachment: that of its twin, if it is at a host.
+    pub fn host(&self) -> String {
+        let at = self.replaced_by().filter(|at| !at.starts_with("usb:"));
+        let there = at.and_then(|at| at.parse::<Target>().ok());
+        there.map_or_else(|| self.0.target.address.clone(), |there| there.address)
+    }
+
+    /// Whether the attachment has ended, or its device is gone.
+    pub fn is_over(&self) -> bool {
+        self.with(|state| state.is_over)
     }
 
     /// The status of the session that serves the attachment now.
@@ -410,12 +536,20 @@ impl UsbSwap {
         self.with(|state| state.run.as_ref().is_some_and(|run| run.cancel()))
     }
 
+    /// Waits until a swap has ended that runs, for [`END_TIME_MAX`] at most. Call it after the attachment has ended and
+    /// before its process ends, so that a twin is given back.
+    pub fn finish(&self) {
+        let run = self.with(|state| state.run.clone());
+        run.into_iter().for_each(|run| run.wait(END_TIME_MAX));
+    }
+
     /// Begins to exchange the device, which the user calls `device`, for the one at `to`: `usb:BUSID`, whose open node
-    /// is among `files`, or `HOST/DEVICE`.
+    /// is among `files`, or `HOST/DEVICE`. Another host than the device's own is `peer`, if it is paired, and the
+    /// passage to a broker that may connect to it is among `files`.
     ///
     /// # Errors
     /// [`FailureReport`]: nothing has changed.
-    pub fn begin(&self, device: &str, to: &str, files: &Files) -> Result<(), FailureReport> {
+    pub fn begin(&self, device: &str, to: &str, peer: Option<Peer>, files: &Files) -> Result<(), FailureReport> {
         let not = |attribute, why: &str, hint: &str| not_begun(device, to, attribute, &why, &hint);
         if self.is_running() {
             let hint = format!("watch it: farbus swap {device}");
@@ -430,14 +564,18 @@ impl UsbSwap {
             _ if to.starts_with("usb:") => {
                 let [node] = files.take().map_err(|error| not(Attribute::Local, &error.to_string(), "try again"))?;
                 let (opened, _) = local_twin::open(device, to, node)?;
-                Destination::Opened(AttachedUsb::here(opened, to))
+                Destination::Opened(Box::new(AttachedUsb::here(opened, to)))
             }
-            Ok(target) if is_same(&Target { device: own.device.clone(), ..target.clone() }, own) => {
-                Destination::Host(Target { address: own.address.clone(), ..target })
+            Ok(target) if is_at(&target, own) => {
+                let address = own.address.clone();
+                Destination::Host(Box::new(self.0.client.clone()), Target { address, ..target })
             }
-            Ok(_) if !to.starts_with("block:") => {
-                let why = "only a device of the host that it is attached from, or of this machine, takes its place";
-                return Err(not(Attribute::Refused, why, "try: --to usb:BUSID"));
+            Ok(target) if !to.starts_with("block:") => {
+                let [broker] = files.take().map_err(|error| not(Attribute::Local, &error.to_string(), "try again"))?;
+                let client = self.0.client.to_another(&target.address, broker, peer);
+                let hint = format!("{device} stays what it was");
+                let client = client.map_err(|error| not(error.attribute(), &error.to_string(), &hint))?;
+                Destination::Host(Box::new(client), target)
             }
             _ => {
                 let why =
@@ -493,9 +631,12 @@ impl UsbSwap {
 
     fn open(&self, destination: Destination) -> Result<AttachedUsb, (Attribute, String)> {
         match destination {
-            Destination::Opened(device) => Ok(device),
-            Destination::Host(target) => match FarDevice::open(&self.0.client, &target, GRACE) {
-                Ok(device) => Ok(AttachedUsb::far(device, self.0.clock)),
+            Destination::Opened(device) => Ok(*device),
+            Destination::Host(client, target) => match FarDevice::open(&client, &target, GRACE) {
+                Ok(device) => {
+                    let clock = self.with(|state| state.clock).unwrap_or_else(|| device.clock());
+                    Ok(AttachedUsb::far(device, clock))
+                }
                 Err(error) => Err((error.attribute(), error.to_string())),
             },
         }
@@ -543,13 +684,26 @@ impl UsbSwap {
         }
     }
 
+    /// Exchanges the device for this one, as if it were plugged in at `at`, on a thread of its own.
+    #[cfg(test)]
+    pub fn exchange_here(&self, device: Box<dyn Device>, at: &str) -> thread::JoinHandle<Result<(), String>> {
+        let (swap, at) = (self.clone(), at.to_owned());
+        thread::spawn(move || {
+            let run = Run::new(local_twin::begun("a device", String::new(), &at));
+            let twin = AttachedUsb { place: Place::Here(device, at.clone()), lead: Duration::ZERO };
+            let (left, _) = swap.exchange(&run, twin, &at).map_err(|(_, why)| why)?;
+            left.give_back();
+            Ok(())
+        })
+    }
+
     fn take_order(&self) -> Option<Order> {
         let is_ordered = self.0.has_order.load(Ordering::Acquire) && self.0.has_order.swap(false, Ordering::AcqRel);
         if is_ordered { self.with(|state| state.order.take()) } else { None }
     }
 
     /// The attachment has ended: takes no more orders.
-    fn end(&self) {
+    pub fn end(&self) {
         let order = self.with(|state| {
             state.is_over = true;
             mem::take(&mut state.order)
@@ -619,7 +773,7 @@ mod tests {
         /// A configured serial port, from which a read waits.
         fn new() -> Self {
             let target = "lab3/serial".parse().unwrap();
-            let swap = UsbSwap::new(&Client::default(), &target, Clock::start(), Arc::new(Wake::new().unwrap()));
+            let swap = UsbSwap::new(&Client::default(), &target, Arc::new(Wake::new().unwrap()));
             let (first, _) = plugged("usb:1-1", Speed::High);
             let device = SwapUsb { device: Twinned::new(Box::new(first)), swap: swap.clone() };
             let done = Completions::new(BufferPool::new(1 << 16));
@@ -711,11 +865,11 @@ mod tests {
     fn attachment_that_has_ended_takes_no_twin() {
         let bench = Bench::new();
         bench.swap.end();
-        let failure = bench.swap.begin("lab3/serial", "lab3/other", &Files::default()).unwrap_err();
+        let failure = bench.swap.begin("lab3/serial", "lab3/other", None, &Files::default()).unwrap_err();
         assert!(failure.message.contains("has ended"), "{}", failure.message);
-        let failure = bench.swap.begin("lab3/serial", "lab4/serial", &Files::default()).unwrap_err();
-        assert!(failure.message.contains("only a device of the host"), "{}", failure.message);
-        let failure = bench.swap.begin("lab3/serial", "usb:1-2", &Files::default()).unwrap_err();
+        let failure = bench.swap.begin("lab3/serial", "lab4/serial", None, &Files::default()).unwrap_err();
+        assert_eq!(failure.attribute, Attribute::Local, "no broker came along: {}", failure.message);
+        let failure = bench.swap.begin("lab3/serial", "usb:1-2", None, &Files::default()).unwrap_err();
         assert_eq!(failure.attribute, Attribute::Local, "its node did not come along: {}", failure.message);
         bench.end();
     }

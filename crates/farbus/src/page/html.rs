@@ -90,6 +90,8 @@ fn row(out: &mut String, process: &Value, device: &Value) {
 fn command_for(process: &Value, device: &Value) -> Option<String> {
     let name = device["name"].as_str()?;
     match (process["role"].as_str()?, device["state"].as_str()?) {
+        // What a program has ends with the program.
+        ("run", _) => None,
         (_, "in use") => Some(command("release", &[name])),
         ("daemon", "available") => Some(command("unshare", &[name])),
         (_, "attached" | "link lost") => Some(command("detach", &[name])),

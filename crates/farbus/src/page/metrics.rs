@@ -82,7 +82,7 @@ fn head(out: &mut String, name: &str, kind: &str, help: &str) {
 /// The role, if it is one that this version knows: a label has few values.
 fn role_of(process: &Value) -> &'static str {
     let said = process["role"].as_str().unwrap_or_default();
-    ["share", "attach", "daemon", "nbd", "pipe"].into_iter().find(|role| *role == said).unwrap_or("other")
+    ["share", "attach", "daemon", "nbd", "pipe", "run"].into_iter().find(|role| *role == said).unwrap_or("other")
 }
 
 /// The value of a label, as the format writes it.

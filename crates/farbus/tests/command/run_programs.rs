@@ -263,7 +263,7 @@ fn a_program_on_nusb_lists_claims_moves_data_and_cancels() {
 }
 
 /// The statically linked program, where an ordinary user may start it.
-fn usbfs_program(harness: &Harness) -> PathBuf {
+pub(super) fn usbfs_program(harness: &Harness) -> PathBuf {
     let program = harness.path("usbfs");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/usbfs.c");
     let mut compile = Command::new("gcc");
@@ -273,7 +273,7 @@ fn usbfs_program(harness: &Harness) -> PathBuf {
     program
 }
 
-const NODE: &str = "/dev/bus/usb/001/002";
+pub(super) const NODE: &str = "/dev/bus/usb/001/002";
 
 #[test]
 fn a_32_bit_program_has_structures_of_its_own() {

@@ -9,9 +9,11 @@ use farbus_session::redir::usbredir::message::{ControlPacket, DataPacket};
 use farbus_session::redir::usbredir::{Message, Outcome};
 use serde_json::Value;
 
-use super::harness::{Harness, PATIENCE, Running, Share, has_fuse, wait_until};
+use super::harness::{Harness, PATIENCE, Running, Share, finish, has, has_fuse, has_program, wait_until};
 use super::redir::Guest;
 use super::restart::config;
+use super::run::{can_run, ordinary, share as share_with_all, wait_until_free};
+use super::run_programs::{NODE, usbfs_program};
 
 const IN: u8 = 0x81;
 const OUT: u8 = 0x01;
@@ -142,6 +144,114 @@ fn guest_without_a_session_notices_nothing_of_a_twin_and_back() {
     swaps_and_returns(&[]);
 }
 
+/// A third host's serial port takes the place of the first host's, and gives it back.
+fn goes_to_a_third_host_and_returns(more: &[&str]) {
+    let (harness, elsewhere) = (Harness::new(), Harness::new());
+    let (share, third) = (two_ports(&harness), two_ports(&elsewhere));
+    let (first, there) = (share.target("first"), third.target("second"));
+    let (_attach, mut guest) = lend(&harness, &first, more);
+    set_coding(&mut guest, 3);
+    ask(&mut guest, 10);
+    let ended = harness.json(&["swap", &first, "--to", &there, "--json"]);
+    assert_eq!((&ended["state"], &ended["to"]), (&"done".into(), &there.as_str().into()), "{ended}");
+    assert_eq!((states(&harness), states(&elsewhere)), (both("available", "available"), both("available", "in use")));
+    let shown = &devices(&harness, "attach")[0];
+    assert_eq!((&shown["replaced_by"], &shown["user"]), (&there.as_str().into(), &third.address.as_str().into()));
+    send_and_hear(&mut guest, 20, 10, b"over there");
+    assert_eq!(coding(&mut guest, 21), CODING);
+    ask(&mut guest, 30);
+    harness.json(&["swap", &first, "--to", &first, "--json"]);
+    assert_eq!((states(&harness), states(&elsewhere)), (both("in use", "available"), both("available", "available")));
+    send_and_hear(&mut guest, 40, 30, b"back again");
+}
+
+#[test]
+fn device_of_a_third_host_takes_the_place_in_a_session_and_gives_it_back() {
+    goes_to_a_third_host_and_returns(&["--grace", "20"]);
+}
+
+#[test]
+fn device_of_a_third_host_takes_the_place_without_a_session_and_gives_it_back() {
+    goes_to_a_third_host_and_returns(&[]);
+}
+
+#[test]
+fn program_of_farbus_run_notices_nothing_of_a_twin_and_of_a_third_host_and_of_the_return() {
+    if !can_run() || !has("gcc", has_program("gcc")) {
+        return;
+    }
+    let (harness, elsewhere) = (Harness::new(), Harness::new());
+    let (program, orders) = (usbfs_program(&harness), harness.path("orders"));
+    let made = finish(harness.command_of("mkfifo".as_ref(), &["-m", "666", orders.to_str().unwrap()]), PATIENCE);
+    assert_eq!(made.code, Some(0), "{made:?}");
+    let share = share_with_all(&harness, &["serial,name=first", "serial,name=second"]);
+    let third = share_with_all(&elsewhere, &["serial,name=third"]);
+    let [first, second] = ["first", "second"].map(|name| share.target(name));
+    let words = ["run", &first, "--", program.to_str().unwrap(), "line", NODE, orders.to_str().unwrap()];
+    let mut run = Running::start(ordinary(&harness, &words));
+    let order = |what: &str| std::fs::write(&orders, what).unwrap();
+    let of_owner = |arguments: &[&str]| finish(ordinary(&harness, arguments), PATIENCE);
+    let json = |arguments: &[&str]| -> Value {
+        let outcome = of_owner(arguments);
+        assert_eq!(outcome.code, Some(0), "{arguments:?}: {outcome:?}");
+        serde_json::from_str(&outcome.stdout).unwrap()
+    };
+    run.wait_for_line("waiting");
+    for to in [&second, &third.target("third"), &first, &second] {
+        let ended = json(&["swap", &first, "--to", to, "--json"]);
+        // The configuration and the line's coding; the request that waits.
+        assert!(ended["state"] == "done" && ended["replayed"] == 2 && ended["asked_again"] == 1, "{ended}");
+        let shown = json(&["status", "--json"]);
+        let (process, is_own) = (&shown[0], to == &first);
+        let replaced_by = if is_own { Value::Null } else { to.as_str().into() };
+        assert_eq!((&process["role"], &process["devices"][0]["replaced_by"]), (&"run".into(), &replaced_by), "{shown}");
+        order("h");
+        run.wait_for_line("heard");
+        run.wait_for_line("waiting");
+    }
+    let shown = of_owner(&["status"]);
+    assert!(shown.stdout.contains(&format!("its twin {second} has its place")), "{shown:?}");
+    for refused in [&["detach", first.as_str()][..], &["migrate", &first, "--to", "lab4"]] {
+        let outcome = of_owner(refused);
+        assert_ne!(outcome.code, Some(0), "{outcome:?}");
+    }
+    assert!(of_owner(&["detach", "--all"]).stderr.contains("nothing is attached here"), "it is the program's");
+    order("q");
+    assert_eq!(run.wait_for_end(PATIENCE), Some(0), "{}", run.log());
+    wait_until_free(&harness, &share);
+    wait_until_free(&elsewhere, &third);
+    assert_eq!(json(&["status", "--json"]), serde_json::json!([]), "its socket is gone with it");
+}
+
+#[test]
+fn program_of_farbus_run_gets_its_own_device_again_when_its_twin_ends() {
+    if !can_run() {
+        return;
+    }
+    let (harness, elsewhere) = (Harness::new(), Harness::new());
+    let share = share_with_all(&harness, &["serial,name=first"]);
+    let mut third = share_with_all(&elsewhere, &["serial,name=first"]);
+    let (first, there) = (share.target("first"), third.target("first"));
+    let program = "echo ready; until lsusb -s 1:3 | grep 0525:; do sleep 0.05; done; echo again; read -r _";
+    let mut command = ordinary(&harness, &["run", &first, "--", "sh", "-c", program]);
+    command.stdin(std::process::Stdio::piped());
+    let mut run = Running::start(command);
+    run.wait_for_line("ready");
+    let swapped = finish(ordinary(&harness, &["swap", &first, "--to", &there]), PATIENCE);
+    assert_eq!(swapped.code, Some(0), "{swapped:?}");
+    wait_until_free(&harness, &share);
+    third.process.kill();
+    run.wait_for_line("again");
+    let shown = finish(ordinary(&harness, &["status", "--json"]), PATIENCE);
+    let shown: Value = serde_json::from_str(&shown.stdout).unwrap();
+    assert_eq!(
+        (&shown[0]["devices"][0]["state"], &shown[0]["devices"][0]["replaced_by"]),
+        (&"attached".into(), &Value::Null)
+    );
+    run.kill();
+    wait_until_free(&harness, &share);
+}
+
 #[test]
 fn what_cannot_take_the_place_is_refused_and_the_guest_keeps_its_device() {
     let harness = Harness::new();
@@ -159,7 +269,7 @@ fn what_cannot_take_the_place_is_refused_and_the_guest_keeps_its_device() {
     refused(&share.target("zero"), 3, "the other 0525:a4a0");
     refused(&share.target("nothing"), 4, "stays what it was");
     refused(&first, 3, "it is that one already");
-    refused("10.9.8.7/first", 3, "only a device of the host that it is attached from, or of this machine");
+    refused("127.0.0.1:1/first", 5, "cannot connect to 127.0.0.1:1");
     refused("usb:99-9", 4, "no USB device is");
     refused("nonsense", 2, "try block:PATH, HOST/DEVICE, or usb:BUSID");
     refused(&format!("block:{}", harness.path("new.img").display()), 3, "cannot be moved");

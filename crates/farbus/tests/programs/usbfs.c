@@ -1,5 +1,6 @@
 /* A statically linked program that speaks to usbfs by itself. `usbfs narrow NODE` asks as a 32-bit program does;
- * `usbfs garbage NODE SEED SECONDS` sends commands that make no sense, and then one that does. */
+ * `usbfs garbage NODE SEED SECONDS` sends commands that make no sense, and then one that does; `usbfs line NODE PIPE`
+ * waits for data of a serial line with a loopback plug, and sends a word each time that it reads an 'h' from the pipe. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -193,6 +194,41 @@ static int garbage(const char *path, uint64_t seed, int seconds)
     return 0;
 }
 
+static int line(int fd, const char *pipe)
+{
+    int orders = open(pipe, O_RDWR);
+    CHECK(orders >= 0);
+    unsigned int interface = 0;
+    CHECK(ioctl(fd, USBDEVFS_CLAIMINTERFACE, &interface) == 0);
+    interface = 1;
+    CHECK(ioctl(fd, USBDEVFS_CLAIMINTERFACE, &interface) == 0);
+    /* SET_LINE_CODING: 115,200 bits a second. */
+    uint8_t coding[7] = {0, 0xc2, 1, 0, 0, 0, 8}, told[7];
+    struct usbdevfs_ctrltransfer set = {0x21, 0x20, 0, 0, 7, 1000, coding};
+    CHECK(ioctl(fd, USBDEVFS_CONTROL, &set) == 7);
+    for (;;) {
+        uint8_t heard[64] = {0};
+        struct usbdevfs_urb urb = {.type = USBDEVFS_URB_TYPE_BULK, .endpoint = 0x81, .buffer = heard,
+                                   .buffer_length = sizeof heard};
+        CHECK(ioctl(fd, USBDEVFS_SUBMITURB, &urb) == 0);
+        printf("waiting\n");
+        fflush(stdout);
+        char order;
+        CHECK(read(orders, &order, 1) == 1);
+        if (order != 'h')
+            return 0;
+        struct usbdevfs_bulktransfer send = {0x01, 5, 1000, "hello"};
+        CHECK(ioctl(fd, USBDEVFS_BULK, &send) == 5);
+        struct usbdevfs_urb *ended;
+        CHECK(ioctl(fd, USBDEVFS_REAPURB, &ended) == 0);
+        CHECK(ended == &urb && urb.status == 0 && urb.actual_length == 5 && memcmp(heard, "hello", 5) == 0);
+        memset(told, 0, sizeof told);
+        struct usbdevfs_ctrltransfer get = {0xa1, 0x21, 0, 0, 7, 1000, told};
+        CHECK(ioctl(fd, USBDEVFS_CONTROL, &get) == 7 && memcmp(told, coding, 7) == 0);
+        printf("heard\n");
+    }
+}
+
 int main(int count, char **words)
 {
     CHECK(count >= 3);
@@ -200,5 +236,7 @@ int main(int count, char **words)
         return garbage(words[2], strtoull(words[3], NULL, 10), atoi(words[4]));
     int fd = open(words[2], O_RDWR);
     CHECK(fd >= 0);
+    if (strcmp(words[1], "line") == 0)
+        return line(fd, words[3]);
     return narrow(fd);
 }

@@ -51,6 +51,13 @@ impl Gathering {
         self.put(interest.descriptor(), flags)
     }
 
+    /// Waits for a device no more.
+    pub fn forget_device(&self, readiness: &Readiness) {
+        if let Some(interest) = Watched::interest(readiness) {
+            self.forget(interest.descriptor());
+        }
+    }
+
     fn put(&self, fd: BorrowedFd<'_>, flags: EventFlags) -> io::Result<()> {
         let data = EventData::new_u64(0);
         match epoll::add(&self.epoll, fd, data, flags) {

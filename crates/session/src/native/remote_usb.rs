@@ -645,11 +645,15 @@ impl Attached for RemoteUsb {
 }
 
 impl RemoteUsb {
-    /// Requests that were not answered, without farbus's own: tag, direction, length.
-    pub fn in_flight_of(&self) -> Vec<(UrbId, Direction, u32)> {
+    /// Requests that were not answered, without farbus's own, in no order.
+    pub fn requests(&self) -> impl Iterator<Item = &Urb> {
         let in_flight = self.slots.iter().filter_map(|(_, flight)| flight.urb.as_deref());
-        let all = in_flight.chain(self.held.iter().map(|urb| &**urb));
-        all.filter(|urb| urb.id.0 < OWN_ID_FIRST).map(|urb| (urb.id, urb.direction, urb.length)).collect()
+        in_flight.chain(self.held.iter().map(|urb| &**urb)).filter(|urb| urb.id.0 < OWN_ID_FIRST)
+    }
+
+    /// Requests that were not answered, without farbus's own: id, direction, length.
+    pub fn in_flight_of(&self) -> Vec<(UrbId, Direction, u32)> {
+        self.requests().map(|urb| (urb.id, urb.direction, urb.length)).collect()
     }
 }
 

@@ -146,17 +146,7 @@ impl<D: Device + ?Sized + 'static> Twinned<D> {
 
     fn ask(&mut self, now: Instant, urb: InFlight, done: &mut Completions) {
         let tells = urb.endpoint.is_control() && is_setting(self.shown(), self.selection().configuration(), urb.setup);
-        self.asked.push_back(Asked {
-            id: urb.id,
-            order: self.asked_so_far,
-            interval: urb.interval,
-            stream: urb.stream,
-            flags: urb.flags,
-            is_waiting_for_data: is_repeatable(urb.endpoint, urb.direction),
-            is_withdrawn: false,
-            data: tells.then(|| urb.payload.contiguous().into_owned()),
-        });
-        self.asked_so_far += 1;
+        self.note(&urb, tells);
         self.with(done, |device, done| device.submit(now, urb, done));
     }
 
@@ -214,7 +204,8 @@ impl<D: Device + ?Sized + 'static> Twinned<D> {
         } else {
             let configuration = self.device.selection().configuration();
             let shown = self.first.as_ref().unwrap_or_else(|| self.device.descriptors());
-            let is_told = is_setting(shown, configuration, setup);
+            let is_told =
+                is_setting(shown, configuration, setup) && setting.data.len() == usize::from(setting.setup.length);
             if is_told {
                 self.settings.note(shown, configuration, setting.clone());
             }
@@ -238,6 +229,46 @@ impl<D: Device + ?Sized + 'static> Twinned<D> {
     /// Whether the device is being exchanged.
     pub fn is_swapping(&self) -> bool {
         self.exchange.is_some()
+    }
+
+    /// Notes a request that the device has already: another process submitted it, and this one continues. Data that
+    /// was sent with it and is not known any more is not told to a twin.
+    pub fn adopt(&mut self, urb: &Urb) {
+        let is_known = urb.direction == Direction::In || urb.payload.len() == urb.length as usize;
+        let tells = urb.endpoint.is_control()
+            && is_known
+            && is_setting(self.shown(), self.selection().configuration(), urb.setup);
+        self.note(urb, tells);
+    }
+
+    fn note(&mut self, urb: &Urb, tells: bool) {
+        self.asked.push_back(Asked {
+            id: urb.id,
+            order: self.asked_so_far,
+            interval: urb.interval,
+            stream: urb.stream,
+            flags: urb.flags,
+            is_waiting_for_data: is_repeatable(urb.endpoint, urb.direction),
+            is_withdrawn: false,
+            data: tells.then(|| urb.payload.contiguous().into_owned()),
+        });
+        self.asked_so_far += 1;
+    }
+
+    /// Writes what the user has told the device to a snapshot, for a process that continues with the same device.
+    pub fn save_settings(&self, to: &mut Writer) {
+        to.u32(self.halted);
+        self.settings.save(to);
+    }
+
+    /// Restores what [`Twinned::save_settings`] wrote.
+    ///
+    /// # Errors
+    /// [`Reject`]: the snapshot ends too early.
+    pub fn restore_settings(&mut self, from: &mut Reader<'_>) -> Result<(), Reject> {
+        let (halted, settings) = (from.u32("halted")?, Settings::restore(from)?);
+        (self.halted, self.settings) = (halted, settings);
+        Ok(())
     }
 
     // The exchange.
@@ -354,17 +385,21 @@ impl<D: Device + ?Sized + 'static> Twinned<D> {
         }
     }
 
-    /// After an exchange, strings are answered from the first device's descriptors.
-    fn text_asked_for(&self, urb: &InFlight) -> Option<Vec<u8>> {
+    /// After an exchange, what differs between devices of one make is answered from the first device's descriptors:
+    /// strings, and the binary object store if it was read.
+    fn first_asked_for(&self, urb: &InFlight) -> Option<Vec<u8>> {
+        let first = self.first.as_ref()?;
         let setup = urb.setup;
-        let [index, what] = setup.value.to_le_bytes();
-        let is_text = urb.endpoint.is_control()
-            && setup.is_standard(request::GET_DESCRIPTOR, Recipient::Device)
-            && what == kind::STRING
-            && index != 0;
-        let mut text = string_to_bytes(self.first.as_ref()?.string(index).filter(|_| is_text)?);
-        text.truncate(urb.length as usize);
-        Some(text)
+        if !urb.endpoint.is_control() || !setup.is_standard(request::GET_DESCRIPTOR, Recipient::Device) {
+            return None;
+        }
+        let mut bytes = match setup.value.to_le_bytes() {
+            [index, kind::STRING] if index != 0 => string_to_bytes(first.string(index)?),
+            [0, kind::BOS] if !first.bos.is_empty() => first.bos.clone(),
+            _ => return None,
+        };
+        bytes.truncate(urb.length as usize);
+        Some(bytes)
     }
 }
 
@@ -421,6 +456,9 @@ fn asked_again(answer: Done, asked: &Asked) -> Urb {
     (urb.interval, urb.stream, urb.flags, urb.start_frame) =
         (asked.interval, asked.stream, asked.flags, answer.start_frame);
     urb.iso = answer.iso;
+    for packet in &mut urb.iso {
+        (packet.actual, packet.status) = (0, Status::Ok);
+    }
     urb
 }
 
@@ -466,8 +504,8 @@ impl<D: Device + ?Sized + 'static> farbus_model::DeviceLayer for Twinned<D> {
     }
 
     fn submit(&mut self, now: Instant, mut urb: InFlight, done: &mut Completions) {
-        if let Some(text) = self.text_asked_for(&urb) {
-            return done.push(urb.answer(text.into()));
+        if let Some(bytes) = self.first_asked_for(&urb) {
+            return done.push(urb.answer(bytes.into()));
         }
         let is_gone = self.inner().is_gone();
         match &mut self.exchange {
@@ -565,8 +603,7 @@ impl<D: Device + ?Sized + 'static> farbus_model::DeviceLayer for Twinned<D> {
         }
         let mut to = Writer::part();
         to.bytes(&self.inner().save()?);
-        to.u32(self.halted);
-        self.settings.save(&mut to);
+        self.save_settings(&mut to);
         Some(to.into_bytes())
     }
 

@@ -64,11 +64,22 @@ impl<'a> Bench<'a> {
         before: &str,
         names: &[&'static str],
     ) -> Result<Self> {
+        Self::set_up_with(lab, exporter, Boot { client, programs, ..Boot::default() }, before, names)
+    }
+
+    /// As [`Bench::set_up`], with an importing machine that has hardware and modules of its own, too.
+    pub(super) fn set_up_with(
+        lab: &'a Lab<'a>,
+        exporter: Boot,
+        importer: Boot,
+        before: &str,
+        names: &[&'static str],
+    ) -> Result<Self> {
         lab.farbus()?;
         // Two minutes on a quiet machine, five beside compilers.
         let patience = Duration::from_secs(600);
-        let importer =
-            Boot { script: IMPORTER, modules: IMPORTER_MODULES, client, programs, patience, ..Boot::default() };
+        let modules: Vec<&str> = IMPORTER_MODULES.iter().chain(importer.modules).copied().collect();
+        let importer = Boot { script: IMPORTER, modules: &modules, patience, ..importer };
         let mut pair = Pair::boot(lab, Boot { patience, ..exporter }, importer)?;
         let said = pair.exporter.ask(&format!("{before} offer {}", names.join(" ")))?;
         Ok(Self { lab, pair, names: names.to_vec(), near: by_device(&said), same: 0 })

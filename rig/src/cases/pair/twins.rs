@@ -10,11 +10,23 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-pub(super) const CASES: &[Case] = &[Case {
-    name: "pair-twins",
-    purpose: "a serial adapter is swapped for its twin while the other guest has its port open: same device number, silent log, bytes go on",
-    run: twins,
-}];
+pub(super) const CASES: &[Case] = &[
+    Case {
+        name: "pair-twins",
+        purpose: "a serial adapter is swapped for its twin while the other guest has its port open: same device number, silent log, bytes go on",
+        run: twins,
+    },
+    Case {
+        name: "pair-twins-importer",
+        purpose: "a serial adapter that a guest has attached is swapped for one of its own and back while its port is open: same device number, silent log, bytes go on, drivers return",
+        run: |lab| twins_of_importer(lab, "--via kernel"),
+    },
+    Case {
+        name: "pair-twins-session",
+        purpose: "the same of an adapter that is attached in a session",
+        run: |lab| twins_of_importer(lab, "--via kernel --grace 20"),
+    },
+];
 
 const EXPORTER: &str = concat!(
     include_str!("../../../guest/pair/common.sh"),
@@ -24,14 +36,59 @@ const EXPORTER: &str = concat!(
 
 const EXPORTER_MODULES: &[&str] = &["virtio_mmio", "virtio_net", "xhci_pci", "ftdi_sio"];
 
-fn twins(lab: &Lab) -> Result<String> {
-    let [first, second] = ["first", "second"].map(|name| lab.scratch(name));
-    let heard = [answer_in_capitals(&first)?, answer_in_capitals(&second)?];
+/// A controller with these serial adapters, by their names and the sockets of their lines.
+fn adapters(of: &[(&str, &Path)]) -> Vec<String> {
     let mut hardware = vec!["-device".to_owned(), "qemu-xhci,id=hc,p2=4,p3=4".to_owned()];
-    for (name, socket) in [("serial", &first), ("twin", &second)] {
+    for (name, socket) in of {
         hardware.extend(["-chardev".to_owned(), format!("socket,id={name},path={}", socket.display())]);
         hardware.extend(["-device".to_owned(), format!("usb-serial,bus=hc.0,chardev={name},serial=rig-{name}")]);
     }
+    hardware
+}
+
+/// The importing guest swaps what it has attached with these options for an adapter of its own, and back.
+fn twins_of_importer(lab: &Lab, options: &str) -> Result<String> {
+    let [first, second] = ["first", "second"].map(|name| lab.scratch(name));
+    let heard = [answer_in_capitals(&first)?, answer_in_capitals(&second)?];
+    let exporter = Boot {
+        script: EXPORTER,
+        modules: EXPORTER_MODULES,
+        hardware: adapters(&[("serial", &first)]),
+        ..Boot::default()
+    };
+    let importer = Boot {
+        client: Client::Farbus,
+        modules: &["xhci_pci"],
+        variables: &[("ATTACH_OPTIONS", options.to_owned())],
+        hardware: adapters(&[("twin", &second)]),
+        ..Boot::default()
+    };
+    let mut bench = Bench::set_up_with(lab, exporter, importer, "", &["serial"])?;
+    bench.device(
+        "serial",
+        "use_own_twin ftdi_sio twin",
+        |exporter, importer| {
+            importer.await_word("twin")?;
+            // It was given back while the other guest uses the twin.
+            exporter.ask("is_free")?;
+            importer.tell("go-on")
+        },
+        |_| {
+            let [first, second] = heard.each_ref().map(|count| count.load(Ordering::Relaxed));
+            expect(first > 2000 && second > 1000, || {
+                format!("{first} bytes came by the first, {second} by the second")
+            })?;
+            Ok(format!("{first} bytes by the attached adapter, {second} by the importer's own"))
+        },
+    );
+    bench.verdict()
+}
+
+/// The exporting guest swaps what it shares.
+fn twins(lab: &Lab) -> Result<String> {
+    let [first, second] = ["first", "second"].map(|name| lab.scratch(name));
+    let heard = [answer_in_capitals(&first)?, answer_in_capitals(&second)?];
+    let hardware = adapters(&[("serial", &first), ("twin", &second)]);
     let exporter = Boot { script: EXPORTER, modules: EXPORTER_MODULES, hardware, ..Boot::default() };
     let mut bench = Bench::set_up(lab, exporter, Client::Farbus, &[], "expect_twin twin;", &["serial"])?;
     bench.device(

@@ -1,29 +1,31 @@
 //! A device in this machine's kernel: plugged into a port of `vhci_hcd`.
 //!
 //! The kernel's messages arrive on a socket pair, and only answers that the protocol allows go back (CVE-2026-31607).
-//! One of three relays lies between the kernel and the device:
+//! farbus carries each of them, also to an exporter that speaks plain USB/IP alone: the kernel never has the exporter's
+//! socket. One of two relays lies between the kernel and the device:
 //!
-//! | relay | the device is | it outlives its link | a replacement can continue it |
-//! |---|---|---|---|
-//! | [`PlainRelay`] | over plain USB/IP | no | no |
-//! | [`SessionRelay`] | in a session | yes | yes |
-//! | [`DiskRelay`] | a disk in a session, shown as a USB Attached SCSI gadget | yes | yes |
+//! | relay | the device is | it outlives its link | a replacement can continue it | a twin can replace it |
+//! |---|---|---|---|---|
+//! | [`DeviceRelay`] | over plain USB/IP | no | no | yes |
+//! | [`DeviceRelay`] | in a session | yes | yes | yes |
+//! | [`DiskRelay`](super::uas_relay::DiskRelay) | a disk in a session, shown as a USB Attached SCSI gadget | yes | yes | the disk moves |
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use farbus_io::link::{Interest, Link, wait_exactly};
 use farbus_io::sys::vhci::Port;
-use farbus_model::Speed;
+use farbus_model::{Device, Speed};
 use farbus_session::Reject;
 use farbus_session::snapshot::{self, Reader, Writer};
 use tracing::warn;
 
-use super::plain_relay::PlainRelay;
 use crate::broker::SystemAccess;
 use crate::frontend::drivers::Drivers;
+use crate::frontend::kernel::device_relay::DeviceRelay;
 use crate::frontend::kernel::relay_loop::{KERNEL, Relayed, Relaying, Stop};
-use crate::frontend::kernel::session_relay::SessionRelay;
+use crate::frontend::remote_usb::FarDevice;
+use crate::frontend::usb_swap::{SwapUsb, UsbSwap};
 use crate::frontend::{
     Attachment, Ended, FrontEnd, Handle, Introduction, Need, Prepared, Request, Restored, Status, StopSignal,
 };
@@ -54,6 +56,10 @@ impl FrontEnd for Kernel {
         take_device(client, &request.target)
     }
 
+    fn takes_twins(&self) -> bool {
+        true
+    }
+
     fn manner(&self, _: &Request) -> String {
         "kernel".to_owned()
     }
@@ -75,20 +81,12 @@ impl FrontEnd for Kernel {
 /// [`ClientError`].
 pub(super) fn take_device(client: &Client, target: &Target) -> Result<Box<dyn Attachment>, ClientError> {
     let socket = Socket::open(client)?;
-    match client.session(target, GRACE)? {
-        Some(device) => {
-            let said = device.remote().description().expect("what is open was described");
-            let (device_id, speed) = (said.bus << 16 | said.device & 0xffff, said.speed);
-            let plug = |kernel| Ok(SessionRelay::new(kernel, device, device_id, client.config().prefetch));
-            socket.plug(client, target, plug, |_| (device_id, speed), SNAPSHOT_KIND)
-        }
-        None => {
-            let (remote, device) = client.enumerate(target)?;
-            let (device_id, speed) = (device.record().device_id(), device.record().speed);
-            let plug = |kernel| Ok(PlainRelay::new(kernel, remote, device));
-            socket.plug(client, target, plug, |_| (device_id, speed), SNAPSHOT_KIND)
-        }
-    }
+    let device = FarDevice::open(client, target, GRACE)?;
+    let of_device = (device.device_id(), Device::speed(&device));
+    let stop = StopSignal::new().map_err(local)?;
+    let swap = UsbSwap::new(client, target, stop.shared_wake());
+    let relay = |kernel| Ok(DeviceRelay::new(kernel, SwapUsb::new(device, swap), client.config().prefetch));
+    socket.plug(client, target, relay, |_| of_device, (SNAPSHOT_KIND, stop))
 }
 
 /// Restores what [`take_device`] returned in another process.
@@ -98,8 +96,10 @@ pub(super) fn restore_device(
     ports: &[u32],
     saved: Saved,
 ) -> Result<Box<dyn Restored>, ClientError> {
-    restore(client, target, (SNAPSHOT_KIND, ports), saved, |reader, socket| {
-        SessionRelay::restore(reader, socket, client.redial(target)?).map_err(local)
+    let stop = StopSignal::new().map_err(local)?;
+    let swap = UsbSwap::new(client, target, stop.shared_wake());
+    restore(client, target, (SNAPSHOT_KIND, ports, stop), saved, |reader, socket| {
+        DeviceRelay::restore(reader, socket, client.redial(target)?, swap).map_err(local)
     })
 }
 
@@ -128,13 +128,13 @@ impl Socket {
         target: &Target,
         relay: impl FnOnce(Link) -> Result<R, ClientError>,
         of: impl FnOnce(&R) -> (u32, Speed),
-        kind: u16,
+        (kind, stop): (u16, StopSignal),
     ) -> Result<Box<dyn Attachment>, ClientError> {
         let relay = relay(self.ours)?;
         let (device_id, speed) = of(&relay);
         let system = client.system().clone();
         let port = system.plug(self.theirs.as_fd(), device_id, speed).map_err(local)?;
-        Ok(Box::new(KernelAttachment::new(relay, target, system, port, kind)?))
+        Ok(Box::new(KernelAttachment::new(relay, target, (system, port), kind, stop)))
     }
 }
 
@@ -142,7 +142,7 @@ impl Socket {
 pub(super) fn restore<R: Relaying + 'static>(
     client: &Client,
     target: &Target,
-    (kind, ports): (u16, &[u32]),
+    (kind, ports, stop): (u16, &[u32], StopSignal),
     saved: Saved,
     restore: impl FnOnce(Reader<'_>, OwnedFd) -> Result<R, ClientError>,
 ) -> Result<Box<dyn Restored>, ClientError> {
@@ -156,11 +156,12 @@ pub(super) fn restore<R: Relaying + 'static>(
     let [socket] = <[OwnedFd; 1]>::try_from(descriptors)
         .map_err(|_| ClientError::Local("an attachment has its socket, and no other".into()))?;
     let relay = restore(reader, socket)?;
-    Ok(Box::new(KernelAttachment::new(relay, target, client.system().clone(), Port(port), kind)?))
+    let at = (client.system().clone(), Port(port));
+    Ok(Box::new(KernelAttachment::new(relay, target, at, kind, stop)))
 }
 
 /// A device that is plugged into this machine's kernel, and the relay to it.
-struct KernelAttachment<R> {
+pub(super) struct KernelAttachment<R> {
     relay: R,
     /// The facts about the relay that do not change.
     relayed: Relayed,
@@ -175,11 +176,17 @@ struct KernelAttachment<R> {
 }
 
 impl<R: Relaying> KernelAttachment<R> {
-    fn new(relay: R, target: &Target, system: SystemAccess, port: Port, kind: u16) -> Result<Self, ClientError> {
-        let stop = StopSignal::new().map_err(local)?;
+    /// An attachment at a port of a kernel. `stop` ends it, and its wake is rung by what else its relay has to look at.
+    pub(super) fn new(
+        relay: R,
+        target: &Target,
+        (system, port): (SystemAccess, Port),
+        kind: u16,
+        stop: StopSignal,
+    ) -> Self {
         let save_requester = SaveRequester::new(stop.shared_wake());
         let (relayed, meters, target) = (relay.relayed(), Arc::default(), target.clone());
-        Ok(Self { relay, relayed, target, system, port, kind, stop, save_requester, meters })
+        Self { relay, relayed, target, system, port, kind, stop, save_requester, meters }
     }
 
     /// Relays until the attachment ends or a replacement process takes it over.
@@ -210,6 +217,7 @@ impl<R: Relaying> KernelAttachment<R> {
             }
         };
         let is_durable = self.relay.close();
+        self.relayed.usb_swap.iter().for_each(UsbSwap::finish);
         match end.map_or(Ended::Asked, ended_by) {
             Ended::Asked | Ended::Released if !is_durable => {
                 Ended::Undurable("the last writes may not be durable".into())
@@ -224,9 +232,7 @@ fn ended_by(stop: Stop) -> Ended {
     match stop {
         Stop::Released => Ended::Released,
         Stop::Fault(fault) => Ended::Lost(format!("the kernel said what it should not: {fault}")),
-        Stop::Lost(why) => Ended::Lost(why),
-        Stop::Broken(reject) => Ended::Broken(reject),
-        Stop::Ended(end) => Ended::by(&end),
+        Stop::Ended(ended) => *ended,
         Stop::Gone => Ended::Lost("the device is gone".into()),
     }
 }
@@ -248,13 +254,17 @@ impl<R: Relaying> Attachment for KernelAttachment<R> {
     }
 
     fn handle(&self) -> Handle {
-        let Relayed { session, cutter, swap, is_movable, .. } = self.relayed.clone();
+        let Relayed { session, cutter, swap, usb_swap, is_movable, .. } = self.relayed.clone();
         let handle = Handle::new(self.stop.clone())
             .in_session(session)
             .swapping_by(swap)
             .saving_by(is_movable.then(|| self.save_requester.clone()))
             .metered_by(Arc::clone(&self.meters))
             .driven_by(Drivers::on(self.port, self.system.clone()));
+        let handle = match usb_swap {
+            Some(swap) => handle.swapping_usb_by(swap),
+            None => handle,
+        };
         match cutter {
             Some(cutter) => handle.cutting_by(cutter),
             None => handle,

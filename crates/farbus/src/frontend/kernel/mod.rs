@@ -2,9 +2,10 @@
 //! thread that waits on both.
 
 mod attachment;
-mod plain_relay;
+mod device_relay;
 mod relay_loop;
-mod session_relay;
+#[cfg(test)]
+mod tests;
 mod uas;
 mod uas_relay;
 

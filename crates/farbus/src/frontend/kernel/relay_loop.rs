@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use farbus_io::link::{Clock, Interest, Link, Watched, wait};
 use farbus_model::{Device, Instant};
-use farbus_session::native::control::End;
 use farbus_session::snapshot::Writer;
-use farbus_session::{DeviceRecord, Exporter, Fault, Offers, OpStatus, Reject};
+use farbus_session::{DeviceRecord, Exporter, Fault, Offers, OpStatus};
 use tracing::debug;
 
+use crate::frontend::Ended;
+use crate::frontend::usb_swap::UsbSwap;
 use crate::importer::disk::DiskMode;
 use crate::importer::disk_swap::DiskSwap;
 use crate::importer::port::Cutter;
@@ -26,12 +27,8 @@ pub enum Stop {
     Released,
     /// The kernel broke the protocol.
     Fault(Fault),
-    /// The device's only link was lost, and why.
-    Lost(String),
-    /// The exporter broke the protocol.
-    Broken(Reject),
-    /// The device's session ended, and why.
-    Ended(End),
+    /// The device ended, and why.
+    Ended(Box<Ended>),
     /// The device no longer answers.
     Gone,
 }
@@ -61,6 +58,8 @@ pub struct Relayed {
     pub cutter: Option<Cutter>,
     /// Exchanges its disk for one of this machine, if it can be.
     pub swap: Option<DiskSwap>,
+    /// Exchanges its USB device for its twin, if it shows the device itself.
+    pub usb_swap: Option<UsbSwap>,
     /// Whether a replacement process can continue it.
     pub is_movable: bool,
 }
@@ -68,7 +67,8 @@ pub struct Relayed {
 impl Relayed {
     /// A relay of which only `how` is known.
     pub const fn how(how: &'static str) -> Self {
-        Self { how, mode: None, session: None, local_address: None, cutter: None, swap: None, is_movable: false }
+        let (mode, session, local_address, cutter, swap, usb_swap) = (None, None, None, None, None, None);
+        Self { how, mode, session, local_address, cutter, swap, usb_swap, is_movable: false }
     }
 }
 
@@ -139,11 +139,14 @@ impl<D: Device> KernelSide<D> {
         let now = self.clock.now();
         let device = self.device();
         let timeout = device.poll_timeout();
-        let on_device = Watched::interest(device.readiness().expect("what is behind a session lives outside"));
-        let on_device = on_device.expect("a session is waited for on a descriptor");
-        let mut interests = [Interest::new(self.kernel.as_fd(), is_full), on_device, stop];
-        wait(&mut interests, timeout.map(|at| at - now)).map_err(kernel_ended)?;
-        let (on_kernel, on_device) = (interests[0].readable, interests[1].is_ready());
+        // A twin that is made of code has its time alone.
+        let on_device = device.readiness().and_then(Watched::interest);
+        let has_descriptor = on_device.is_some();
+        let on_kernel = Interest::new(self.kernel.as_fd(), is_full);
+        let mut interests = [on_kernel, stop, on_device.unwrap_or(Interest::new(self.kernel.as_fd(), false))];
+        let count = if has_descriptor { 3 } else { 2 };
+        wait(&mut interests[..count], timeout.map(|at| at - now)).map_err(kernel_ended)?;
+        let (on_kernel, on_device) = (interests[0].readable, interests[2].is_ready());
         let now = self.clock.now();
         if on_device {
             self.exporter.handle_ready(now);
@@ -180,11 +183,10 @@ impl<D: Device> KernelSide<D> {
             }
             let device = self.device();
             let at = device.poll_timeout().map_or(until, |at| at.min(until));
-            let on_device = Watched::interest(device.readiness().expect("what is behind a session lives outside"));
-            let on_device = on_device.expect("a session is waited for on a descriptor");
-            let mut interests = [on_device, Interest::room(self.kernel.as_fd())];
-            let interests = if is_out { &mut interests[..1] } else { &mut interests[..] };
-            wait(interests, Some(at - now)).map_err(kernel_ended)?;
+            let on_device = device.readiness().and_then(Watched::interest);
+            let room = (!is_out).then(|| Interest::room(self.kernel.as_fd()));
+            let mut interests: Vec<Interest<'_>> = on_device.into_iter().chain(room).collect();
+            wait(&mut interests, Some(at - now)).map_err(kernel_ended)?;
             let now = self.clock.now();
             self.exporter.handle_ready(now);
             if at <= now {

@@ -6,7 +6,7 @@ use tracing::debug;
 
 use super::attachment::{Socket, restore, restore_device, take_device};
 use crate::frontend::kernel::uas_relay::{DEVICE_ID, DiskRelay};
-use crate::frontend::{Attachment, FrontEnd, Need, Prepared, Request, Restored};
+use crate::frontend::{Attachment, FrontEnd, Need, Prepared, Request, Restored, StopSignal};
 use crate::importer::client::{Client, ClientError, Target, local};
 use crate::importer::disk::{DiskMode, OpenedDisk};
 use crate::importer::options::ahead::Ahead;
@@ -90,6 +90,10 @@ impl FrontEnd for Quickest {
         take_device(client, target)
     }
 
+    fn takes_twins(&self) -> bool {
+        true
+    }
+
     fn manner(&self, _: &Request) -> String {
         "kernel".to_owned()
     }
@@ -112,7 +116,8 @@ fn take_disk(client: &Client, target: &Target, mode: DiskMode) -> Result<Box<dyn
     let socket = Socket::open(client)?;
     let disk = OpenedDisk::open(client, target, mode)?;
     let relay = |kernel| DiskRelay::new(kernel, disk, target);
-    socket.plug(client, target, relay, |relay| (DEVICE_ID, relay.speed()), SNAPSHOT_KIND)
+    let stop = StopSignal::new().map_err(local)?;
+    socket.plug(client, target, relay, |relay| (DEVICE_ID, relay.speed()), (SNAPSHOT_KIND, stop))
 }
 
 fn restore_disk(
@@ -121,8 +126,8 @@ fn restore_disk(
     ports: &[u32],
     mut saved: Saved,
 ) -> Result<Box<dyn Restored>, ClientError> {
-    let medium = saved.medium.take();
-    restore(client, target, (SNAPSHOT_KIND, ports), saved, |reader, socket| {
+    let (medium, stop) = (saved.medium.take(), StopSignal::new().map_err(local)?);
+    restore(client, target, (SNAPSHOT_KIND, ports, stop), saved, |reader, socket| {
         DiskRelay::restore(reader, (socket, medium), client, target).map_err(local)
     })
 }

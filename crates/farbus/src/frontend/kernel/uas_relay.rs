@@ -13,6 +13,7 @@ use farbus_session::snapshot::{Reader, Writer};
 use farbus_session::{Exporter, OnReset, Reject};
 use tracing::warn;
 
+use crate::frontend::Ended;
 use crate::frontend::kernel::relay_loop::{KERNEL, KernelSide, Relayed, Relaying, Stop, Turn};
 use crate::importer::client::{Client, ClientError, Target};
 use crate::importer::disk::{DiskMode, OpenedDisk, Way};
@@ -184,7 +185,7 @@ impl Relaying for DiskRelay {
     fn turn(&mut self, stop: Interest<'_>, meters: &Meters) -> Turn {
         let status = &self.status;
         self.side.turn(stop, meters, |disk| {
-            let end = status.as_ref().and_then(SessionStatus::end).map(Stop::Ended);
+            let end = status.as_ref().and_then(SessionStatus::end).map(|end| Stop::Ended(Box::new(Ended::by(&end))));
             end.or_else(|| disk.is_gone().then_some(Stop::Gone))
         })
     }
@@ -192,7 +193,7 @@ impl Relaying for DiskRelay {
     fn save(&mut self, to: &mut Writer) -> Result<Option<OwnedFd>, Stop> {
         let status = self.status.as_ref();
         self.side.come_to_rest(|exporter| match status.and_then(SessionStatus::end) {
-            Some(end) => Err(Stop::Ended(end)),
+            Some(end) => Err(Stop::Ended(Box::new(Ended::by(&end)))),
             None => {
                 let disk = exporter.device().expect("a relay has its device from the start");
                 Ok(disk.function().is_quiet() || status.is_some_and(|status| status.unlinked().is_some()))

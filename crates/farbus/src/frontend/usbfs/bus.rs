@@ -3,16 +3,18 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use farbus_gadgets::Emulated;
 use farbus_gadgets::root_hub::{PORTS_MAX, RootHub, SUPER_PORTS_MAX};
-use farbus_io::link::Clock;
-use farbus_model::{Completions, Device, DeviceLayer, Speed};
+use farbus_io::link::{Clock, Wake};
+use farbus_model::{Completions, Device, DeviceLayer, Instant as ModelInstant, Speed};
 use farbus_session::usbfs::Place;
 
 use super::tree::{LOCAL, bus_of};
 use crate::frontend::remote_usb::FarDevice;
+use crate::frontend::usb_swap::{Order, SwapUsb, UsbSwap};
 use crate::importer::client::{Client, ClientError, GRACE_DISK, Target};
 
 /// The numbers of devices (USB 2.0 §9.4.6); the root hub has 1.
@@ -23,18 +25,44 @@ const LAST: u16 = 127;
 #[derive(Debug)]
 pub struct Source {
     /// How its host is reached.
-    pub client: Client,
+    client: Client,
     /// The device.
-    pub target: Target,
+    target: Target,
+    /// Since when a program has it as it is now, and what exchanges it.
+    now: Mutex<Option<(Instant, UsbSwap)>>,
 }
 
 impl Source {
-    /// Takes the device.
+    /// A device that is yet to be taken.
+    pub fn new(client: Client, target: Target) -> Self {
+        Self { client, target, now: Mutex::new(None) }
+    }
+
+    /// The device.
+    pub fn target(&self) -> &Target {
+        &self.target
+    }
+
+    /// Takes the device, for an engine that `wake` wakes.
     ///
     /// # Errors
     /// [`ClientError`].
-    pub fn open(&self) -> Result<FarDevice, ClientError> {
-        FarDevice::open(&self.client, &self.target, GRACE_DISK)
+    pub fn open(&self, wake: &Arc<Wake>) -> Result<SwapUsb, ClientError> {
+        let device = FarDevice::open(&self.client, &self.target, GRACE_DISK)?;
+        let swap = UsbSwap::new(&self.client, &self.target, Arc::clone(wake));
+        *self.now.lock().unwrap_or_else(PoisonError::into_inner) = Some((Instant::now(), swap.clone()));
+        Ok(SwapUsb::new(device, swap))
+    }
+
+    /// What exchanged it last.
+    pub fn last_swap(&self) -> Option<UsbSwap> {
+        self.now.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(|(_, swap)| swap.clone())
+    }
+
+    /// Since when a program has it as it is now, and what exchanges it; `None` while it is looked for.
+    pub fn now(&self) -> Option<(Instant, UsbSwap)> {
+        let now = self.now.lock().unwrap_or_else(PoisonError::into_inner);
+        now.as_ref().filter(|(_, swap)| !swap.is_over()).cloned()
     }
 }
 
@@ -50,8 +78,8 @@ pub enum Member {
     Hub(Box<Emulated<RootHub>>),
     /// A device of another host.
     Far {
-        /// The device.
-        device: FarDevice,
+        /// The device, or its twin.
+        device: Box<SwapUsb>,
         /// From where it comes again, if it goes.
         source: Arc<Source>,
     },
@@ -89,10 +117,32 @@ impl Member {
         }
     }
 
-    /// Gives it back to its host.
-    pub fn close(&mut self, done: &mut Completions) {
+    /// The order to exchange it for its twin, if there is one.
+    pub fn take_order(&self) -> Option<Order> {
+        match self {
+            Member::Hub(_) => None,
+            Member::Far { device, .. } => device.take_order(),
+        }
+    }
+
+    /// Begins to exchange it as ordered.
+    pub fn exchange(&mut self, now: ModelInstant, order: Order, done: &mut Completions) {
         if let Member::Far { device, .. } = self {
-            device.close(done);
+            device.exchange(now, order, None, done);
+        }
+    }
+
+    /// It is gone, and another one is looked for: takes no more orders.
+    pub fn note_gone(&mut self) {
+        if let Member::Far { device, .. } = self {
+            device.handle().end();
+        }
+    }
+
+    /// Gives it back to its host.
+    pub fn close(&mut self, now: ModelInstant, done: &mut Completions) {
+        if let Member::Far { device, .. } = self {
+            device.close(now, done);
         }
     }
 }
@@ -103,14 +153,14 @@ impl DeviceLayer for Member {
     fn inner(&self) -> &(dyn Device + 'static) {
         match self {
             Member::Hub(hub) => &**hub,
-            Member::Far { device, .. } => device,
+            Member::Far { device, .. } => &**device,
         }
     }
 
     fn inner_mut(&mut self) -> &mut (dyn Device + 'static) {
         match self {
             Member::Hub(hub) => &mut **hub,
-            Member::Far { device, .. } => device,
+            Member::Far { device, .. } => &mut **device,
         }
     }
 }
@@ -138,7 +188,7 @@ impl Numbers {
 ///
 /// # Errors
 /// More devices than a bus has ports.
-pub fn members(devices: Vec<(FarDevice, Arc<Source>)>, numbers: &mut Numbers) -> io::Result<Vec<(Place, Member)>> {
+pub fn members(devices: Vec<(SwapUsb, Arc<Source>)>, numbers: &mut Numbers) -> io::Result<Vec<(Place, Member)>> {
     let (fast, others): (Vec<_>, Vec<_>) =
         devices.into_iter().partition(|(device, _)| Device::speed(device) >= Speed::Super);
     let mut members = Vec::new();
@@ -154,7 +204,7 @@ pub fn members(devices: Vec<(FarDevice, Arc<Source>)>, numbers: &mut Numbers) ->
         members.push((Place { bus, device: 1, ports: Vec::new() }, Member::Hub(Box::new(hub))));
         for (port, (device, source)) in (1u8..).zip(devices) {
             let place = Place { bus, device: numbers.next(bus, |_| false), ports: vec![port] };
-            members.push((place, Member::Far { device, source }));
+            members.push((place, Member::Far { device: Box::new(device), source }));
         }
     }
     Ok(members)

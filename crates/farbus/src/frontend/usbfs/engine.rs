@@ -24,7 +24,7 @@ use super::search::Search;
 use super::served::Served;
 use super::tree::Tree;
 use crate::common::stop_signal::StopSignal;
-use crate::frontend::remote_usb::FarDevice;
+use crate::frontend::usb_swap::SwapUsb;
 
 /// ENOENT, EACCES, EISDIR, EBADF.
 const NOT_THERE: u16 = 2;
@@ -82,7 +82,7 @@ impl Engine {
         wake: Arc<Wake>,
         events: Option<Events>,
         tree: Tree,
-        devices: Vec<(FarDevice, Arc<Source>)>,
+        devices: Vec<(SwapUsb, Arc<Source>)>,
     ) -> io::Result<Self> {
         let mut engine = Self {
             server: Server::new(server)?,
@@ -109,10 +109,8 @@ impl Engine {
         Ok(engine)
     }
 
-    fn insert(&mut self, served: Served) -> io::Result<()> {
-        if let Some(readiness) = served.node.readiness() {
-            self.all.watch_device(readiness)?;
-        }
+    fn insert(&mut self, mut served: Served) -> io::Result<()> {
+        served.watch_in(&self.all)?;
         let (place, speed) = (served.node.place().clone(), served.node.device().speed());
         self.devices.insert(self.next, served);
         self.next += 1;
@@ -155,6 +153,7 @@ impl Engine {
             one.node.end_turn(one.clock.now());
             let left = one.node.poll_timeout().map(|at: Instant| at - one.clock.now());
             timeout = [timeout, left].into_iter().flatten().min();
+            one.watch_in(&self.all)?;
             self.settle(index);
         }
         self.all.wait(timeout)?;
@@ -170,8 +169,21 @@ impl Engine {
         }
         if self.wake.take() {
             self.take_found()?;
+            self.take_orders();
         }
         Ok(())
+    }
+
+    /// Begins to exchange the devices for which that was ordered.
+    fn take_orders(&mut self) {
+        for index in self.indices() {
+            let Some(one) = self.devices.get_mut(&index) else { continue };
+            if let Some(order) = one.node.device().take_order() {
+                let now = one.clock.now();
+                one.node.with_device(now, |member, done| member.exchange(now, order, done));
+                self.settle(index);
+            }
+        }
     }
 
     fn indices(&self) -> Range<usize> {
@@ -205,7 +217,7 @@ impl Engine {
         }
         for one in self.devices.values_mut() {
             let now = one.clock.now();
-            one.node.with_device(now, |member, done| member.close(done));
+            one.node.with_device(now, |member, done| member.close(now, done));
         }
     }
 
@@ -217,6 +229,8 @@ impl Engine {
                 && let Some(source) = one.node.device().source()
             {
                 gone.push((source, one.node.place().clone()));
+                let now = one.clock.now();
+                one.node.with_device(now, |member, _| member.note_gone());
             }
         }
         let news = self.tree.show(self.devices.iter().filter_map(|(index, one)| Some((*index, one.shown()?))));

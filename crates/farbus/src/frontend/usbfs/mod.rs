@@ -22,11 +22,13 @@
 //! | `events.rs` | tells programs what comes and goes |
 //! | `named.rs` | a run that others join |
 //! | `error.rs` | why a program did not run |
+//! | `control.rs` | what its owner asks: the status, and a swap of a device for its twin |
 //! | `engine.rs` | answers the kernel's requests: one thread, all devices |
 //! | `polls.rs` | programs that wait in `poll(2)` |
 //! | `follow.rs` | the processor on which the server runs |
 
 mod bus;
+mod control;
 mod engine;
 mod error;
 mod events;

@@ -31,7 +31,7 @@ impl Search {
         thread::spawn(move || {
             let mut pause = PAUSE_MIN;
             while let Err(RecvTimeoutError::Timeout) = is_over.recv_timeout(pause) {
-                match look(&source, &place) {
+                match look(&source, &place, &wake) {
                     Ok(served) => {
                         // If nobody waits any more, it is given back here.
                         let _ = to.send(Box::new(served));
@@ -51,7 +51,7 @@ impl Search {
     }
 }
 
-fn look(source: &Arc<Source>, place: &Place) -> Result<Served, Box<dyn std::error::Error>> {
-    let device = source.open()?;
+fn look(source: &Arc<Source>, place: &Place, wake: &Arc<Wake>) -> Result<Served, Box<dyn std::error::Error>> {
+    let device = Box::new(source.open(wake)?);
     Ok(Served::new(place.clone(), Member::Far { device, source: Arc::clone(source) })?)
 }

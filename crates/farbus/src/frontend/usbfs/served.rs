@@ -3,7 +3,7 @@
 use std::io;
 
 use farbus_io::link::{Clock, Gathering};
-use farbus_model::{Device, Selection};
+use farbus_model::{Device, Readiness, Selection};
 use farbus_session::usbfs::{Call, CallId, Command, Memory, Node, Place, Refusal, Shown, Width};
 
 use super::bus::Member;
@@ -16,6 +16,8 @@ pub struct Served {
     was_gone: bool,
     /// The selection that the tree shows.
     shown: Selection,
+    /// What is waited for: that of the device, or of its twin since it was exchanged.
+    watched: Option<Readiness>,
 }
 
 /// A number that a command of our own points to.
@@ -35,7 +37,7 @@ impl Served {
     /// The device does not take it.
     pub fn new(place: Place, member: Member) -> io::Result<Self> {
         let (clock, node) = (member.clock(), Node::new(member, place));
-        let mut served = Self { node, clock, was_gone: false, shown: Selection::default() };
+        let mut served = Self { node, clock, was_gone: false, shown: Selection::default(), watched: None };
         served.configure()?;
         Ok(served)
     }
@@ -70,6 +72,21 @@ impl Served {
         };
         self.node.close(self.clock.now(), open);
         answer.result.map(drop).map_err(refused)
+    }
+
+    /// Has `all` wait for it as it is now: its twin has another descriptor.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub fn watch_in(&mut self, all: &Gathering) -> io::Result<()> {
+        let now = self.node.readiness();
+        if matches!((now, &self.watched), (Some(now), Some(watched)) if now.is(watched)) {
+            return Ok(());
+        }
+        // The device that was there before may be in use on another thread.
+        self.watched.iter().for_each(|before| all.forget_device(before));
+        self.watched = now.cloned();
+        self.watched.as_ref().map_or(Ok(()), |readiness| all.watch_device(readiness))
     }
 
     /// Whether the tree shows it otherwise than it is.

@@ -19,6 +19,7 @@ use signal_hook::iterator::exfiltrator::SignalOnly;
 use tracing::{debug, error};
 
 use super::bus::Source;
+use super::control;
 use super::engine::Engine;
 use super::error::RunError;
 use super::events::EventSource;
@@ -68,9 +69,14 @@ fn tree_name() -> String {
 pub fn run(devices: Vec<Source>, options: &RunOptions, program: &[OsString]) -> Result<Finished, RunError> {
     program::check(&program[0]).map_err(|why| RunError::Program { code: program::NOT_RUN, why })?;
     let named = options.name.as_deref().map(Named::listen).transpose()?;
+    let stop = StopSignal::new().map_err(local)?;
+    let wake = stop.shared_wake();
+    let sources: Vec<Arc<Source>> = devices.into_iter().map(Arc::new).collect();
     let opened: Result<Vec<_>, ClientError> =
-        devices.into_iter().map(|source| Ok((source.open()?, Arc::new(source)))).collect();
+        sources.iter().map(|source| Ok((source.open(&wake)?, Arc::clone(source)))).collect();
     let opened = opened.map_err(|error| RunError::Device(Box::new(error)))?;
+    let _control_socket = control::answer_for(sources.clone(), &program[0])
+        .inspect_err(|error| debug!(%error, "commands do not find what the program has"));
     let (mut parent, theirs) = UnixStream::pair().map_err(local)?;
     // The child has it until it is the program.
     rustix::io::fcntl_setfd(&theirs, rustix::io::FdFlags::empty()).map_err(local)?;
@@ -104,7 +110,6 @@ pub fn run(devices: Vec<Source>, options: &RunOptions, program: &[OsString]) -> 
     if let (Some(source), Some(listener)) = (&source, came.next()) {
         source.answer(listener.as_fd()).map_err(local)?;
     }
-    let stop = StopSignal::new().map_err(local)?;
     let tree = Tree::new(tree, options.with_local);
     let engine = Engine::new(server, stop.shared_wake(), events, tree, opened).map_err(local)?;
     let asked = stop.clone();
@@ -117,6 +122,8 @@ pub fn run(devices: Vec<Source>, options: &RunOptions, program: &[OsString]) -> 
         Ok(Err(error)) => error!(%error, "the devices were not served to the end"),
         Err(panic) => std::panic::resume_unwind(panic),
     }
+    // A twin that is being opened is given back before this process ends.
+    sources.iter().filter_map(|source| source.last_swap()).for_each(|swap| swap.finish());
     Ok(Finished { code: code_of(kept?) })
 }
 

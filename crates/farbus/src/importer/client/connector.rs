@@ -73,7 +73,7 @@ impl Connector {
             (Some(peer), Some((_, Some(pinned)))) => Some(pinned.beside(peer, address)),
             (Some(_), _) => Some(KnownHost::find(address).ok().flatten().ok_or_else(|| {
                 let what = "is a paired host, and this attachment began with a host that is not, so without this \
-                            machine's key\n  attach the disk again with --no-sandbox, or from a paired host";
+                            machine's key\n  attach it again with --no-sandbox, or from a paired host";
                 ClientError::Local(format!("{address} {what}"))
             })?),
         };

@@ -140,7 +140,9 @@ fn named_here(mut all: Vec<Neighbour>) -> Vec<Neighbour> {
 fn own() -> Vec<Place> {
     let Ok(answers) = ask_all(&Question::Status) else { return Vec::new() };
     let addresses = answers.into_iter().filter_map(|(_, answer)| match answer {
-        Answer::Ok(process) if process["role"] != "attach" => process["address"].as_str()?.parse().ok(),
+        Answer::Ok(process) if process["role"] != "attach" && process["role"] != "run" => {
+            process["address"].as_str()?.parse().ok()
+        }
         _ => None,
     });
     let reachable = |mut place: Place| {

@@ -1,0 +1,65 @@
+//! What the owner of a running program asks about its devices: their status, and to swap one for its twin.
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::bus::Source;
+use crate::common::control::{Answer, ControlSocket, ControlSocketError, Question};
+use crate::common::process_status::ProcessStatus;
+use crate::frontend::AttachmentStatus;
+use crate::frontend::steering::swap_usb;
+use crate::importer::client::Target;
+use crate::importer::discovery::local_shares::is_same;
+
+/// Answers as long as the socket is kept.
+///
+/// # Errors
+/// [`ControlSocketError`].
+pub fn answer_for(sources: Vec<Arc<Source>>, program: &OsString) -> Result<ControlSocket, ControlSocketError> {
+    let name = Path::new(program).file_name().unwrap_or(program);
+    let program = name.to_string_lossy().into_owned();
+    let (control_socket, listener) = ControlSocket::bind()?;
+    control_socket.open(listener, move |question| answer(&sources, &program, question))?;
+    Ok(control_socket)
+}
+
+fn answer(sources: &[Arc<Source>], program: &str, question: Question) -> Answer {
+    let found = |device: &str| sources.iter().find(|source| is_meant(source.target(), device));
+    match &question {
+        Question::Status => {
+            let devices = sources.iter().map(|source| status(source, program)).collect();
+            ProcessStatus { pid: std::process::id(), role: "run", address: String::new(), devices }.answer()
+        }
+        Question::Swap { device, .. } | Question::SwapStatus { device } | Question::SwapCancel { device } => {
+            let Some(source) = found(device) else { return Answer::Unknown };
+            match source.now() {
+                Some((_, swap)) => swap_usb(&swap, question),
+                None => Answer::Refused(format!(
+                    "{device} is gone, and is looked for\n  when it is there again, type the same: farbus status"
+                )),
+            }
+        }
+        Question::Detach { device: Some(device), .. }
+        | Question::Hold { device }
+        | Question::Migrate { device, .. }
+        | Question::MayMigrate { device }
+            if found(device).is_some() =>
+        {
+            Answer::Refused(format!(
+                "a program has {device}, {program}, and nobody else (farbus run)\n  end the program"
+            ))
+        }
+        _ => Answer::Unknown,
+    }
+}
+
+/// Whether `asked` names the device: by its name, or with its host.
+fn is_meant(target: &Target, asked: &str) -> bool {
+    asked == target.device || asked.parse::<Target>().is_ok_and(|asked| is_same(&asked, target))
+}
+
+fn status(source: &Source, program: &str) -> AttachmentStatus {
+    let at = format!("/dev/bus/usb of {program}");
+    AttachmentStatus::of_program(source.target(), at, source.now())
+}
