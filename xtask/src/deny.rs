@@ -7,15 +7,20 @@
 //! * no crate is there in two versions, but those that `skip` gives a reason for,
 //! * no crate is there that `deny` names, and no runtime is below a pure package (`ARCHITECTURE.toml`),
 //! * nothing comes from anywhere but the registry and this workspace,
+//! * each crate that touches keys is the one of the record (`keys.toml`),
 //! * no known advisory concerns a version that is used, where a copy of the advisory database is present.
 
 mod advisories;
+mod keys;
 mod licence;
+mod metadata;
 
+use self::metadata::{Metadata, Package};
 use crate::cargo::{self, cargo};
 use crate::steps::Done;
 use crate::tidy::{self, Layers};
 use crate::workspace;
+use clap::Args;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Stdio;
@@ -68,47 +73,14 @@ struct Named {
     wrappers: Vec<String>,
 }
 
-/// `cargo metadata`, as far as it is needed.
-#[derive(Debug, Deserialize)]
-struct Metadata {
-    packages: Vec<Package>,
-    resolve: Resolve,
+#[derive(Args, Default)]
+pub struct Arguments {
+    /// Write the record of the crates that touch keys (keys.toml) as they are now, before the check
+    #[arg(long)]
+    write_keys: bool,
 }
 
-#[derive(Debug, Deserialize)]
-struct Package {
-    id: String,
-    name: String,
-    version: String,
-    license: Option<String>,
-    /// Nothing for a package of the workspace.
-    source: Option<String>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Resolve {
-    nodes: Vec<Node>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Node {
-    id: String,
-    deps: Vec<Dependency>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Dependency {
-    pkg: String,
-    dep_kinds: Vec<DependencyKind>,
-}
-
-#[derive(Debug, Deserialize)]
-struct DependencyKind {
-    /// Nothing for what a package is built with.
-    kind: Option<String>,
-}
-
-pub fn run() -> Result<Done, String> {
+pub fn run(arguments: &Arguments) -> Result<Done, String> {
     let root = workspace::root();
     let text = std::fs::read_to_string(root.join(FILE)).map_err(|error| format!("cannot read {FILE}: {error}"))?;
     let rules: Rules = toml::from_str(&text).map_err(|error| format!("{FILE}: {error}"))?;
@@ -118,7 +90,12 @@ pub fn run() -> Result<Done, String> {
     });
     let metadata: Metadata = serde_json::from_slice(&cargo::output(command)?)
         .map_err(|error| format!("cargo metadata cannot be read: {error}"))?;
+    if arguments.write_keys {
+        let count = keys::Record::read(&root)?.write(&metadata, &root)?;
+        println!("{}: {count} crates", keys::FILE);
+    }
     let mut complaints = check(&rules, &metadata, &tidy::layers()?);
+    complaints.extend(keys::Record::read(&root)?.check(&metadata, &root)?);
     let advisories = check_advisories(&rules, &metadata)?;
     complaints.extend(advisories.complaints);
     advisories.notes.iter().for_each(|note| println!("{note}"));
@@ -176,41 +153,6 @@ fn check_advisories(rules: &Rules, metadata: &Metadata) -> Result<Searched, Stri
         }
     }
     Ok(searched)
-}
-
-impl Metadata {
-    /// Packages that are used on the platforms that matter.
-    fn used(&self) -> Vec<&Package> {
-        let ids: BTreeSet<&str> = self.resolve.nodes.iter().map(|node| node.id.as_str()).collect();
-        self.packages.iter().filter(|package| ids.contains(package.id.as_str())).collect()
-    }
-
-    /// Names of the packages that depend on this one.
-    fn users(&self, id: &str) -> Vec<String> {
-        let uses = |node: &&Node| node.deps.iter().any(|dependency| dependency.pkg == id);
-        let users: BTreeSet<&str> = self.resolve.nodes.iter().filter(uses).map(|node| node.id.as_str()).collect();
-        self.packages
-            .iter()
-            .filter(|package| users.contains(package.id.as_str()))
-            .map(|package| package.name.clone())
-            .collect()
-    }
-
-    /// What a package is built with, all the way down: ids.
-    fn below<'a>(&'a self, id: &'a str) -> BTreeSet<&'a str> {
-        let nodes: BTreeMap<&str, &Node> = self.resolve.nodes.iter().map(|node| (node.id.as_str(), node)).collect();
-        let mut found = BTreeSet::new();
-        let mut open = vec![id];
-        while let Some(node) = open.pop().and_then(|id| nodes.get(id)) {
-            for dependency in &node.deps {
-                if dependency.dep_kinds.iter().any(|kind| kind.kind.is_none()) && found.insert(dependency.pkg.as_str())
-                {
-                    open.push(&dependency.pkg);
-                }
-            }
-        }
-        found
-    }
 }
 
 fn check(rules: &Rules, metadata: &Metadata, layers: &Layers) -> Vec<String> {
@@ -286,6 +228,7 @@ fn versions(rules: &Rules, used: &[&Package]) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use super::metadata::{Dependency, DependencyKind, Node, Resolve};
     use super::*;
 
     fn rules() -> Rules {
@@ -302,6 +245,7 @@ mod tests {
             id: format!("{name}@{version}"),
             name: (*name).into(),
             version: (*version).into(),
+            manifest_path: "Cargo.toml".into(),
             license: (!license.is_empty()).then(|| (*license).to_owned()),
             source: (!source.is_empty()).then(|| (*source).to_owned()),
         };

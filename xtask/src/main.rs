@@ -77,7 +77,7 @@ enum Command {
     /// Compare the listings of the library's public API with the sources, or write them
     Api(api::Arguments),
     /// Hold the rules for dependencies (deny.toml) against Cargo.lock
-    Deny,
+    Deny(deny::Arguments),
     /// Run everything that must pass, in order, and stop at the first failure
     Test(test::Arguments),
     /// Run what CI runs: all of `test`, installing what is missing
@@ -116,7 +116,7 @@ fn main() -> ExitCode {
         Command::Tidy => tidy::run(),
         Command::Book(arguments) => book::run(&arguments),
         Command::Api(arguments) => api::run(&arguments),
-        Command::Deny => deny::run().map(drop),
+        Command::Deny(arguments) => deny::run(&arguments).map(drop),
         Command::Test(arguments) => test::run(&arguments),
         Command::Ci => ci::run(),
         Command::Bench(arguments) => bench::run(&arguments),

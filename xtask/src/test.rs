@@ -137,7 +137,9 @@ fn step(name: &'static str) -> Step {
             library::check()
         }),
         "tidy" => Step::new(name, "the rules of the architecture", tidy::run),
-        "deny" => Step::new(name, "licences, duplicates, sources and advisories of dependencies", deny::run),
+        "deny" => Step::new(name, "licences, duplicates, sources and advisories of dependencies", || {
+            deny::run(&deny::Arguments::default())
+        }),
         "test" => Step::new(name, "every test of every crate", || rerun::run(&[], None)),
         "book" => Step::new(name, "mdBook makes the pages of the documents", book::build),
         "examples" => Step::new(name, "every example does what it shows", run_examples),
