@@ -178,14 +178,15 @@ struct Write {
 #[derive(Clone, Debug, Default)]
 struct Sector {
     writes: Vec<Write>,
-    /// After a power cut.
-    durable: BTreeSet<u32>,
+    /// After a power cut, and when it was last begun to write it. What has been overwritten since may still be there: a
+    /// flush or a durable write says nothing of what was begun after it.
+    durable: BTreeMap<u32, u64>,
 }
 
 impl Sector {
     fn new() -> Self {
         let first = Write { value: 0, begun: 0, answered: Some(0) };
-        Self { writes: vec![first], durable: [0].into() }
+        Self { writes: vec![first], durable: [(0, 0)].into() }
     }
 
     fn possible(&self) -> BTreeSet<u32> {
@@ -295,7 +296,7 @@ impl World {
             if is_change {
                 let value = if request.op == BlockOp::Write { value } else { 0 };
                 sector.writes.push(Write { value, begun: self.clock, answered: None });
-                sector.durable.insert(value);
+                sector.durable.insert(value, self.clock);
             }
         }
         let range = sectors.start as usize..sectors.end as usize;
@@ -330,8 +331,7 @@ impl World {
                         self.reads += 1;
                     }
                     BlockOp::Flush => {
-                        let since = sector.writes.iter().filter(|write| write.begun > begun).map(|write| write.value);
-                        sector.durable = since.chain(before.iter().copied()).collect();
+                        sector.durable.retain(|value, since| *since > begun || before.contains(value));
                     }
                     _ => {
                         // What was answered before this began is over.
@@ -340,7 +340,8 @@ impl World {
                             own.answered = Some(now);
                         }
                         if asked.is_durable {
-                            sector.durable = sector.possible();
+                            let possible = sector.possible();
+                            sector.durable.retain(|value, since| *since >= begun || possible.contains(value));
                         }
                     }
                 }
@@ -422,7 +423,7 @@ impl World {
                 let value = value_at(bytes, at as u64);
                 let all = &sector.durable;
                 assert!(
-                    all.contains(&value),
+                    all.contains_key(&value),
                     "seed {}, {what}: sector {at} has {value}, of {all:?}; {:?} {:?}",
                     self.seed,
                     self.milestone,
