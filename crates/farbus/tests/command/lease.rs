@@ -331,6 +331,29 @@ fn query_leases_as_many_of_the_devices_it_means_as_are_asked_for() {
 }
 
 #[test]
+fn query_that_waits_takes_a_device_that_appears_later() {
+    let harness = Harness::new();
+    let hosts = three(&harness);
+    let [lab3, desk, rack] = &hosts;
+    let (mut daemon, _, secure) = exporter(&harness, lab3, "{what='zero',name='a'}");
+    for host in [desk, rack] {
+        host.ok(&["list", "lab3", "--address", &secure]);
+    }
+    lab3.ok(&["label", "a", "board=imx8"]);
+    desk.ok(&["lease", "lab3/a", "--for", "1h"]);
+    let mut waits = rack.start(&["lease", "label:board=imx8", "--for", "5m"]);
+    assert!(waits.wait_for_line("waiting for 1 at once").contains("lab3/a (desk has it)"));
+    let mut share = lab3.start(&["share", "zero,name=b"]);
+    wait_until(PATIENCE, "b is on offer", || lab3.ok(&["status"]).contains("\nb "));
+    lab3.ok(&["label", "b", "board=imx8"]);
+    waits.wait_for_line("lab3/b is leased for");
+    assert_eq!(waits.wait_for_end(PATIENCE), Some(0), "{}", waits.log());
+    assert_eq!(leases(desk), ["lab3/a desk held", "lab3/b rack held"]);
+    share.kill();
+    daemon.kill();
+}
+
+#[test]
 fn connection_of_a_stock_client_is_closed_when_a_host_of_a_higher_priority_is_to_have_the_device() {
     let harness = Harness::new();
     let hosts = three(&harness);

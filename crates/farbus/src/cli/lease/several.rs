@@ -24,6 +24,8 @@ use crate::importer::discovery::everywhere;
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 /// How often the daemon is asked for what the directory has, while that is waited for.
 const LOOK_DIRECTORY_EVERY: Duration = Duration::from_secs(1);
+/// How often a query that waits looks for devices that appeared, and for those that went.
+const LOOK_FOR_OTHERS_EVERY: Duration = Duration::from_secs(5);
 
 /// What is asked for, besides the devices.
 pub struct Asked<'a> {
@@ -43,7 +45,7 @@ pub struct Asked<'a> {
 
 /// A device that may be leased. All hosts order devices by host key and name, so those that want the same meet at the
 /// first of them.
-#[derive(PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Candidate {
     host_key: String,
     device: String,
@@ -80,7 +82,9 @@ fn candidates(client: &Client, targets: &[Target], query: &Query, wanted: usize)
         all.push(candidate);
     }
     if targets.is_empty() {
-        all = meant(client, query);
+        let silent;
+        (all, silent) = meant(client, query);
+        silent.iter().for_each(|(_, line)| eprintln!("farbus: {line}"));
     }
     let count = all.len();
     if count < wanted {
@@ -101,9 +105,12 @@ fn candidates(client: &Client, targets: &[Target], query: &Query, wanted: usize)
     Ok(all)
 }
 
-/// The devices of paired hosts that a query means, by what these hosts say. If there is a directory, it says which of
-/// them need not be asked.
-fn meant(client: &Client, query: &Query) -> Vec<Candidate> {
+/// A host that did not answer: its address, and what is to be said of it.
+type Silent = (String, String);
+
+/// The devices of paired hosts that a query means, by what these hosts say, and the hosts that did not answer. If there
+/// is a directory, it says which of them need not be asked.
+fn meant(client: &Client, query: &Query) -> (Vec<Candidate>, Vec<Silent>) {
     let paired = paired();
     // What an unreachable directory said may be old: then all are asked.
     let hosts = match Sites::ask(&paired).filter(|sites| sites.trouble.is_none()) {
@@ -116,7 +123,7 @@ fn meant(client: &Client, query: &Query) -> Vec<Candidate> {
             everywhere::of_paired(asked.map(|(_, name)| name))
         }
     };
-    let mut all = Vec::new();
+    let (mut all, mut silent) = (Vec::new(), Vec::new());
     for host in hosts {
         let address = crate::importer::client::address_of(&host.name);
         // This machine's own shares and unpaired hosts lease nothing.
@@ -131,10 +138,24 @@ fn meant(client: &Client, query: &Query) -> Vec<Candidate> {
                     }),
                 );
             }
-            Err(failure) => eprintln!("farbus: {}: {}: {}", failure.attribute.as_str(), host.name, failure.message),
+            Err(failure) => {
+                let line = format!("{}: {}: {}", failure.attribute.as_str(), host.name, failure.message);
+                silent.push((address, line));
+            }
         }
     }
-    all
+    (all, silent)
+}
+
+/// The devices that a query means now, if they are others than `before` and enough: one whose host does not answer
+/// stays meant.
+fn others(client: &Client, query: &Query, wanted: usize, before: &[Candidate]) -> Option<Vec<Candidate>> {
+    let (mut now, silent) = meant(client, query);
+    let is_silent = |candidate: &&Candidate| silent.iter().any(|(address, _)| *address == candidate.address);
+    now.extend(before.iter().filter(is_silent).cloned());
+    now.sort();
+    now.truncate(DEVICES_MAX);
+    (now.len() >= wanted && now != before).then_some(now)
 }
 
 /// Waits until the directory has so many devices of paired hosts that a query means. Returns false if a signal ended
@@ -171,7 +192,7 @@ pub fn request(args: &Asked<'_>, targets: &[Target], query: &Query, signals: &mu
     let wanted = args.count.map_or(targets.len().max(1), usize::from);
     let is_waited_for = targets.is_empty() && !args.no_wait;
     let mut is_said = false;
-    let all = loop {
+    let mut all = loop {
         match candidates(&client, targets, query, wanted) {
             Err(failure)
                 if is_waited_for && failure.attribute() == Attribute::Gone && Sites::ask(&paired()).is_some() =>
@@ -195,6 +216,7 @@ pub fn request(args: &Asked<'_>, targets: &[Target], query: &Query, signals: &mu
     let mut whys: Vec<Option<FailureReport>> = all.iter().map(|_| None).collect();
     let mut said = None;
     let mut is_interrupted = false;
+    let mut looked_at = Instant::now();
     let is_done = loop {
         if signals.pending().next().is_some() && !is_interrupted {
             is_interrupted = true;
@@ -212,6 +234,18 @@ pub fn request(args: &Asked<'_>, targets: &[Target], query: &Query, signals: &mu
                 if !args.json && said.as_ref() != Some(&taken) {
                     say(format!("waiting for {wanted} at once; not free: {}   (Ctrl-C ends)", taken.join(", ")));
                     said = Some(taken);
+                }
+                // It holds nothing during a pause, but what it could not release.
+                let may_look = is_waited_for && !is_interrupted && several.stranded().is_empty();
+                if may_look && looked_at.elapsed() >= LOOK_FOR_OTHERS_EVERY {
+                    let found = others(&client, query, wanted, &all);
+                    looked_at = Instant::now();
+                    if let Some(found) = found {
+                        several = Several::new(found.len(), wanted, true, u64::from_le_bytes(seed));
+                        (answers, whys) = found.iter().map(|_| (None, None)).unzip();
+                        all = found;
+                        continue;
+                    }
                 }
                 std::thread::sleep((until - now()).min(LOOK_AGAIN));
             }
