@@ -350,7 +350,10 @@ impl ShelfWorld {
                 self.tell();
             }
             15 if random.once_in(4) && *Attached::state(&self.world.remote) == State::Open => {
-                self.world.move_on(!random.once_in(4));
+                // No process saves it while it writes again.
+                if !self.world.remote.remote.is_rewriting() {
+                    self.world.move_on(!random.once_in(4));
+                }
             }
             16 if random.once_in(4) => {
                 let at = random.below(DISKS as u64) as usize;

@@ -129,6 +129,9 @@ struct Row {
     settled_max: Duration,
 }
 
+/// A medium that fails has refused a write or a flush by then, and a program knows.
+const TOLD_WITHIN: Duration = Duration::from_secs(60);
+
 /// What none of the faults may cause: bytes lost, stale reads, hangs, errors that no flush told, attachments that end
 /// by themselves.
 const LIMITS: [u64; 5] = [0; 5];
@@ -218,17 +221,19 @@ impl Scene<'_, '_> {
         }
     }
 
-    /// The medium of a disk fails until a request was refused and its writers know; then its owner mends it, and starts
-    /// the exporter again.
+    /// The medium of a disk fails until one of its writers is told an error; then its owner mends it, and starts the
+    /// exporter again.
     fn fail(&mut self, disk: usize, failing: Failing) -> Option<usize> {
+        let errors = || -> u64 {
+            let writers = &self.said[disk * WRITERS..(disk + 1) * WRITERS];
+            writers.iter().map(|said| said.errors.load(Ordering::Acquire)).sum()
+        };
+        let (before, began) = (errors(), Instant::now());
         self.disks[disk].fail(failing);
-        let began = Instant::now();
-        while self.disks[disk].refused() == 0 && began.elapsed() < HANGS {
+        while errors() == before && began.elapsed() < TOLD_WITHIN {
             thread::sleep(Duration::from_millis(1));
         }
-        self.wait_for_requests(20);
-        let refused = self.disks[disk].refused();
-        assert!(refused > 0, "the programs use disk {disk}");
+        assert!(self.disks[disk].refused() > 0, "the programs use disk {disk}");
         self.exporter.kill();
         self.disks[disk].take_down();
         self.disks[disk].fail(Failing::Nothing);
