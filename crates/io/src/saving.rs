@@ -21,7 +21,8 @@ pub struct Saved {
     pub snapshot: Vec<u8>,
     /// The open descriptors, in an order that the snapshot knows.
     pub descriptors: Vec<OwnedFd>,
-    /// The file or block device of this machine that the attachment's disk was moved to, if it was.
+    /// If the attachment's disk was moved: the file or block device of this machine that it was moved to, or the
+    /// passage to a broker that may connect to the host which has it now.
     pub medium: Option<OwnedFd>,
 }
 

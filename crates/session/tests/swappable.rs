@@ -9,10 +9,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use farbus_model::{
     BlockDevice, BlockDone, BlockId, BlockInFlight, BlockInfo, BlockOp, BlockRequest, BufferPool, Completions, Extent,
-    Extents, Instant, Payload, StoreError,
+    Extents, Instant, Payload, Pending, StoreError,
 };
+use farbus_session::Reject;
 use farbus_session::block::swap::{Milestone, Options, Phase, Report, Side, SwapError};
-use farbus_session::block::{Swappable, Work};
+use farbus_session::block::{AWAY_KIND, Swappable, Work};
+use farbus_session::snapshot;
 
 const SECTOR: u64 = 512;
 const SECTORS: u64 = 96;
@@ -164,6 +166,11 @@ impl BlockDevice for Late {
     fn epoch(&self) -> Option<u64> {
         Some(0)
     }
+
+    /// Its requests are where another process finds them.
+    fn save(&mut self, _: Instant) -> Option<Vec<u8>> {
+        Some(b"late".to_vec())
+    }
 }
 
 /// A change of a sector: its value, when it was begun, and when it was answered.
@@ -270,6 +277,36 @@ impl World {
         (self.milestone, self.ended, self.released) = (Milestone::Copying, None, None);
         self.disk.begin(self.now(), destination.clone(), None, options).map_err(|(error, _)| error).unwrap();
         self.destination = Some(destination);
+    }
+
+    /// Another process continues with the device and the requests that it holds, if it is at rest but for those.
+    /// Returns whether it is, and how many requests these are.
+    fn hand_over(&mut self) -> Option<usize> {
+        let now = self.now();
+        let saved = self.disk.save_away(now)?;
+        let late = self.source.clone();
+        let held = || -> Pending {
+            let disk = late.disk();
+            disk.queue.iter().map(|it| (it.id, (it.op, it.offset, it.length))).collect()
+        };
+        let restore = |bytes: &[u8], pending: Pending| {
+            let mut from = snapshot::open(bytes, AWAY_KIND)?;
+            let device = |_: &[u8], _: &BlockInfo| Ok::<_, Reject>((late.clone(), pending));
+            let restored = Swappable::restore_away(now, &mut from, device)?;
+            from.end("disk").map(|()| restored)
+        };
+        // What is cut off, or does not fit what the device has, is refused.
+        let mut other = held();
+        match other.pop_first() {
+            Some((BlockId(number), what)) => drop(other.insert(BlockId(number + 1000), what)),
+            None => drop(other.insert(BlockId(0), (BlockOp::Read, 0, SECTOR as u32))),
+        }
+        assert!(restore(&saved, other).is_err() && restore(&saved[..saved.len() - 1], held()).is_err());
+        let (disk, pending) = restore(&saved, held()).unwrap();
+        assert!(pending.keys().map(|id| id.0).eq(self.asked.keys().copied()), "seed {}", self.seed);
+        BlockDevice::leave(&mut self.disk);
+        self.disk = disk;
+        Some(pending.len())
     }
 
     /// The user submits something.
@@ -490,6 +527,33 @@ fn nothing_is_lost_and_nothing_old_is_read_in_swaps_there_and_back_whenever_the_
         reads += world.reads;
     }
     assert!(reads > 5_000, "the worlds read {reads} sectors");
+}
+
+#[test]
+fn another_process_answers_what_was_asked_of_a_disk_that_was_swapped_once_and_rightly() {
+    let (mut handed_over, mut with_requests) = (0, 0);
+    for seed in seeds() {
+        let mut world = World::new(seed);
+        assert_eq!(world.disk.save_away(world.now()), None, "it was never swapped: it is saved as it is");
+        world.begin(Options { rate: None, verify: false, resume: false });
+        while world.ended.is_none() {
+            world.step();
+            assert!(world.ended.is_some() || world.disk.save_away(world.now()).is_none(), "it is being swapped");
+        }
+        for _ in 0..100 {
+            world.step();
+            if world.chance.one_in(4)
+                && let Some(requests) = world.hand_over()
+            {
+                (handed_over, with_requests) = (handed_over + 1, with_requests + usize::from(requests > 0));
+            }
+        }
+        world.finish();
+        // What has no answer when its users have gone ends with them.
+        world.ask();
+        world.disk.abandon();
+    }
+    assert!(with_requests > 500, "{handed_over} were handed over, {with_requests} with requests");
 }
 
 #[test]

@@ -2,6 +2,9 @@
 //! written, configured and cancelled while its adapter is exchanged again and again. Every request must end once, and
 //! every byte must arrive once.
 
+#[path = "isochronous/distant.rs"]
+#[allow(dead_code, reason = "other tests cut its path, too")]
+mod distant;
 #[path = "native/random.rs"]
 mod random;
 
@@ -10,6 +13,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use distant::{Distant, Way};
+use farbus_gadgets::audio::Audio;
 use farbus_gadgets::keyboard::Keyboard;
 use farbus_gadgets::zero::{Fill, SourceSink};
 use farbus_gadgets::{Context, Control, Emulated, Function, Received, Sent};
@@ -17,7 +22,7 @@ use farbus_model::definition::InterfaceDefinition;
 use farbus_model::usb::request;
 use farbus_model::{
     BufferPool, Command, Completions, Definition, Descriptors, Device, Done, EpAddr, Exchange, ExchangeReport,
-    InFlight, Instant, Payload, Selection, Setup, Speed, Status, Twin, Urb, UrbId,
+    InFlight, Instant, IsoPacket, Payload, Selection, Setup, Speed, Status, Twin, Urb, UrbId,
 };
 use farbus_session::far::{Far, Plan};
 use farbus_session::isochronous::Isochronous;
@@ -708,6 +713,97 @@ fn requests_of_an_earlier_process_are_asked_of_the_twin_and_its_settings_are_tol
     assert_eq!((answer.id, answer.status, &*answer.payload.contiguous()), (UrbId(9), Status::Ok, &b"x"[..]));
     let told = plugged.told.lock().unwrap();
     assert_eq!((told.vendor.as_slice(), told.coding.as_slice()), (&[5][..], &[][..]));
+}
+
+/// A sound card 10 ms away.
+fn card(seed: u64) -> Box<dyn Device> {
+    let way = Way { delay: Duration::from_millis(10), jitter: Duration::from_millis(2), drift_ppm: 0 };
+    Box::new(Distant::new(Audio::device(Speed::Full), way, seed))
+}
+
+/// A driver of its microphone, which keeps four requests of 8 ms each in flight.
+struct Recording {
+    device: Isochronous<Twinned>,
+    now: Instant,
+    done: Completions,
+    next_id: u64,
+    /// When each request was answered, and the bytes that came with it.
+    answered: Vec<(Instant, u32)>,
+}
+
+impl Recording {
+    fn submit(&mut self, urb: Urb) {
+        self.device.submit(self.now, Urb { id: UrbId(self.next_id), ..urb }.launch(), &mut self.done);
+        self.next_id += 1;
+    }
+
+    fn ask(&mut self) {
+        let mut urb = Urb::data_in(UrbId(0), EpAddr::from_byte(0x82), 8 * 192);
+        urb.iso = (0..8).map(|at| IsoPacket { offset: at * 192, length: 192, ..IsoPacket::default() }).collect();
+        self.submit(urb);
+    }
+
+    /// Lets time pass; each answer to the driver is followed by its next request.
+    fn run_for(&mut self, span: Duration, is_recording: bool) {
+        let until = self.now + span;
+        while self.now < until {
+            let next = self.device.poll_timeout().unwrap_or(until);
+            self.now = next.max(self.now + Duration::from_micros(10)).min(until);
+            if self.device.poll_timeout().is_some_and(|at| at <= self.now) {
+                self.device.handle_timeout(self.now, &mut self.done);
+            }
+            while let Some(answer) = self.done.pop() {
+                if answer.endpoint.is_control() || is_recording {
+                    assert_eq!(answer.status, Status::Ok, "{answer:?}");
+                }
+                if is_recording && !answer.endpoint.is_control() {
+                    self.answered.push((self.now, answer.actual));
+                    self.ask();
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn far_isochronous_stream_goes_on_from_its_devices_twin_and_back_at_its_pace() {
+    let mut recording = Recording {
+        device: Isochronous::new(Twinned::new(card(1)), true),
+        now: Instant::ZERO + Duration::from_secs(5),
+        done: Completions::new(BufferPool::new(1 << 20)),
+        next_id: 0,
+        answered: Vec::new(),
+    };
+    for setup in [Setup::set_configuration(1), Setup::set_interface(2, 1)] {
+        recording.submit(Urb::control(UrbId(0), setup, Payload::Empty));
+        recording.run_for(Duration::from_millis(50), false);
+    }
+    (0..4).for_each(|_| recording.ask());
+    recording.run_for(Duration::from_secs(1), true);
+    for seed in [2, 3] {
+        let outcomes = Outcomes::default();
+        let tell = Arc::clone(&outcomes);
+        let order = Twin::new(card(seed), move |outcome| tell.lock().unwrap().push(outcome));
+        let now = recording.now;
+        let begun = recording.device.act(now, &mut recording.done, |twinned, done| twinned.swap(now, &order, done));
+        assert_eq!(begun, Ok(()));
+        recording.run_for(Duration::from_secs(2), true);
+        let outcomes = outcomes.lock().unwrap();
+        let [Exchange::Done { report, .. }] = &outcomes[..] else { panic!("{outcomes:?}") };
+        // What the layer asked ahead of the driver goes to the twin.
+        assert!(report.asked_again > 0 && report.replayed == 2, "{report:?}");
+        assert!(report.quiet < Duration::from_millis(100), "{report:?}");
+    }
+    let pauses = recording.answered.windows(2).map(|two| two[1].0 - two[0].0);
+    let longest = pauses.max().expect("it was answered");
+    assert!(longest < Duration::from_millis(100), "the driver waited {longest:?}");
+    // 5 s in requests of 8 ms.
+    let count = recording.answered.len();
+    assert!((560..=640).contains(&count), "{count} answers");
+    let (_, last) = recording.answered.split_at(count - 50);
+    assert!(last.iter().all(|(_, bytes)| *bytes > 7 * 192), "and all of it is sound again");
+    recording.device.reset(recording.now, &mut recording.done);
+    while recording.done.pop().is_some() {}
 }
 
 /// A device that another host has yet to hand over shows nothing before.

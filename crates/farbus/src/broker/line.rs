@@ -52,6 +52,14 @@ impl Broker {
         self.passage.into_inner().unwrap_or_else(PoisonError::into_inner).into_descriptor()
     }
 
+    /// A duplicate of the passage, for a replacement process, which uses it once this process uses it no more.
+    ///
+    /// # Errors
+    /// The system has no more descriptors.
+    pub fn duplicate(&self) -> io::Result<OwnedFd> {
+        self.passage.lock().unwrap_or_else(PoisonError::into_inner).duplicate()
+    }
+
     /// The broker that another process of this owner started and passed.
     pub fn passed(passage: OwnedFd) -> Self {
         let passage = Mutex::new(Passage::over(passage));

@@ -52,8 +52,6 @@ pub enum Going {
     Moving,
     /// Its disk is being moved: this process has to complete that.
     Swapping,
-    /// Its disk was moved to another host's disk, which the text names: a replacement cannot continue with that.
-    Elsewhere(String),
     /// It ends, and a program may be using it; the text says how it is attached.
     Torn(&'static str),
 }
@@ -172,10 +170,7 @@ impl Kept {
             (Some(running), Word::Attached) if running.handle.is_swapping() => Going::Swapping,
             (Some(running), Word::Attached) if running.handle.replaced_by().is_some() => Going::Torn("by its twin"),
             (Some(running), Word::Attached) if running.handle.can_save() => Going::Along(running.handle.clone()),
-            (Some(running), Word::Attached) => match running.handle.elsewhere() {
-                Some(at) => Going::Elsewhere(at),
-                None => Going::Torn(running.status.how),
-            },
+            (Some(running), Word::Attached) => Going::Torn(running.status.how),
             _ => Going::Anew,
         }
     }

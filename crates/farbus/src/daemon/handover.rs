@@ -59,7 +59,8 @@ enum Word {
     /// Old: a listening socket, with its address in the configuration, or a passed socket that is not in use.
     Listener { asked: Option<SocketAddr>, is_secure: bool, is_passed: bool },
     /// Old: the snapshot of an attachment of this manner. This many descriptors follow. The last of them may be the
-    /// medium that its disk was moved to; a reader of a release that does not know such a snapshot refuses it.
+    /// medium that its disk was moved to, or the passage to a broker for the host that has it now; a reader of a
+    /// release that does not know such a snapshot refuses it.
     Attachment {
         target: String,
         manner: String,

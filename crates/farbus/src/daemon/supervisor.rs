@@ -507,7 +507,6 @@ impl Supervisor {
             Going::Torn(how) => Some(format!("{name} is attached {how}")),
             Going::Moving => Some(format!("{name} is on its way to another host")),
             Going::Swapping => Some(format!("{name} is being moved")),
-            Going::Elsewhere(at) => Some(format!("the disk of {name} was moved to {at}")),
             Going::Along(_) | Going::Anew => None,
         });
         let torn: Vec<String> = torn.chain(self.requested.unmovable()).chain(self.share.unmovable()).collect();
@@ -549,7 +548,7 @@ impl Supervisor {
             .iter()
             .filter_map(|(name, going)| match going {
                 Going::Along(handle) => handle.save().ok().map(|asked| (*name, handle, asked)),
-                Going::Anew | Going::Torn(_) | Going::Elsewhere(_) | Going::Moving | Going::Swapping => None,
+                Going::Anew | Going::Torn(_) | Going::Moving | Going::Swapping => None,
             })
             .collect();
         let sessions = self.share.ask_sessions();

@@ -317,7 +317,8 @@ impl Handle {
         self.save_requester.as_ref().map(SaveRequester::ask).ok_or(Refused::NotSaved)
     }
 
-    /// The medium of this machine that its disk was moved to, if it was: a snapshot needs it, too.
+    /// The medium of this machine that its disk was moved to, or the passage to a broker that may connect to the other
+    /// host, if it was moved: a snapshot needs it, too.
     ///
     /// # Errors
     /// The system has no more descriptors.
@@ -332,12 +333,7 @@ impl Handle {
 
     /// Whether [`Handle::save`] can work.
     pub fn can_save(&self) -> bool {
-        self.save_requester.is_some() && self.elsewhere().is_none() && self.replaced_by().is_none()
-    }
-
-    /// The disk of another host that its disk was moved to, if it was: a replacement process cannot continue with it.
-    pub(crate) fn elsewhere(&self) -> Option<String> {
-        self.swap.as_ref().and_then(DiskSwap::elsewhere)
+        self.save_requester.is_some() && self.replaced_by().is_none()
     }
 
     /// Whether the device is held, or migrating to another host, now or as soon as its user leaves.

@@ -572,7 +572,7 @@ impl UsbSwap {
             }
             Ok(target) if !to.starts_with("block:") => {
                 let [broker] = files.take().map_err(|error| not(Attribute::Local, &error.to_string(), "try again"))?;
-                let client = self.0.client.to_another(&target.address, broker, peer);
+                let client = self.0.client.to_another(&target.address, Some(broker), peer);
                 let hint = format!("{device} stays what it was");
                 let client = client.map_err(|error| not(error.attribute(), &error.to_string(), &hint))?;
                 Destination::Host(Box::new(client), target)

@@ -19,10 +19,10 @@ use farbus_session::block::{
 };
 use farbus_session::native::RemoteBlock;
 use farbus_session::native::control::{Cause, End, Mode};
-use farbus_session::snapshot;
+use farbus_session::snapshot::{self, Reader};
 
 use crate::importer::client::{Client, ClientError, GRACE_DISK, Target, local, local_address};
-use crate::importer::disk_swap::{DiskSwap, SwapDisk};
+use crate::importer::disk_swap::{DiskSwap, ELSEWHERE_KIND, SwapDisk};
 use crate::importer::local_disk::Wrong;
 use crate::importer::options::cache::Cache;
 use crate::importer::port::session::SessionPort;
@@ -190,8 +190,10 @@ impl OpenedDisk {
         Self { device, ..self }
     }
 
-    /// Restores a disk whose device another process saved, with its open requests. `medium` is the file or block device
-    /// of this machine that the disk was moved to, if it was. Nothing is asked of its exporter before its first turn.
+    /// Restores a disk whose device another process saved, with its open requests. `medium` is what
+    /// [`DiskSwap::descriptor`] returned there: the file or block device of this machine that the disk was moved to, or
+    /// the passage to a broker that may connect to the other host. Nothing is asked of its exporter before its first
+    /// turn.
     ///
     /// # Errors
     /// The snapshot is invalid, or the system has no more threads or descriptors.
@@ -211,9 +213,10 @@ impl OpenedDisk {
         layers: &[u16],
     ) -> io::Result<(Self, Pending)> {
         let [kind, rest @ ..] = layers else {
-            return match medium {
-                Some(medium) => Self::restore_moved(client, medium, saved),
-                None => Self::restore_block(client, target, saved),
+            return match (snapshot::open(saved, ELSEWHERE_KIND), medium) {
+                (Ok(reader), passage) => Self::restore_elsewhere(client, passage, reader),
+                (Err(_), Some(medium)) => Self::restore_moved(client, medium, saved),
+                (Err(_), None) => Self::restore_block(client, target, saved),
             };
         };
         let below = (client, target, medium);
@@ -258,6 +261,21 @@ impl OpenedDisk {
         let mut reader = snapshot::open(saved, SWAPPED_KIND).map_err(|reject| Wrong::from(reject).0)?;
         let (mut device, pending) =
             SwapDisk::restore(clock, &mut reader, medium, client).map_err(|Wrong(error)| error)?;
+        if let Err(reject) = reader.end("device") {
+            BlockDevice::leave(&mut device);
+            return Err(Wrong::from(reject).0);
+        }
+        Ok((Self::swappable(device, clock, Way::Device { is_movable: true }), pending))
+    }
+
+    /// Restores a disk that was moved to one of another host, with the session that it has there.
+    fn restore_elsewhere(
+        client: &Client,
+        passage: Option<OwnedFd>,
+        mut reader: Reader<'_>,
+    ) -> io::Result<(Self, Pending)> {
+        let (mut device, pending, clock) =
+            SwapDisk::restore_there(&mut reader, passage, client).map_err(|Wrong(error)| error)?;
         if let Err(reject) = reader.end("device") {
             BlockDevice::leave(&mut device);
             return Err(Wrong::from(reject).0);

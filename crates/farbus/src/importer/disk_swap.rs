@@ -45,10 +45,10 @@ use farbus_model::{
     BlockDevice, BlockDone, BlockInFlight, BlockInfo, BlockLayer, BlockStore, Completions, Instant, Pending, Readiness,
 };
 use farbus_session::block::swap::{Journal, Milestone, Options, Report, SwapError};
-use farbus_session::block::{Swappable, Work};
+use farbus_session::block::{AWAY_KIND, Swappable, Work};
 use farbus_session::native::retire::Step;
 use farbus_session::native::{Attached, RemoteBlock};
-use farbus_session::snapshot::Reader;
+use farbus_session::snapshot::{self, Reader, Writer};
 use tracing::{info, warn};
 
 use crate::common::events::{Event, Kind, publish};
@@ -57,12 +57,16 @@ use crate::common::stop_signal::StopSignal;
 use crate::devices::media_journal::Notes;
 use crate::devices::status::MediumStatus;
 use crate::devices::swap_run::{DONE, Destination, FAILED, RUNNING, Run, SwapOrder, SwapStatus, report};
+use crate::hosts::known_host::KnownHost;
 use crate::importer::client::{Client, ClientError, Target};
 use crate::importer::local_disk::{LocalDisk, Wrong};
-use crate::importer::session::connection::Linked;
+use crate::importer::session::connection::{BLOCK_KIND, Linked};
 use crate::importer::session::status::{SessionStatus, StepAnswer};
 use crate::importer::session_disk::session_disk;
 
+/// Kind of the snapshots of a disk that was moved to another host: where it is, and its snapshot there. A process of a
+/// release that does not know it refuses it.
+pub const ELSEWHERE_KIND: u16 = 16;
 /// How often a swap's status is updated.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// How long an exporter may take to answer a step: as long as the swap waits for a disk.
@@ -76,14 +80,14 @@ type Disk = Box<dyn BlockDevice>;
 enum Location {
     /// On this machine: `block:PATH`, and the file or block device.
     Here(String, Arc<FileStore>),
-    /// A disk of another host, in this session.
-    There(Target, SessionStatus, StopSignal),
+    /// A disk of another host, in this session. The client is the one that reaches its host; `None`: the attachment's.
+    There(Target, SessionStatus, StopSignal, Option<Arc<Client>>),
 }
 
 impl Location {
     /// Where a disk is that is open in this session.
-    fn of(target: &Target, linked: &Linked<RemoteBlock>) -> Self {
-        Location::There(target.clone(), linked.status(), linked.stop_signal())
+    fn of(target: &Target, linked: &Linked<RemoteBlock>, client: Option<Client>) -> Self {
+        Location::There(target.clone(), linked.status(), linked.stop_signal(), client.map(Arc::new))
     }
 
     /// What people type for it: `block:PATH` or `HOST:PORT/DEVICE`.
@@ -98,13 +102,13 @@ impl Location {
     fn session(&self) -> Option<&SessionStatus> {
         match self {
             Location::Here(..) => None,
-            Location::There(_, session, _) => Some(session),
+            Location::There(_, session, ..) => Some(session),
         }
     }
 
     /// Ends what waits for its host.
     fn cut(&self) {
-        if let Location::There(_, _, stop_signal) = self {
+        if let Location::There(_, _, stop_signal, _) = self {
             stop_signal.end();
         }
     }
@@ -269,7 +273,8 @@ impl DiskSwap {
     ) -> Result<Opened, FailureReport> {
         let refused = |error: ClientError| not_moved(error.attribute(), names, &error);
         let target: Target = names.1.parse().map_err(|error: String| not_moved(Attribute::Refused, names, &error))?;
-        let client = self.0.client.to_another(&target.address, broker, peer.map(|peer| *peer)).map_err(refused)?;
+        let client =
+            self.0.client.to_another(&target.address, Some(broker), peer.map(|peer| *peer)).map_err(refused)?;
         let (linked, kept) = client.overwrite(&target, self.0.clock).map_err(refused)?;
         let (ours, theirs) = (&self.0.info, *BlockDevice::info(&linked));
         let (needed, found) = (ours.size_bytes, theirs.size_bytes);
@@ -292,7 +297,7 @@ impl DiskSwap {
             );
             return Err(not_moved(Attribute::Refused, names, &what));
         }
-        let location = Location::of(&target, &linked);
+        let location = Location::of(&target, &linked, Some(client));
         linked.status().note_copy(true);
         let journal = |why| report(&SwapError::Journal(why), names.0, names.1);
         if let Some(identity) = linked.remote().identity() {
@@ -326,21 +331,25 @@ impl DiskSwap {
         lock(&self.0.last).run.as_ref().is_some_and(|run| !run.is_over())
     }
 
-    /// The medium of this machine that the disk was moved to, for a replacement process; `None` if it was not moved.
+    /// What a replacement process needs to continue with a disk that was moved: the medium of this machine, or the
+    /// passage to a broker that may connect to the host which has it now. `None` if it was not moved, or that process
+    /// may connect.
     ///
     /// # Errors
     /// The system has no more descriptors.
     pub fn descriptor(&self) -> io::Result<Option<OwnedFd>> {
         match &lock(&self.0.last).at {
             Location::Here(_, medium) => medium.as_fd().try_clone_to_owned().map(Some),
-            Location::There(..) => Ok(None),
+            Location::There(.., Some(client)) => client.passage(),
+            Location::There(.., None) => Ok(None),
         }
     }
 
-    /// The disk of another host that the disk was moved to, if it was: a replacement process cannot continue with it.
-    pub fn elsewhere(&self) -> Option<String> {
+    /// The disk of another host that the disk was moved to, if it was, and whether it has a link.
+    fn elsewhere(&self) -> Option<(String, bool)> {
         let last = lock(&self.0.last);
-        (last.is_exchanged && last.at.session().is_some()).then(|| last.at.name())
+        let session = last.at.session().filter(|_| last.is_exchanged)?;
+        Some((last.at.name(), session.unlinked().is_none()))
     }
 
     /// The status of the running or last swap.
@@ -569,7 +578,7 @@ impl SwapDisk {
     /// The system has no more descriptors.
     pub fn new(linked: Linked<RemoteBlock>, target: &Target, client: &Client) -> io::Result<Self> {
         let requests = linked.remote().requests().count();
-        let at = Location::of(target, &linked);
+        let at = Location::of(target, &linked, None);
         let swap = DiskSwap::new(*BlockDevice::info(&linked), at, client.clone(), linked.clock())?;
         let (disk, zero) = (session_disk(linked), Instant::ZERO);
         Ok(Self { disk: Swappable::new(disk).holding(requests), swap, running: None, began: zero, shown: zero })
@@ -599,6 +608,51 @@ impl SwapDisk {
         })?;
         let swap = known.expect("its device was restored");
         Ok((Self { disk, swap, running: None, began: now, shown: now }, pending))
+    }
+
+    /// Restores the disk that another process moved to one of another host. `passage` leads to a broker that may
+    /// connect to that host, if this process may not. Returns it with the requests that it has to answer, and its
+    /// clock.
+    ///
+    /// # Errors
+    /// The snapshot is invalid, or the system has no more threads or descriptors.
+    pub fn restore_there(
+        from: &mut Reader<'_>,
+        passage: Option<OwnedFd>,
+        client: &Client,
+    ) -> Result<(Self, Pending, Clock), Wrong> {
+        let wrong = |what: String| Wrong(io::Error::new(io::ErrorKind::InvalidData, what));
+        let place = from.bytes("place")?;
+        let text = String::from_utf8_lossy(place);
+        let target: Target = text.parse().map_err(wrong)?;
+        let saved = from.bytes("disk")?;
+        let other = |error: ClientError| Wrong(io::Error::other(error));
+        let known = KnownHost::find(&target.address).map_err(|error| other(error.into()))?;
+        let there = client.to_another(&target.address, passage, known.map(|known| known.peer().clone()));
+        let there = there.map_err(other)?;
+        let mut inner = snapshot::open(saved, AWAY_KIND)?;
+        let mut known = None;
+        let restored = Swappable::restore_away(Instant::ZERO, &mut inner, |bytes, info| {
+            let mut reader = snapshot::open(bytes, BLOCK_KIND)?;
+            let mut linked = Linked::<RemoteBlock>::restore(there.redial(&target).map_err(other)?, &mut reader)?;
+            let swap = reader.end("device").map_err(Wrong::from).and_then(|()| {
+                let at = Location::of(&target, &linked, Some(there.clone()));
+                Ok(DiskSwap::new(*info, at, client.clone(), linked.clock())?)
+            });
+            let swap = swap.inspect_err(|_| BlockDevice::leave(&mut linked))?;
+            lock(&swap.0.last).is_exchanged = true;
+            let asked = linked.remote().requests();
+            let pending = asked.map(|asked| (asked.id, (asked.op, asked.offset, asked.length))).collect();
+            known = Some((swap, linked.clock()));
+            Ok::<_, Wrong>((session_disk(linked), pending))
+        });
+        let (mut disk, pending) = restored?;
+        if let Err(reject) = inner.end("disk") {
+            BlockDevice::leave(&mut disk);
+            return Err(reject.into());
+        }
+        let (swap, clock) = known.expect("its device was restored");
+        Ok((Self { disk, swap, running: None, began: Instant::ZERO, shown: Instant::ZERO }, pending, clock))
     }
 
     /// Exchanges it, from any thread.
@@ -668,10 +722,12 @@ impl SwapDisk {
 }
 
 impl Drop for SwapDisk {
-    /// Nobody carries out orders any more: a swap that begins just now ends.
+    /// Nobody carries out orders any more: a swap that begins just now ends. What was read ahead of its users may have
+    /// no answer yet.
     fn drop(&mut self) {
         let orders = lock(&self.swap.0.orders).take();
         drop(orders);
+        self.disk.abandon();
     }
 }
 
@@ -701,9 +757,21 @@ impl BlockLayer for SwapDisk {
         result
     }
 
-    /// A swap ends in the process in which it began, and so does the session of the disk that it led to.
+    /// A swap ends in the process in which it began. While a disk of another host than the first has no link, it is not
+    /// saved: this process may be asking the broker to connect, which the replacement would ask, too.
     fn save(&mut self, now: Instant) -> Option<Vec<u8>> {
-        let stays = self.swap.is_running() || self.swap.elsewhere().is_some();
-        if stays { None } else { BlockDevice::save(&mut self.disk, now) }
+        if self.swap.is_running() {
+            return None;
+        }
+        match self.swap.elsewhere() {
+            None => BlockDevice::save(&mut self.disk, now),
+            Some((_, false)) => None,
+            Some((place, true)) => {
+                let mut to = Writer::new(ELSEWHERE_KIND);
+                to.bytes(place.as_bytes());
+                to.bytes(&self.disk.save_away(now)?);
+                Some(to.into_bytes())
+            }
+        }
     }
 }

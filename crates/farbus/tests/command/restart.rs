@@ -31,6 +31,13 @@ impl Later {
         test_kill_process(self.0).is_ok() && !status.contains(") Z ")
     }
 
+    /// Waits until it has ended by itself, because another process goes on.
+    pub fn has_ended(self) {
+        wait_until(PATIENCE, "it ends by itself", || !self.runs());
+        // The number may be another process's by now.
+        std::mem::forget(self);
+    }
+
     pub fn end(&self) {
         kill_process(self.0, Signal::TERM).unwrap();
         wait_until(PATIENCE, "it ends in good order", || !self.runs());

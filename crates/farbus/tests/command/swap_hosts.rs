@@ -202,29 +202,66 @@ fn disks_that_cannot_take_the_data_are_refused_and_given_back_as_they_were() {
     after.end();
 }
 
-#[test]
-fn a_daemon_whose_disk_moved_to_another_host_is_not_replaced_until_it_is_on_this_machine() {
+/// A daemon is replaced while its disk is on a second host, on a third, on this machine and on the first again, and fio
+/// works. Links are not passed on: each new process connects to the host that has the disk.
+fn daemon_is_replaced_wherever_its_disk_is(via: &str, more: &str) {
+    if !has("fio", has_program("fio")) || (via == "fuse" && !has_fuse()) {
+        return;
+    }
     let here = Harness::new();
-    let (first, second) = (Host::new(), Host::new());
-    let target = first.target();
-    let (config, socket) = (here.path("farbus.toml"), here.path("far.sock"));
-    let text = format!("[[attach]]\ntarget = '{target}'\ngrace = 10\nvia = 'nbd'\nsocket = '{}'\n", socket.display());
+    let (first, second, third) = (Host::new(), Host::new(), Host::new());
+    let (target, config, at) = (first.target(), here.path("farbus.toml"), here.path(via));
+    let (key, engine) = match via {
+        "fuse" => ("at", file_target(&at.join("disk.img"))),
+        _ => ("socket", vec!["--ioengine=nbd".to_owned(), format!("--uri=nbd+unix:///?socket={}", at.display())]),
+    };
+    let text =
+        format!("[[attach]]\ntarget = '{target}'\ngrace = 10\nvia = '{via}'\n{key} = '{}'\n{more}", at.display());
     std::fs::write(&config, text).unwrap();
     let mut daemon = Running::start(here.command(&["daemon", "--config", config.to_str().unwrap()]));
     wait_until(PATIENCE, "it is attached", || shown(&here)["state"] == "attached");
-    said(&here.run(&["swap", &target, "--to", &second.target()]), 0, "lies on");
-    let refused = here.run(&["daemon", "restart"]);
-    said(&refused, 3, &format!("was moved to {}", second.target()));
-    // By the name of where it is now.
     let local = format!("block:{}", here.path("new.img").display());
-    said(&here.run(&["swap", &second.target(), "--to", &local]), 0, "lies on");
-    let answer = here.json(&["daemon", "restart", "--json"]);
-    assert_eq!(answer["kept"].as_array().map(Vec::len), Some(1), "{answer}\n{}", daemon.log());
-    let later = super::restart::Later::of(&answer);
-    assert_eq!(daemon.wait_for_end(PATIENCE), Some(0), "{}", daemon.log());
-    wait_until(PATIENCE, "the replacement has it", || shown(&here)["state"] == "attached");
-    assert_eq!(shown(&here)["medium"]["at"], local.as_str());
-    later.end();
+    let is_done = AtomicBool::new(false);
+    let (rounds, later) = thread::scope(|scope| {
+        let _end = SetOnDrop(&is_done);
+        let worker = scope.spawn(|| {
+            let mut round = 0;
+            while !is_done.load(Ordering::Acquire) || round < 2 {
+                round += 1;
+                let outcome = fio(&here, &engine, round, false);
+                assert_eq!(outcome.code, Some(0), "round {round}: {outcome:?}");
+            }
+            round
+        });
+        let mut later: Option<super::restart::Later> = None;
+        for to in [second.target(), third.target(), local, target.clone()] {
+            said(&here.run(&["swap", &target, "--to", &to]), 0, "lies on");
+            for _ in 0..2 {
+                let answer = here.json(&["daemon", "restart", "--json"]);
+                assert_eq!(answer["kept"].as_array().map(Vec::len), Some(1), "{to}: {answer}\n{}", daemon.log());
+                let before = later.replace(super::restart::Later::of(&answer));
+                before.into_iter().for_each(super::restart::Later::has_ended);
+                wait_until(PATIENCE, "the replacement has it", || shown(&here)["state"] == "attached");
+                assert_eq!(shown(&here)["medium"]["at"], to.as_str(), "{}", daemon.log());
+            }
+        }
+        assert_eq!(daemon.wait_for_end(PATIENCE), Some(0), "{}", daemon.log());
+        is_done.store(true, Ordering::Release);
+        (worker.join().expect("not a byte is wrong, and nothing fails"), later)
+    });
+    later.expect("it was replaced").end();
+    let outcome = fio(&here, &file_target(&first.image), rounds, true);
+    assert_eq!(outcome.code, Some(0), "what was written last is there: {outcome:?}");
+}
+
+#[test]
+fn a_daemon_whose_nbd_disk_moved_to_other_hosts_is_replaced_under_load_and_the_new_one_continues_there() {
+    daemon_is_replaced_wherever_its_disk_is("nbd", "");
+}
+
+#[test]
+fn a_daemon_whose_cached_file_moved_to_other_hosts_is_replaced_under_load_and_the_new_one_continues_there() {
+    daemon_is_replaced_wherever_its_disk_is("fuse", "cache = 'writeback'\n");
 }
 
 #[test]

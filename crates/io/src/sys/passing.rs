@@ -92,6 +92,14 @@ impl Passage {
         self.fd
     }
 
+    /// A duplicate of the descriptor, for a process that continues in the place of this one: both must not send.
+    ///
+    /// # Errors
+    /// The system has no more descriptors.
+    pub fn duplicate(&self) -> io::Result<OwnedFd> {
+        self.fd.try_clone()
+    }
+
     /// Sends a message, and a descriptor with it.
     ///
     /// # Errors

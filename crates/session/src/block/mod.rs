@@ -51,6 +51,6 @@ pub use read_only::ReadOnly;
 pub use scratch::Scratch;
 pub use sparse::SparseMemory;
 pub use swap::Swap;
-pub use swappable::{SWAPPED_KIND, Swappable, Work};
+pub use swappable::{AWAY_KIND, SWAPPED_KIND, Swappable, Work};
 pub use switch::{Switch, SwitchStore};
 pub use traced::Traced;

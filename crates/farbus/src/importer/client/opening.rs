@@ -127,12 +127,32 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError::Local`]: this process does not have what proves to that host who this one is.
-    pub(crate) fn to_another(&self, address: &str, broker: OwnedFd, peer: Option<Peer>) -> Result<Self, ClientError> {
-        let system = match self.system() {
-            SystemAccess::Own => SystemAccess::Own,
-            SystemAccess::Through(_) => SystemAccess::Through(Arc::new(Broker::passed(broker))),
+    pub(crate) fn to_another(
+        &self,
+        address: &str,
+        broker: Option<OwnedFd>,
+        peer: Option<Peer>,
+    ) -> Result<Self, ClientError> {
+        let system = match (self.system(), broker) {
+            (SystemAccess::Own, _) => SystemAccess::Own,
+            (SystemAccess::Through(_), Some(broker)) => SystemAccess::Through(Arc::new(Broker::passed(broker))),
+            (SystemAccess::Through(_), None) => {
+                return Err(ClientError::Local(format!("no broker came along that may connect to {address}")));
+            }
         };
         Ok(Self { connector: self.connector.to_another(address, system, peer)?, config: self.config.clone() })
+    }
+
+    /// What lets a replacement process connect as this client does ([`Client::to_another`]); `None` if every process
+    /// may.
+    ///
+    /// # Errors
+    /// The system has no more descriptors.
+    pub(crate) fn passage(&self) -> std::io::Result<Option<OwnedFd>> {
+        match self.system() {
+            SystemAccess::Own => Ok(None),
+            SystemAccess::Through(broker) => broker.duplicate().map(Some),
+        }
     }
 
     /// The options with which this client opens devices.

@@ -172,6 +172,16 @@ impl<D: BlockDevice> Swappable<D> {
         self
     }
 
+    /// Ends the requests that have no answer, whose users have gone: the device is dropped next, and the one below ends
+    /// its own.
+    pub fn abandon(&mut self) {
+        let jobs = std::mem::take(&mut self.jobs).into_values().filter_map(|job| match job.what {
+            What::User { owed, .. } => Some(owed),
+            What::Map | What::Piece(_) | What::Clear | What::Flush => None,
+        });
+        jobs.chain(self.held.drain(..)).for_each(|request| drop(request.fail(StoreError::Lost)));
+    }
+
     /// The device as it is now.
     pub fn current(&self) -> &D {
         &self.current.below.device

@@ -29,4 +29,4 @@ mod saved;
 mod work;
 
 pub use device::{Swappable, Work};
-pub use saved::SWAPPED_KIND;
+pub use saved::{AWAY_KIND, SWAPPED_KIND};

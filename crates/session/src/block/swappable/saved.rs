@@ -11,8 +11,13 @@ use super::job::{Job, What};
 
 /// Kind of the snapshots of a device that was exchanged.
 pub const SWAPPED_KIND: u16 = 14;
+/// Kind of the snapshots of a device that was exchanged for one whose requests are saved with it: a process of a
+/// release that does not know such a snapshot refuses it.
+pub const AWAY_KIND: u16 = 15;
 /// The least bytes of a request in a snapshot.
 const REQUEST_BYTES_MIN: usize = 26;
+/// The same with its number at the device below.
+const NUMBERED_BYTES_MIN: usize = 8 + REQUEST_BYTES_MIN;
 
 impl<D: BlockDevice> Swappable<D> {
     /// A snapshot of the device after a swap. `None`: a swap is under way, or the device has requests that it has yet
@@ -29,11 +34,7 @@ impl<D: BlockDevice> Swappable<D> {
             return None;
         }
         let mut to = Writer::new(SWAPPED_KIND);
-        let BlockInfo { size_bytes, block_bytes, preferred_bytes, request_bytes_max, is_read_only, trims } = self.info;
-        to.u64(size_bytes);
-        [block_bytes, preferred_bytes, request_bytes_max].into_iter().for_each(|bytes| to.u32(bytes));
-        to.flag(is_read_only);
-        to.flag(trims);
+        save_info(&self.info, &mut to);
         to.bytes(&self.current.below.device.save(now)?);
         to.count(self.jobs.len());
         for job in self.jobs.values() {
@@ -54,17 +55,7 @@ impl<D: BlockDevice> Swappable<D> {
         from: &mut Reader<'_>,
         device: impl FnOnce(&[u8], &BlockInfo) -> Result<D, E>,
     ) -> Result<(Self, Pending), E> {
-        let info = BlockInfo {
-            size_bytes: from.u64("size")?,
-            block_bytes: from.u32("block")?,
-            preferred_bytes: from.u32("preferred")?,
-            request_bytes_max: from.u32("request")?,
-            is_read_only: from.flag("read only")?,
-            trims: from.flag("trims")?,
-        };
-        if !info.block_bytes.is_power_of_two() || !info.preferred_bytes.is_power_of_two() {
-            return Err(Reject::new("block", info.block_bytes.into(), "it is a power of two").into());
-        }
+        let info = restore_info(from)?;
         let bytes = from.bytes("device")?;
         let mut asked = Vec::new();
         for _ in 0..from.count("requests", REQUEST_BYTES_MIN)? {
@@ -75,12 +66,7 @@ impl<D: BlockDevice> Swappable<D> {
             return Err(Reject::new("requests", asked.len() as u64, "each has an id and waits to be durable").into());
         }
         let mut below = device(bytes, &info)?;
-        let theirs = below.info();
-        let is_fit = theirs.size_bytes >= info.size_bytes
-            && theirs.block_bytes <= info.block_bytes
-            && theirs.request_bytes_max >= info.request_bytes_max
-            && (info.is_read_only || !theirs.is_read_only);
-        if !is_fit {
+        if !is_fit(&info, below.info()) {
             below.leave();
             return Err(Reject::new("size", info.size_bytes, "the medium is as large as the device").into());
         }
@@ -99,10 +85,122 @@ impl<D: BlockDevice> Swappable<D> {
     }
 }
 
-/// Whether a request of these users may wait for a flush.
-fn may_wait(request: &BlockRequest, info: &BlockInfo) -> bool {
+impl<D: BlockDevice> Swappable<D> {
+    /// A snapshot of the device after a swap, with its requests that the device below has and saves itself. `None`: a
+    /// swap is under way, the device below cannot be saved, or a request waits here.
+    pub fn save_away(&mut self, now: Instant) -> Option<Vec<u8>> {
+        let is_below = |job: &Job| job.is_begun && job.at_current && !job.at_other;
+        let is_at_rest = self.swap.is_none() && self.untracked == 0 && self.held.is_empty();
+        if !is_at_rest || !self.is_tracking || !self.jobs.values().all(is_below) {
+            return None;
+        }
+        let mut to = Writer::new(AWAY_KIND);
+        save_info(&self.info, &mut to);
+        to.bytes(&self.current.below.device.save(now)?);
+        to.u64(self.next_number);
+        to.count(self.jobs.len());
+        for (number, job) in &self.jobs {
+            if let What::User { owed, .. } = &job.what {
+                to.u64(*number);
+                to.block_request(&BlockRequest { payload: Payload::Empty, ..(**owed).clone() });
+            }
+        }
+        Some(to.into_bytes())
+    }
+
+    /// Restores a device from a snapshot of [`AWAY_KIND`]. `device` restores the device below from its own bytes, with
+    /// the requests that it has. Returns it with those that it has to answer.
+    ///
+    /// # Errors
+    /// [`Reject`]: the snapshot is inconsistent. The device below has been left ([`BlockDevice::leave`]).
+    pub fn restore_away<E: From<Reject>>(
+        now: Instant,
+        from: &mut Reader<'_>,
+        device: impl FnOnce(&[u8], &BlockInfo) -> Result<(D, Pending), E>,
+    ) -> Result<(Self, Pending), E> {
+        let info = restore_info(from)?;
+        let bytes = from.bytes("device")?;
+        let next_number = from.u64("next number")?;
+        if next_number > u64::MAX / 2 {
+            return Err(Reject::new("next number", next_number, "nobody makes so many requests").into());
+        }
+        let mut asked: Vec<(u64, BlockRequest)> = Vec::new();
+        for _ in 0..from.count("requests", NUMBERED_BYTES_MIN)? {
+            let number = from.u64("number")?;
+            let is_next = number < next_number && asked.last().is_none_or(|(before, _)| *before < number);
+            if !is_next {
+                return Err(Reject::new("number", number, "requests are numbered in their order").into());
+            }
+            asked.push((number, from.block_request()?));
+        }
+        let pending: Pending = asked.iter().map(|(_, it)| (it.id, (it.op, it.offset, it.length))).collect();
+        let is_whole = |request: &BlockRequest| request.payload.is_empty() && fits(request, &info);
+        if pending.len() != asked.len() || !asked.iter().all(|(_, request)| is_whole(request)) {
+            return Err(
+                Reject::new("requests", asked.len() as u64, "each has an id, and is one of the device's").into()
+            );
+        }
+        let numbered: Pending =
+            asked.iter().map(|(number, it)| (BlockId(*number), (it.op, it.offset, it.length))).collect();
+        let (mut below, theirs) = device(bytes, &info)?;
+        if !is_fit(&info, below.info()) || theirs != numbered {
+            below.leave();
+            return Err(
+                Reject::new("requests", theirs.len() as u64, "the device below has them, and is as large").into()
+            );
+        }
+        let count = asked.len();
+        let mut this = Self { info, is_tracking: true, next_number, ..Self::new(below).holding(count) };
+        for (number, request) in asked {
+            let place = request.offset..request.offset + u64::from(request.length);
+            let (owed, data, answer) = (request.launch(), Payload::Empty, Payload::Empty);
+            let what = What::User { owed, data, is_both: false, result: Ok(()), there: Ok(()), answer };
+            this.jobs.insert(number, Job { is_begun: true, at_current: true, ..Job::new(place, what, now) });
+        }
+        Ok((this, pending))
+    }
+}
+
+fn save_info(info: &BlockInfo, to: &mut Writer) {
+    let BlockInfo { size_bytes, block_bytes, preferred_bytes, request_bytes_max, is_read_only, trims } = *info;
+    to.u64(size_bytes);
+    [block_bytes, preferred_bytes, request_bytes_max].into_iter().for_each(|bytes| to.u32(bytes));
+    to.flag(is_read_only);
+    to.flag(trims);
+}
+
+fn restore_info(from: &mut Reader<'_>) -> Result<BlockInfo, Reject> {
+    let info = BlockInfo {
+        size_bytes: from.u64("size")?,
+        block_bytes: from.u32("block")?,
+        preferred_bytes: from.u32("preferred")?,
+        request_bytes_max: from.u32("request")?,
+        is_read_only: from.flag("read only")?,
+        trims: from.flag("trims")?,
+    };
+    if !info.block_bytes.is_power_of_two() || !info.preferred_bytes.is_power_of_two() {
+        return Err(Reject::new("block", info.block_bytes.into(), "it is a power of two"));
+    }
+    Ok(info)
+}
+
+/// Whether a device below takes what the users of a device as described ask.
+fn is_fit(info: &BlockInfo, theirs: &BlockInfo) -> bool {
+    theirs.size_bytes >= info.size_bytes
+        && theirs.block_bytes <= info.block_bytes
+        && theirs.request_bytes_max >= info.request_bytes_max
+        && (info.is_read_only || !theirs.is_read_only)
+}
+
+/// Whether a request without its data is one that such a device takes.
+fn fits(request: &BlockRequest, info: &BlockInfo) -> bool {
     let length = if request.op == BlockOp::Write { request.length as usize } else { 0 };
     let whole = BlockRequest { payload: Payload::pattern(&[0], length), ..request.clone() };
+    info.check(&whole).is_ok()
+}
+
+/// Whether a request of these users may wait for a flush.
+fn may_wait(request: &BlockRequest, info: &BlockInfo) -> bool {
     let waits = request.op == BlockOp::Flush || (request.op.is_change() && request.is_durable);
-    waits && request.payload.is_empty() && info.check(&whole).is_ok()
+    waits && request.payload.is_empty() && fits(request, info)
 }
