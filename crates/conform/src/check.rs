@@ -110,6 +110,10 @@ impl Stop {
     pub fn fail(seen: impl Into<String>) -> Self {
         Stop::Fail(seen.into())
     }
+
+    pub fn not_applicable(why: impl Into<String>) -> Self {
+        Stop::NotApplicable(why.into())
+    }
 }
 
 /// The line of a report for a check that returned this.

@@ -1,4 +1,4 @@
-//! The kit's end of one connection to an exporter: it sends what a check wants, right or wrong, and counts every answer.
+//! The kit's end of one connection to an exporter: it sends what a check wants, right or wrong, and counts answers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use farbus_wire::usbip::OpStatus;
 use farbus_wire::usbip::message::{self, BUS_ID_BYTES, OpHeader, op};
 
+use super::entry::{Entry, must, should};
 use super::subject::{Subject, device_descriptor};
-use super::{Entry, must, should};
 use crate::check::{Seen, Stop};
 use crate::conversation::{Trouble, import_request};
 
@@ -117,12 +117,11 @@ fn list_bus_ids(subject: &mut Subject<'_>) -> Seen {
 }
 
 fn list_interfaces(subject: &mut Subject<'_>) -> Seen {
-    let (_talk, facts) = subject.device()?;
+    let (talk, facts) = subject.device()?;
     let described: Vec<[u8; 3]> = facts.settings().map(|setting| setting.class).collect();
-    let bus_id = subject.bus_id()?;
-    let records = subject.dial()?.list()?;
-    let record = records.into_iter().find(|record| record.bus_id == bus_id);
-    let listed = record.ok_or_else(|| Stop::Fail(format!("the list has no {bus_id}")))?.interfaces;
+    drop(talk);
+    // An exporter may hide a device that is in use.
+    let listed = subject.listed()?.interfaces;
     if listed != described {
         return Err(Stop::fail(format!("the list shows {listed:02x?}, the descriptor {described:02x?}")));
     }

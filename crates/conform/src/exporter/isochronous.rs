@@ -2,8 +2,8 @@
 
 use farbus_model::{Direction, Endpoint, Setup, Status, TransferType};
 
-use super::subject::{Facts, Subject, packets};
-use super::{Entry, must, not_applicable, should};
+use super::entry::{Entry, must, not_applicable, should};
+use super::subject::{Facts, Subject, device_descriptor, packets};
 use crate::check::{Seen, Stop};
 use crate::conversation::{Answer, Ask, Conversation, Trouble};
 
@@ -50,7 +50,7 @@ fn ask(subject: &mut Subject<'_>, direction: Direction, gap: u32) -> Result<(Ask
     let ask = packets(&endpoint, PACKETS, gap);
     let answer = talk.ask(&ask)?;
     // Anything left over would be taken for the next answer.
-    talk.ask(&super::subject::device_descriptor())?;
+    talk.ask(&device_descriptor())?;
     Ok((ask, answer))
 }
 

@@ -1,11 +1,11 @@
 //! Garbage, sizes, and clients that do not do their part.
 
-use farbus_model::{Direction, EpAddr, TransferType};
+use farbus_model::{Direction, EpAddr, Setup, TransferType};
 use farbus_wire::usbip::OpStatus;
 use farbus_wire::usbip::message::{HEADER_BYTES, OpHeader, RawHeader, op};
 
+use super::entry::{Entry, must, not_applicable, should};
 use super::subject::{Subject, device_descriptor};
-use super::{Entry, must, not_applicable, should};
 use crate::check::{Seen, Stop};
 use crate::conversation::{Ask, Trouble};
 
@@ -42,6 +42,12 @@ pub(super) const CHECKS: &[Entry] = &[
         "A request for another device id is not carried out.",
         "Linux stub_rx valid_request",
         device_id,
+    ),
+    must(
+        "request-unknown",
+        "A vendor request that the device does not know fails, and the next request is served.",
+        "USB 2.0 §9.2.7",
+        request_unknown,
     ),
     must(
         "endpoint-missing",
@@ -133,6 +139,19 @@ fn device_id(subject: &mut Subject<'_>) -> Seen {
     let (number, raw) = header(&mut talk, &device_descriptor());
     let other = RawHeader { devid: raw.devid ^ 0x7fff_7fff, ..raw };
     subject.refuses_request(talk, number, &other.to_bytes())
+}
+
+/// A vendor request to the device itself.
+const UNKNOWN: Setup = Setup { request_type: 0xc0, request: 0xfd, value: 0xfffe, index: 0xfffd, length: 16 };
+
+fn request_unknown(subject: &mut Subject<'_>) -> Seen {
+    let (mut talk, _) = subject.device()?;
+    let answer = talk.ask(&Ask::control(UNKNOWN, &[]))?;
+    let after = talk.ask(&device_descriptor())?;
+    if answer.errno >= 0 || after.errno != 0 {
+        return Err(Stop::Fail(format!("{}, and the one behind it {}", answer.shown(), after.shown())));
+    }
+    Ok(answer.shown())
 }
 
 fn endpoint_missing(subject: &mut Subject<'_>) -> Seen {

@@ -10,55 +10,20 @@
 //!
 //! Each check has a connection of its own. After one that breaks a rule, a new connection has to be served.
 
+mod entry;
 mod handshake;
 mod isochronous;
 mod limits;
 mod requests;
+mod settings;
 mod subject;
 mod unlink;
 
-use std::time::Duration;
-
-use crate::check::{self, Check, Report, Result as Line, Seen, Severity, Stop};
+use crate::check::{self, Check, Report, Result as Line};
 use crate::transport::{Lost, Network};
+use entry::Entry;
+pub use settings::Settings;
 use subject::Subject;
-
-/// What a run is told.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// The device to use; without, the first of the exporter's list.
-    pub bus_id: Option<String>,
-    /// How long an answer may take.
-    pub patience: Duration,
-    /// How long nothing has to come until it counts as nothing.
-    pub quiet: Duration,
-    /// Run only these checks; empty: all.
-    pub only: Vec<String>,
-}
-
-impl Settings {
-    /// All checks, with a first device, and an answer in `patience`.
-    pub fn new(patience: Duration) -> Self {
-        let quiet = (patience / 10).clamp(Duration::from_millis(50), Duration::from_millis(500));
-        Self { bus_id: None, patience, quiet, only: Vec::new() }
-    }
-}
-
-/// A check and the function that tries it.
-struct Entry {
-    check: Check,
-    run: fn(&mut Subject<'_>) -> Seen,
-}
-
-const fn must(id: &'static str, claim: &'static str, source: &'static str, run: Run) -> Entry {
-    Entry { check: Check { id, claim, source, severity: Severity::Must }, run }
-}
-
-const fn should(id: &'static str, claim: &'static str, source: &'static str, run: Run) -> Entry {
-    Entry { check: Check { id, claim, source, severity: Severity::Should }, run }
-}
-
-type Run = fn(&mut Subject<'_>) -> Seen;
 
 fn entries() -> impl Iterator<Item = &'static Entry> {
     [handshake::CHECKS, requests::CHECKS, unlink::CHECKS, isochronous::CHECKS, limits::CHECKS].into_iter().flatten()
@@ -89,9 +54,4 @@ pub fn run(network: &mut dyn Network, settings: &Settings, tell: &mut dyn FnMut(
         report.results.push(line);
     }
     Ok(report)
-}
-
-/// A check that needs what `present` lacks.
-fn not_applicable(why: impl Into<String>) -> Stop {
-    Stop::NotApplicable(why.into())
 }

@@ -4,8 +4,8 @@ use farbus_model::descriptor::kind;
 use farbus_model::usb::request;
 use farbus_model::{Direction, EpAddr, Setup, Status, TransferType, UrbFlags};
 
+use super::entry::{Entry, must, not_applicable, should};
 use super::subject::{Facts, Subject, device_descriptor};
-use super::{Entry, must, not_applicable, should};
 use crate::check::{Seen, Stop};
 use crate::conversation::{Answer, Ask, Conversation, errno};
 
@@ -19,8 +19,8 @@ const BURST: usize = 32;
 const NO_PACKETS: [u32; 2] = [0, u32::MAX];
 /// Numbers of a client whose devices share one counter.
 const NUMBERS: [u32; 4] = [0xffff_fff0, 7, 0x8000_0001, 0x10];
-/// A class request that no device has, with room for an answer.
-const REFUSED: Setup = Setup { request_type: 0xc3, request: 0xfd, value: 0xfffe, index: 0xfffd, length: 16 };
+/// The debug descriptor (type 10), which hosts ask for and hardly any device has: it is refused (USB 2.0 §9.4.3).
+const REFUSED: Setup = Setup::get_descriptor(10, 0, 0, 4);
 /// Bytes of one OUT transfer to a device that takes any.
 const OUT_BYTES: usize = 3000;
 const IN_BYTES: u32 = 4096;
@@ -50,7 +50,7 @@ pub(super) const CHECKS: &[Entry] = &[
     must("control-cut", "A descriptor longer than its room is cut to that.", CHAPTER_9, control_cut),
     must(
         "control-refused",
-        "A request that the device refuses ends with -32 and no data, and the next one is served.",
+        "A descriptor that the device does not have ends with -32 and no data, and the next request is served.",
         "USB 2.0 §8.5.3.4",
         control_refused,
     ),
@@ -167,7 +167,7 @@ fn control_cut(subject: &mut Subject<'_>) -> Seen {
 fn control_refused(subject: &mut Subject<'_>) -> Seen {
     let (mut talk, _) = subject.device()?;
     let answer = talk.ask(&plain(REFUSED))?;
-    expect(&answer, Status::Stall, "a request that no device has")?;
+    expect(&answer, Status::Stall, "the debug descriptor")?;
     if answer.actual != 0 {
         return Err(Stop::Fail(answer.shown()));
     }

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use farbus_model::descriptor::{AltSetting, Configuration, DeviceDescriptor, Endpoint, kind};
 use farbus_model::{Direction, EpAddr, IsoPacket, Setup, TransferType};
-use farbus_wire::usbip::OpStatus;
 use farbus_wire::usbip::message::{OpHeader, op};
+use farbus_wire::usbip::{DeviceRecord, OpStatus};
 
-use super::{Settings, not_applicable};
+use super::settings::Settings;
 use crate::check::Stop;
 use crate::conversation::{Ask, Conversation, Trouble};
 use crate::transport::Network;
@@ -39,12 +39,14 @@ pub(super) struct Subject<'a> {
     asked: Option<String>,
     facts: Option<Facts>,
     has_imported: bool,
+    /// How long a device in use is waited for.
+    import_patience: Duration,
 }
 
 impl<'a> Subject<'a> {
     pub fn new(network: &'a mut dyn Network, settings: &Settings) -> Self {
         let Settings { bus_id, patience, quiet, .. } = settings.clone();
-        Self { network, patience, quiet, asked: bus_id, facts: None, has_imported: false }
+        Self { network, patience, quiet, asked: bus_id, facts: None, has_imported: false, import_patience: patience }
     }
 
     /// A connection.
@@ -60,7 +62,7 @@ impl<'a> Subject<'a> {
         }
         let skip = |trouble: Trouble| Stop::Skip(format!("no bus id is known: the list failed: {trouble}"));
         let records = self.dial()?.list().map_err(skip)?;
-        let first = records.first().ok_or_else(|| not_applicable("the exporter offers no device"))?;
+        let first = records.first().ok_or_else(|| Stop::not_applicable("the exporter offers no device"))?;
         self.asked = Some(first.bus_id.clone());
         Ok(first.bus_id.clone())
     }
@@ -86,10 +88,13 @@ impl<'a> Subject<'a> {
             match talk.import(&bus_id) {
                 Ok(Ok(_)) => {
                     self.has_imported = true;
+                    self.import_patience = self.patience;
                     return Ok(talk);
                 }
                 Err(trouble) => return Err(trouble.to_string()),
-                Ok(Err(status)) if self.network.now().since(began) >= self.patience => {
+                Ok(Err(status)) if self.network.now().since(began) >= self.import_patience => {
+                    // It was waited for once: the following checks need not.
+                    self.import_patience = self.quiet;
                     return Err(format!("status {status}: {}", OpStatus::from_code(status)));
                 }
                 Ok(Err(_)) => {}
@@ -130,6 +135,22 @@ impl<'a> Subject<'a> {
         Ok(facts)
     }
 
+    /// The device as the list shows it, once it is free.
+    pub fn listed(&mut self) -> Result<DeviceRecord, Stop> {
+        let bus_id = self.bus_id()?;
+        let began = self.network.now();
+        loop {
+            let records = self.dial()?.list()?;
+            if let Some(record) = records.into_iter().find(|record| record.bus_id == bus_id) {
+                return Ok(record);
+            }
+            if self.network.now().since(began) >= self.patience {
+                return Err(Stop::Fail(format!("the list has no {bus_id}")));
+            }
+            self.network.pause(RETRY);
+        }
+    }
+
     /// Fails unless a new client is answered.
     pub fn serves_others(&mut self) -> Result<(), Stop> {
         let request = OpHeader::new(op::REQ_DEVLIST, OpStatus::Ok).to_bytes();
@@ -166,7 +187,7 @@ impl<'a> Subject<'a> {
     pub fn refuses_request(&mut self, mut talk: Conversation, number: u32, bytes: &[u8]) -> Result<String, Stop> {
         let sent = talk.send(bytes);
         let ended = match sent.and_then(|()| talk.wait(number)) {
-            Ok(answer) if answer.errno == 0 => Err(Stop::Fail(format!("it was carried out: {}", answer.shown()))),
+            Ok(answer) if answer.errno >= 0 => Err(Stop::Fail(format!("it was carried out: {}", answer.shown()))),
             Ok(answer) => Ok(format!("refused with {}", answer.errno)),
             Err(Trouble::Closed) => Ok("it closed the connection".to_owned()),
             Err(other) => Err(Stop::Fail(other.to_string())),
@@ -193,7 +214,7 @@ impl<'a> Subject<'a> {
                 Err(other) => return Err(other.into()),
             }
         }
-        Err(not_applicable("the device answers every request at once: none stays under way to be unlinked"))
+        Err(Stop::not_applicable("the device answers every request at once: none stays under way to be unlinked"))
     }
 }
 

@@ -2,8 +2,8 @@
 
 use farbus_model::Status;
 
+use super::entry::{Entry, must, should};
 use super::subject::{Subject, device_descriptor};
-use super::{Entry, must, should};
 use crate::check::{Seen, Stop};
 use crate::conversation::{Conversation, errno};
 

@@ -308,16 +308,21 @@ fn fields() -> Vec<Wrong> {
                 header(bytes, |raw| raw.body[1] = 255);
             }
         }),
-        answers("a stall is a success", &["control-refused", "halt"], disk, |kind, bytes| {
+        answers("a stall is a success", &["control-refused", "halt", "request-unknown"], disk, |kind, bytes| {
             if kind == Kind::Submit {
                 header(bytes, |raw| raw.body[0] = if raw.body[0] == STALL { 0 } else { raw.body[0] });
             }
         }),
-        answers("statuses are positive", &["control-refused", "halt"], disk, |kind, bytes| {
-            if kind == Kind::Submit {
-                header(bytes, |raw| raw.body[0] = raw.body[0].wrapping_neg());
-            }
-        }),
+        answers(
+            "statuses are positive",
+            &["control-refused", "halt", "request-unknown", "endpoint-missing"],
+            disk,
+            |kind, bytes| {
+                if kind == Kind::Submit {
+                    header(bytes, |raw| raw.body[0] = raw.body[0].wrapping_neg());
+                }
+            },
+        ),
         answers("a short transfer is an error", &["control-short", "in-short"], disk, |kind, bytes| {
             if kind == Kind::Submit && (bytes.len() == HEADER_BYTES + 36 || bytes.len() == HEADER_BYTES + 18) {
                 header(bytes, |raw| raw.body[0] = -121i32 as u32);
