@@ -17,6 +17,7 @@
 mod check;
 mod conversation;
 pub mod exporter;
+pub mod importer;
 
 pub mod player;
 mod transport;

@@ -1,7 +1,7 @@
 //! An exporter without sockets: made-up devices for several connections. What it sends passes a [`Tamper`], which may
 //! change it: the kit's importer checks need an exporter that is wrong, and so do tests of its exporter checks.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use farbus_model::{BufferPool, Completions, Device, EpAddr, Instant, Limits, Status, TransferType, UrbId};
 use farbus_wire::usbip::message::{HEADER_BYTES, ISO_PACKET_BYTES, command};
@@ -98,6 +98,8 @@ pub struct Player {
     conns: BTreeMap<ConnId, Conn>,
     next: u32,
     limits: Limits,
+    /// Halted endpoints that a client was told of.
+    halted: BTreeSet<(ConnId, EpAddr)>,
     /// For messages of connections without a device.
     tamper: Box<dyn Tamper>,
 }
@@ -105,7 +107,14 @@ pub struct Player {
 impl Player {
     /// An exporter without devices; `tamper` sees lists and refusals.
     pub fn new(tamper: Box<dyn Tamper>) -> Self {
-        Self { shelves: Vec::new(), conns: BTreeMap::new(), next: 0, limits: Limits::DEFAULT, tamper }
+        Self {
+            shelves: Vec::new(),
+            conns: BTreeMap::new(),
+            next: 0,
+            limits: Limits::DEFAULT,
+            halted: BTreeSet::new(),
+            tamper,
+        }
     }
 
     /// Offers a device under this bus id.
@@ -254,6 +263,9 @@ impl Player {
             if !conn.server.is_in_flight(done.id) {
                 continue;
             }
+            if done.status == Status::Stall && !done.endpoint.is_control() {
+                self.halted.insert((id, done.endpoint));
+            }
             let length = HEADER_BYTES + done.payload.len() + done.iso.len() * ISO_PACKET_BYTES;
             conn.server.complete(done, &mut conn.done.pool);
             let shelf = conn.shelf;
@@ -322,7 +334,22 @@ impl Player {
         self.conns.get(&id).is_some_and(|conn| conn.out.len() <= BACKLOG_BYTES_MAX)
     }
 
-    /// Whether a message has begun that its client has to end.
+    /// Whether a request of this number is under way.
+    pub fn is_in_flight(&self, id: ConnId, number: u32) -> bool {
+        self.conns.get(&id).is_some_and(|conn| conn.server.is_in_flight(UrbId(number.into())))
+    }
+
+    /// Whether the client was told that this endpoint is halted, and has not cleared that.
+    pub fn is_halted(&self, id: ConnId, endpoint: EpAddr) -> bool {
+        self.halted.contains(&(id, endpoint))
+    }
+
+    /// The client clears the halt of one endpoint, or of all.
+    pub fn clear_halts(&mut self, id: ConnId, endpoint: Option<EpAddr>) {
+        self.halted.retain(|(of, which)| *of != id || endpoint.is_some_and(|endpoint| endpoint != *which));
+    }
+
+    /// Requests of a client that are under way.
     pub fn in_flight(&self, id: ConnId) -> usize {
         self.conns.get(&id).map_or(0, |conn| conn.server.in_flight())
     }
@@ -366,6 +393,11 @@ impl Player {
     pub fn kind_of(&self, id: ConnId, address: EpAddr) -> Option<TransferType> {
         let at = self.conns.get(&id)?.shelf?;
         self.shelves[at].device.selection().endpoint(address).map(|endpoint| endpoint.kind)
+    }
+
+    /// The bus ids on offer.
+    pub fn bus_ids(&self) -> impl Iterator<Item = &str> {
+        self.shelves.iter().map(|shelf| shelf.record.bus_id.as_str())
     }
 
     /// The bus id and the device id of the device that a connection has.

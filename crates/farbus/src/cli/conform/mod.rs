@@ -2,7 +2,9 @@
 
 mod common;
 mod exporter;
+mod importer;
 mod network;
+mod server;
 
 use clap::Subcommand;
 
@@ -18,6 +20,7 @@ pub struct Args {
 #[derive(Debug, Subcommand)]
 enum Of {
     Exporter(exporter::Args),
+    Importer(importer::Args),
 }
 
 impl Args {
@@ -25,6 +28,7 @@ impl Args {
     pub fn is_for_programs(&self) -> bool {
         match &self.of {
             Of::Exporter(args) => args.common.json,
+            Of::Importer(args) => args.common.json,
         }
     }
 }
@@ -32,5 +36,6 @@ impl Args {
 pub fn run(args: &Args) -> Result<(), Failure> {
     match &args.of {
         Of::Exporter(args) => exporter::run(args),
+        Of::Importer(args) => importer::run(args),
     }
 }
