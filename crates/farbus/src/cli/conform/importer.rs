@@ -118,7 +118,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         }
         Some(command) => {
             for bus_id in bus_ids {
-                let mut attached = Attached::start(command, reached_at(address), bus_id).map_err(could_not_run)?;
+                let attached = Attached::start(command, reached_at(address), bus_id).map_err(could_not_run)?;
                 // An importer that never asks for the device is not waited for twice.
                 let most = common.patience() * 2;
                 let seen = |stage: &Stage| is_stopped() || stage.is_settled(bus_id);

@@ -11,7 +11,7 @@ use farbus_conform::player::ConnId;
 use farbus_io::link::Clock;
 use farbus_model::Instant;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
 /// Importers connected at a time; the others wait.
 const CONNECTIONS_MAX: usize = 64;
@@ -166,7 +166,6 @@ fn serve(stage: &mut Stage, conn: &mut Conn, now: Instant) -> bool {
 /// The command that attaches an importer, with all that it started. Dropping it kills them.
 pub struct Attached {
     child: Child,
-    has_ended: bool,
 }
 
 impl Attached {
@@ -186,7 +185,7 @@ impl Attached {
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()?;
-        Ok(Self { child, has_ended: false })
+        Ok(Self { child })
     }
 
     fn signal(&self, signal: Signal) {
@@ -200,9 +199,10 @@ impl Attached {
     }
 
     /// Whether it has ended.
-    pub fn has_ended(&mut self) -> bool {
-        self.has_ended |= !matches!(self.child.try_wait(), Ok(None));
-        self.has_ended
+    pub fn has_ended(&self) -> bool {
+        // It is not reaped yet: its process group keeps its number until it was killed.
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        !matches!(waitid(WaitId::Pid(Pid::from_child(&self.child)), options), Ok(None))
     }
 }
 
