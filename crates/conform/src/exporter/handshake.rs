@@ -76,7 +76,7 @@ pub(super) const CHECKS: &[Entry] = &[
         "TCP is a stream",
         request_in_pieces,
     ),
-    must(
+    should(
         "version-other",
         "A request of version 0x0100 is refused, answered in that version, or its connection ends.",
         "Linux usbip compares versions",

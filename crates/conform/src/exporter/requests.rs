@@ -244,7 +244,7 @@ fn set_interface(subject: &mut Subject<'_>) -> Seen {
     let (mut talk, facts) = subject.device()?;
     // The last setting of an interface that has several, or the only one.
     let settings = &facts.configuration.settings;
-    let several = settings.iter().filter(|setting| setting.alternate > 0).next_back();
+    let several = settings.iter().rfind(|setting| setting.alternate > 0);
     let Some(setting) = several.or(settings.last()) else {
         return Err(not_applicable("the device has no interface"));
     };

@@ -89,7 +89,7 @@ pub const PROBES: &[Probe] = &[
         "Answers whose bytes arrive one by one are understood.", "TCP is a stream"),
     probe("1-3", Does::Busy, MUST, "refusal",
         "After an import was refused it sends no request.", "kernel usbip_protocol.rst, OP_REP_IMPORT"),
-    probe("1-4", Does::OtherVersion, MUST, "version",
+    probe("1-4", Does::OtherVersion, Severity::Should, "version",
         "It sends no request to an exporter of another version.", "Linux usbip compares versions"),
     probe("1-5", Does::OtherDevice, MUST, "other-device",
         "It sends no request to a device that it did not ask for.", "Linux usbip compares the bus id"),

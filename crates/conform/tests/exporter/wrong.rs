@@ -60,7 +60,7 @@ impl Tamper for Parts {
 /// A device that answers some requests wrongly.
 struct WrongDevice {
     inner: Box<dyn Device>,
-    answer: fn(&InFlight) -> Option<(Status, Vec<u8>)>,
+    answer: Answer,
 }
 
 impl Device for WrongDevice {
@@ -103,6 +103,8 @@ impl Device for WrongDevice {
     }
 }
 
+/// What a wrong device answers in place of the right one.
+type Answer = fn(&InFlight) -> Option<(Status, Vec<u8>)>;
 type Make = fn() -> Box<dyn Device>;
 
 fn tampered(device: Box<dyn Device>, of_device: Parts, of_list: Parts) -> World {
@@ -131,12 +133,7 @@ fn takes(name: &'static str, fails: &'static [&'static str], make: Make, incomin
 }
 
 /// Wrong in what its device answers.
-fn device(
-    name: &'static str,
-    fails: &'static [&'static str],
-    make: Make,
-    answer: fn(&InFlight) -> Option<(Status, Vec<u8>)>,
-) -> Wrong {
+fn device(name: &'static str, fails: &'static [&'static str], make: Make, answer: Answer) -> Wrong {
     wrong(name, fails, move || tampered(Box::new(WrongDevice { inner: make(), answer }), NOTHING, NOTHING))
 }
 

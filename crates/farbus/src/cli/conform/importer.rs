@@ -18,6 +18,7 @@ use serde_json::json;
 use super::common::{Common, could_not_run};
 use super::server::{Attached, Server};
 use crate::cli::Failure;
+use crate::cli::output::say;
 use crate::common::host_address::DEFAULT_PORT;
 
 /// Bytes of the made-up disk: little, as there is one for each exporter that is played.
@@ -113,7 +114,14 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let is_stopped = || stop.load(Ordering::Acquire);
     match with {
         None => {
-            eprintln!("listening on {address}; attach the importer to each of {} (Ctrl-C ends)", bus_ids.join(", "));
+            let line =
+                format!("listening on {address}; attach the importer to each of {} (Ctrl-C ends)", bus_ids.join(", "));
+            // Standard output is for the JSON alone.
+            if common.json {
+                eprintln!("{line}")
+            } else {
+                say(line)
+            }
             server.serve_until(None, |stage| is_stopped() || stage.is_done()).map_err(could_not_run)?;
         }
         Some(command) => {
