@@ -152,7 +152,7 @@ fn attach(stage: &mut Stage, bus_id: &str, faults: Faults, now: &mut Instant) {
             break;
         }
         // A wrong importer repeats itself.
-        if faults.ignores && importer.step == 0 || faults.ignores && stage.ending(id) != Ending::Open {
+        if faults.ignores && (importer.step == 0 || stage.ending(id) != Ending::Open) {
             *now = *now + PATIENCE / 2;
             stage.receive(id, &request(importer.devid.max(0x0001_0001), 99), *now);
         }

@@ -110,9 +110,9 @@ impl Server {
         });
         let mut fds: Vec<PollFd<'_>> = listening.into_iter().chain(streams).collect();
         let timeout = Timespec { tv_sec: most.as_secs() as i64, tv_nsec: most.subsec_nanos().into() };
-        match poll(&mut fds, Some(&timeout)) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-            Err(error) => Err(error.into()),
+        match poll(&mut fds, Some(&timeout)).map_err(io::Error::from) {
+            Err(error) if error.kind() != ErrorKind::Interrupted => Err(error),
+            _ => Ok(()),
         }
     }
 
