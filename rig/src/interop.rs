@@ -6,7 +6,7 @@
 
 use crate::cases::{self, Case};
 use crate::record::Record;
-use crate::{Error, Result};
+use crate::{Error, Result, conform};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
@@ -29,6 +29,7 @@ const USBIP_HOST: Peer = Peer("Linux `usbip-host` + `usbipd`");
 const PYTHON: Peer = Peer("`usbip` package of Python, host drivers");
 const PYTHON_SERVER: Peer = Peer("`usbip` package of Python, devices");
 const CRATE: Peer = Peer("`usbip` crate of Rust");
+const KIT: Peer = Peer("`farbus conform`");
 const VUDC: Peer = Peer("Linux `usbip-vudc` + `usbipd --device`");
 
 /// Exporters by the beginnings of their cases' names; all other cases use `farbus share`.
@@ -104,6 +105,10 @@ const OTHERS: &[(&str, Peer, Peer)] = &[
         Peer("Linux `usbip` + `vhci_hcd` at one end, `farbus attach --via kernel` at the other"),
         SHARE,
     ),
+    ("conform-python", KIT, Peer("`usbip` package of Python, both roles")),
+    ("conform-crate", KIT, CRATE),
+    ("conform-kernel", KIT, VUDC),
+    ("conform-vhci", STOCK, KIT),
     ("capture", Peer("Linux `usbip` + `vhci_hcd`, Wireshark reading along"), SHARE),
 ];
 
@@ -111,7 +116,7 @@ const OTHERS: &[(&str, Peer, Peer)] = &[
 const ALONE: &[&str] = &["smoke", "verdicts", "kernel-self", "kernel-testusb", "pipe-partition"];
 
 /// Cases that have not passed yet. They get a row after the first run that passes; remove the entry here then.
-const UNSEEN: &[&str] = &[];
+const UNSEEN: &[&str] = &["conform-python", "conform-crate", "conform-kernel", "conform-vhci"];
 
 /// Combinations that ordinary tests cover: client, exporter, what was done, where.
 const TESTS: &[(Peer, Peer, &str, &str)] = &[
@@ -247,13 +252,16 @@ pub fn table() -> String {
 
 const TABLE: Section = Section("meetings");
 const SEEN: Section = Section("versions");
+const CONFORMANCE: Section = Section("conformance");
 
 /// A generated part of the document, between two comments.
+#[derive(PartialEq, Eq)]
 struct Section(&'static str);
 
 impl Section {
     fn begin(&self) -> String {
-        format!("<!-- {}: made by `cargo xtask interop` -->\n", self.0)
+        let command = if *self == CONFORMANCE { "conform" } else { "interop" };
+        format!("<!-- {}: made by `cargo xtask {command}` -->\n", self.0)
     }
 
     fn end(&self) -> String {
@@ -273,6 +281,14 @@ impl Section {
             .ok_or_else(|| Error::Expectation(format!("the document has no lines\n{}{}", self.begin(), self.end())))?;
         Ok(format!("{before}{}\n{text}\n{}{after}", self.begin(), self.end()))
     }
+}
+
+/// The document with the tables of `farbus conform` generated from the results that are kept.
+///
+/// # Errors
+/// If the document has no place for them.
+pub fn with_conformance(document: &str, results: &BTreeMap<&str, serde_json::Value>) -> Result<String> {
+    CONFORMANCE.replaced(document, &conform::tables(results))
 }
 
 /// The document with both tables generated: the cases, and the software versions of their runs.
@@ -342,6 +358,15 @@ mod tests {
     fn the_document_shows_the_cases_as_they_are() {
         let (_, inside, _) = TABLE.split(DOCUMENT).expect("docs/interop.md has the table's comments");
         assert_eq!(inside.trim(), table().trim(), "docs/interop.md has rotted: run the rig, then cargo xtask interop");
+    }
+
+    #[test]
+    fn the_document_shows_the_results_of_the_kit_that_are_kept() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/results/conform");
+        let results = conform::read_all(&folder).unwrap();
+        assert!(!results.is_empty(), "nothing is kept in {}", folder.display());
+        let made = with_conformance(DOCUMENT, &results).unwrap();
+        assert_eq!(made, DOCUMENT, "docs/interop.md has rotted: cargo xtask conform");
     }
 
     #[test]

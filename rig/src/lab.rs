@@ -195,7 +195,8 @@ impl Lab<'_> {
         Farbus::new(self.program()?, &self.scratch("run"), &self.rig.logs, &self.name)
     }
 
-    fn program(&self) -> Result<PathBuf> {
+    /// The program under test, or the reason to skip the case.
+    pub fn program(&self) -> Result<PathBuf> {
         self.rig.farbus.clone().ok_or_else(|| {
             Error::Skip("no farbus program: build it (cargo build --release -p farbus) or give --farbus PATH".into())
         })

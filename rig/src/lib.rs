@@ -12,7 +12,7 @@
 //!
 //! **Start reading at** [`cases::all`] for what is proved, [`lab::Lab`] for the bench a case works at,
 //! [`machine::Guest`] for a running machine, [`pair::Pair`] for two of them on a cable, [`image`] for what is inside,
-//! [`interop`] for who met whom in a case.
+//! [`interop`] for who met whom in a case, [`conform`] for who passes what of the conformance kit.
 //!
 //! **Why** machines: those that build farbus have no USB in their own kernel, and the kernels that matter are
 //! our users', not ours. Emulation (`-accel tcg`, one processor) needs no rights and no luck; booting the
@@ -20,6 +20,7 @@
 //! and none can spoil the next.
 
 pub mod cases;
+pub mod conform;
 pub mod disk;
 pub mod error;
 pub mod farbus;

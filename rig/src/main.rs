@@ -1,6 +1,7 @@
 //! The rig's command line.
 
 use clap::{Parser, Subcommand};
+use farbus_rig::conform::{self, Place};
 use farbus_rig::lab::{Rig, records_folder};
 use farbus_rig::{Error, Result, cases, interop, peers, record, run};
 use std::path::{Path, PathBuf};
@@ -51,6 +52,21 @@ enum Command {
         /// keyboard or serial.
         what: String,
     },
+    /// Runs the conformance kit against what needs no machine, keeps the results, and writes the tables of a document.
+    Conform {
+        /// The farbus to run the kit of.
+        #[arg(long)]
+        farbus: Option<PathBuf>,
+        /// Keep what earlier runs of the rig left in this folder, too.
+        #[arg(long)]
+        take: Vec<PathBuf>,
+        /// The document.
+        document: PathBuf,
+        /// Where results are kept.
+        folder: PathBuf,
+        /// Only these implementations.
+        names: Vec<String>,
+    },
     /// Writes the tables of who met whom into a document, from the records that runs left.
     Interop {
         /// The document.
@@ -72,6 +88,9 @@ fn main() -> ExitCode {
         }
         Command::Peer { what } => {
             peers::crate_server::serve(&what).map(|()| true).map_err(Error::io(format!("serve a {what}")))
+        }
+        Command::Conform { farbus, take, document, folder, names } => {
+            conform_all(farbus, &take, &document, &folder, &names).map(|()| true)
         }
         Command::Interop { document } => write_tables(&document).map(|()| true),
     };
@@ -108,6 +127,46 @@ fn processors() -> usize {
 fn write_tables(document: &Path) -> Result<()> {
     let text = std::fs::read_to_string(document).map_err(Error::io(format!("read {}", document.display())))?;
     let made = interop::made(&text, &record::read_all(&records_folder())?)?;
+    std::fs::write(document, made).map_err(Error::io(format!("write {}", document.display())))?;
+    println!("{} is up to date", document.display());
+    Ok(())
+}
+
+fn conform_all(
+    farbus: Option<PathBuf>,
+    take: &[PathBuf],
+    document: &Path,
+    folder: &Path,
+    names: &[String],
+) -> Result<()> {
+    if let Some(farbus) = farbus {
+        let scratch = std::env::temp_dir().join(format!("farbus-conform-{}", std::process::id()));
+        std::fs::create_dir_all(&scratch).map_err(Error::io(format!("create {}", scratch.display())))?;
+        let cache = records_folder().with_file_name("");
+        let place = Place { farbus, scratch, cache };
+        for subject in conform::SUBJECTS.iter().filter(|each| names.is_empty() || names.iter().any(|n| n == each.name))
+        {
+            match place.run(*subject)? {
+                Some(result) => {
+                    println!("{}: {} checks fail", subject.name, conform::failed(&result).len());
+                    conform::keep(folder, *subject, &result)?;
+                }
+                None => {
+                    println!("{}: not run here, it needs a machine (cargo xtask rig -- run 'conform-*')", subject.name)
+                }
+            }
+        }
+        // What a killed process left there is of no use to anybody.
+        let _ = std::fs::remove_dir_all(&place.scratch);
+    }
+    for from in take {
+        for (name, result) in conform::read_all(from)? {
+            let subject = conform::SUBJECTS.iter().find(|subject| subject.name == name);
+            subject.map_or(Ok(()), |subject| conform::keep(folder, *subject, &result))?;
+        }
+    }
+    let text = std::fs::read_to_string(document).map_err(Error::io(format!("read {}", document.display())))?;
+    let made = interop::with_conformance(&text, &conform::read_all(folder)?)?;
     std::fs::write(document, made).map_err(Error::io(format!("write {}", document.display())))?;
     println!("{} is up to date", document.display());
     Ok(())

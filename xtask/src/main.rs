@@ -59,7 +59,8 @@ use std::process::ExitCode;
   cargo xtask fuzz --seconds 600       every fuzz target for ten minutes
   cargo xtask rig -- run 'testusb*'    some of the virtual-machine tests
   cargo xtask size                     what the release program consists of
-  cargo xtask interop                  who was seen to work with farbus, from the rig's records"
+  cargo xtask interop                  who was seen to work with farbus, from the rig's records
+  cargo xtask conform share            what our own exporter passes of the conformance kit"
 )]
 struct Cli {
     #[command(subcommand)]
@@ -96,6 +97,11 @@ enum Command {
     Rig(rig::Arguments),
     /// Make the tables of docs/interop.md from the records of the rig's runs
     Interop,
+    /// Run farbus conform against what needs no virtual machine, and make its tables in docs/interop.md
+    Conform {
+        /// Only these implementations, by the names of their files in docs/results/conform
+        names: Vec<String>,
+    },
     /// Build the release program as it is shipped, its debug information apart
     Dist(dist::Arguments),
     /// Make the Debian package, the static program and the container image; test the package
@@ -126,6 +132,7 @@ fn main() -> ExitCode {
         Command::Soak(arguments) => soak::run(&arguments),
         Command::Rig(arguments) => rig::run(&arguments),
         Command::Interop => rig::write_interop(),
+        Command::Conform { names } => rig::conform(&names),
         Command::Dist(arguments) => dist::run(&arguments),
         Command::Package(arguments) => package::run(&arguments),
         Command::Size(arguments) => size::run(&arguments),

@@ -40,6 +40,23 @@ pub fn write_interop() -> Result<(), String> {
     cargo::run(command)
 }
 
+/// `cargo xtask conform`: the conformance kit against what needs no virtual machine, and the tables of
+/// `docs/interop.md`, also of what the rig's last run left.
+pub fn conform(names: &[String]) -> Result<(), String> {
+    let docs = workspace::root().join("docs");
+    let farbus = cargo::executables(cargo(&["build", "--workspace", "--bin", "farbus"]))?;
+    let mut command = rig()?;
+    command.arg("conform").arg("--farbus").arg(cargo::program(&farbus, "farbus")?);
+    for case in ["conform-kernel", "conform-vhci"] {
+        let left = workspace::root().join("target/rig/logs").join(format!("{case}.results"));
+        if left.is_dir() {
+            command.arg("--take").arg(left);
+        }
+    }
+    command.arg(docs.join("interop.md")).arg(docs.join("results/conform")).args(names);
+    cargo::run(command)
+}
+
 /// The rig tests the program as it is shipped: optimized, with its debug information apart.
 fn run_rig(arguments: &[&str]) -> Result<(), String> {
     let mut command = rig()?;

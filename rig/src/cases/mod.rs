@@ -8,6 +8,7 @@ mod bridge;
 mod can;
 mod capture;
 mod case;
+mod conform;
 mod daemon;
 mod driverless;
 mod exporters;
@@ -51,6 +52,7 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
         programs::CASES,
         exporters::CASES,
         strangers::CASES,
+        conform::CASES,
         daemon::CASES,
         nothing_lost::CASES,
         reset::CASES,

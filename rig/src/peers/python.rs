@@ -42,6 +42,11 @@ impl Python {
         Ok(Self { wheel, version })
     }
 
+    /// Where the package is, for `PYTHONPATH`.
+    pub fn path(&self) -> &Path {
+        &self.wheel
+    }
+
     /// A script with these arguments, which finds the package.
     pub fn command(&self, script: &str, arguments: &[&str]) -> Command {
         let mut command = Command::new("python3");

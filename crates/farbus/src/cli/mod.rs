@@ -3,6 +3,7 @@
 mod attach;
 mod audit;
 pub mod bench;
+mod conform;
 mod daemon;
 mod demo;
 mod directory;
@@ -129,6 +130,7 @@ enum Verb {
     Plan(plan::Args),
     Topology(topology::Args),
     Bench(bench::Args),
+    Conform(conform::Args),
     Id(trust::IdArgs),
     Pair(trust::PairArgs),
     Peers(trust::PeersArgs),
@@ -206,6 +208,7 @@ impl Cli {
             Verb::List(args) => args.json,
             Verb::Attach(args) => args.json,
             Verb::Audit(args) => args.json,
+            Verb::Conform(args) => args.is_for_programs(),
             Verb::Doctor(args) => args.json,
             Verb::Events(args) => args.json,
             Verb::Allow(args) => args.json,
@@ -287,6 +290,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Plan(args) => plan::run(&args),
         Verb::Topology(args) => topology::run(&args),
         Verb::Bench(args) => bench::run(args),
+        Verb::Conform(args) => conform::run(&args),
         Verb::Id(args) => trust::id(&args),
         Verb::Pair(args) => trust::pair(&args),
         Verb::Peers(args) => trust::peers(&args),

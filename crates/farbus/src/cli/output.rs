@@ -22,7 +22,7 @@ pub fn report(failure: &Failure, as_json: bool) -> ExitCode {
         // Standard output may be closed by now.
         let _ = print_json(&serde_json::json!({ "failure": failure.report() }));
     }
-    ExitCode::from(failure.attribute().exit_code())
+    ExitCode::from(failure.exit_code())
 }
 
 /// The least width that a terminal can have.

@@ -79,6 +79,7 @@ pub struct Failure {
     attribute: Attribute,
     message: String,
     is_told: bool,
+    exit_code: Option<u8>,
 }
 
 impl Failure {
@@ -89,13 +90,24 @@ impl Failure {
 
     /// A failure of this kind.
     pub fn new(attribute: Attribute, message: impl fmt::Display) -> Self {
-        Self { attribute, message: message.to_string(), is_told: false }
+        Self { attribute, message: message.to_string(), is_told: false, exit_code: None }
     }
 
     /// Marks the failure as part of the JSON that was printed already.
     #[must_use]
     pub fn told(self) -> Self {
         Self { is_told: true, ..self }
+    }
+
+    /// Gives the command another exit code than its kind has, where the command's help says so.
+    #[must_use]
+    pub fn with_exit_code(self, code: u8) -> Self {
+        Self { exit_code: Some(code), ..self }
+    }
+
+    /// The exit code of the command.
+    pub fn exit_code(&self) -> u8 {
+        self.exit_code.unwrap_or(self.attribute.exit_code())
     }
 
     /// The kind of the failure.

@@ -13,6 +13,7 @@ mod block;
 mod bridge;
 mod claims;
 mod cluster;
+mod conform;
 mod congestion;
 mod containers;
 mod control_socket;

@@ -1,0 +1,137 @@
+//! Isochronous packets.
+
+use farbus_model::{Direction, Endpoint, Setup, Status, TransferType};
+
+use super::entry::{Entry, must, not_applicable, should};
+use super::subject::{Facts, Subject, device_descriptor, packets};
+use crate::check::{Seen, Stop};
+use crate::conversation::{Answer, Ask, Conversation, Trouble};
+
+const SPEC: &str = "kernel usbip_protocol.rst, iso_packet_descriptor";
+const LIMITS: &str = "CVE-2017-16913, Linux USBIP_MAX_ISO_PACKETS";
+
+/// Packets of a request: one millisecond at high speed.
+const PACKETS: u32 = 8;
+const GAP: u32 = 64;
+
+pub(super) const CHECKS: &[Entry] = &[
+    must("iso-in", "Isochronous IN comes without padding, and its packets add up to its length.", SPEC, iso_in),
+    must("iso-places", "Offsets and lengths of packets come back unchanged.", SPEC, iso_places),
+    should("iso-gaps", "Packets with gaps between them come without the gaps.", SPEC, iso_gaps),
+    must("iso-errors", "The error count is the number of packets that failed.", SPEC, iso_errors),
+    must("iso-out", "The answer to isochronous OUT has its packets and no data.", SPEC, iso_out),
+    must("iso-none", "An isochronous request of no packets is answered, or ends its connection.", SPEC, iso_none),
+    must(
+        "iso-outside",
+        "A packet outside its buffer is refused, or its connection ends.",
+        "CVE-2016-3955",
+        iso_outside,
+    ),
+    must("iso-many", "0x7fffffff packets are refused, or end their connection.", LIMITS, iso_many),
+];
+
+/// A connection on which an isochronous endpoint of this direction is active.
+fn ready(subject: &mut Subject<'_>, direction: Direction) -> Result<(Conversation, Facts, Endpoint), Stop> {
+    let (mut talk, facts) = subject.device()?;
+    let found = facts.endpoint_anywhere(TransferType::Isochronous, direction);
+    let (setting, endpoint) = found.ok_or_else(|| not_applicable("the device has no such isochronous endpoint"))?;
+    let (interface, alternate, endpoint) = (setting.interface, setting.alternate, *endpoint);
+    if alternate != 0 {
+        let answer = talk.ask(&Ask::control(Setup::set_interface(interface, alternate), &[]))?;
+        if answer.errno != 0 {
+            return Err(Stop::Skip(format!("SET_INTERFACE was refused with {}", answer.errno)));
+        }
+    }
+    Ok((talk, facts, endpoint))
+}
+
+fn ask(subject: &mut Subject<'_>, direction: Direction, gap: u32) -> Result<(Ask, Answer), Stop> {
+    let (mut talk, _, endpoint) = ready(subject, direction)?;
+    let ask = packets(&endpoint, PACKETS, gap);
+    let answer = talk.ask(&ask)?;
+    // Anything left over would be taken for the next answer.
+    talk.ask(&device_descriptor())?;
+    Ok((ask, answer))
+}
+
+fn check_sum(answer: &Answer) -> Result<String, Stop> {
+    let sum: u64 = answer.packets.iter().map(|packet| u64::from(packet.actual)).sum();
+    let fits = answer.packets.iter().all(|packet| packet.actual <= packet.length);
+    if sum != u64::from(answer.actual) || !fits {
+        return Err(Stop::Fail(format!("the packets add up to {sum} bytes, the answer says {}", answer.actual)));
+    }
+    Ok(format!("{} packets, {} bytes", answer.packets.len(), answer.actual))
+}
+
+fn check_places(ask: &Ask, answer: &Answer) -> Result<String, Stop> {
+    for (at, (sent, came)) in ask.packets.iter().zip(&answer.packets).enumerate() {
+        if (sent.offset, sent.length) != (came.offset, came.length) {
+            let (from, to) = ((sent.offset, sent.length), (came.offset, came.length));
+            return Err(Stop::Fail(format!("packet {at} was at {from:?} (offset, length) and comes back at {to:?}")));
+        }
+    }
+    Ok(format!("{} packets unchanged", answer.packets.len()))
+}
+
+fn iso_in(subject: &mut Subject<'_>) -> Seen {
+    let (_, answer) = ask(subject, Direction::In, 0)?;
+    check_sum(&answer)
+}
+
+fn iso_places(subject: &mut Subject<'_>) -> Seen {
+    let (ask, answer) = ask(subject, Direction::In, 0)?;
+    check_places(&ask, &answer)
+}
+
+fn iso_gaps(subject: &mut Subject<'_>) -> Seen {
+    let (ask, answer) = ask(subject, Direction::In, GAP)?;
+    check_places(&ask, &answer)?;
+    check_sum(&answer)
+}
+
+fn iso_errors(subject: &mut Subject<'_>) -> Seen {
+    let (_, answer) = ask(subject, Direction::In, 0)?;
+    let failed = answer.packets.iter().filter(|packet| packet.status != Status::Ok).count();
+    if failed != answer.error_count as usize {
+        return Err(Stop::Fail(format!("{failed} packets failed, the error count is {}", answer.error_count)));
+    }
+    Ok(format!("{failed} of {}", answer.packets.len()))
+}
+
+fn iso_out(subject: &mut Subject<'_>) -> Seen {
+    let (ask, answer) = ask(subject, Direction::Out, 0)?;
+    check_places(&ask, &answer)?;
+    check_sum(&answer)
+}
+
+fn iso_none(subject: &mut Subject<'_>) -> Seen {
+    let (mut talk, _, endpoint) = ready(subject, Direction::In)?;
+    let none = packets(&endpoint, 0, 0);
+    let seen = match talk.ask(&none) {
+        Ok(answer) => answer.shown(),
+        Err(Trouble::Closed) => "it closed the connection".to_owned(),
+        Err(other) => return Err(other.into()),
+    };
+    drop(talk);
+    subject.serves_device()?;
+    Ok(seen)
+}
+
+fn iso_outside(subject: &mut Subject<'_>) -> Seen {
+    let (mut talk, _, endpoint) = ready(subject, Direction::In)?;
+    let mut ask = packets(&endpoint, 1, 0);
+    ask.packets[0].offset = 0x7fff_0000;
+    let number = talk.take_number();
+    let bytes = talk.note(number, &ask);
+    subject.refuses_request(talk, number, &bytes)
+}
+
+fn iso_many(subject: &mut Subject<'_>) -> Seen {
+    let (mut talk, _, endpoint) = ready(subject, Direction::In)?;
+    let number = talk.take_number();
+    let bytes = talk.note(
+        number,
+        &Ask { is_iso: false, number_of_packets: 0x7fff_ffff, packets: Vec::new(), ..packets(&endpoint, 1, 0) },
+    );
+    subject.refuses_request(talk, number, &bytes)
+}

@@ -1,0 +1,57 @@
+//! The kit as a client: what an exporter owes its importers.
+//!
+//! | file | what its checks are about |
+//! |---|---|
+//! | `handshake.rs` | lists, imports, refusals, versions |
+//! | `requests.rs` | control requests, data, answers and their fields |
+//! | `unlink.rs` | cancellations and their races |
+//! | `isochronous.rs` | packets |
+//! | `limits.rs` | garbage, sizes, clients that do not read |
+//!
+//! Each check has a connection of its own. After one that breaks a rule, a new connection has to be served.
+
+mod entry;
+mod handshake;
+mod isochronous;
+mod limits;
+mod requests;
+mod settings;
+mod subject;
+mod unlink;
+
+use crate::check::{self, Check, Report, Result as Line};
+use crate::transport::{Lost, Network};
+use entry::Entry;
+pub use settings::Settings;
+use subject::Subject;
+
+fn entries() -> impl Iterator<Item = &'static Entry> {
+    [handshake::CHECKS, requests::CHECKS, unlink::CHECKS, isochronous::CHECKS, limits::CHECKS].into_iter().flatten()
+}
+
+/// All checks of an exporter, in the order of their runs.
+pub fn checks() -> Vec<Check> {
+    entries().map(|entry| entry.check).collect()
+}
+
+/// Tries the checks; `tell` hears of each one as it ends.
+///
+/// # Errors
+/// [`Lost`]: the exporter cannot be reached at all, or `settings` name a check that there is not.
+pub fn run(network: &mut dyn Network, settings: &Settings, tell: &mut dyn FnMut(&Line)) -> Result<Report, Lost> {
+    if let Some(unknown) = settings.only.iter().find(|id| entries().all(|entry| entry.check.id != *id)) {
+        return Err(Lost(format!("there is no check '{unknown}'")));
+    }
+    drop(network.dial()?);
+    let mut subject = Subject::new(network, settings);
+    let mut report = Report::default();
+    for entry in entries() {
+        if !settings.only.is_empty() && !settings.only.iter().any(|id| id == entry.check.id) {
+            continue;
+        }
+        let line = check::line(entry.check, (entry.run)(&mut subject));
+        tell(&line);
+        report.results.push(line);
+    }
+    Ok(report)
+}

@@ -1,0 +1,24 @@
+//! What a run is told.
+
+use std::time::Duration;
+
+/// What a run is told.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The device to use; without, the first of the exporter's list.
+    pub bus_id: Option<String>,
+    /// How long an answer may take.
+    pub patience: Duration,
+    /// How long nothing has to come until it counts as nothing.
+    pub quiet: Duration,
+    /// Run only these checks; empty: all.
+    pub only: Vec<String>,
+}
+
+impl Settings {
+    /// All checks, with a first device, and an answer in `patience`.
+    pub fn new(patience: Duration) -> Self {
+        let quiet = (patience / 10).clamp(Duration::from_millis(50), Duration::from_millis(500));
+        Self { bus_id: None, patience, quiet, only: Vec::new() }
+    }
+}

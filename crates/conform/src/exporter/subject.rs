@@ -1,0 +1,287 @@
+//! The exporter that is tested, and what the kit knows of the device that it uses.
+
+use std::time::Duration;
+
+use farbus_model::descriptor::{AltSetting, Configuration, DeviceDescriptor, Endpoint, kind};
+use farbus_model::{Direction, EpAddr, IsoPacket, Setup, TransferType};
+use farbus_wire::usbip::message::{OpHeader, op};
+use farbus_wire::usbip::{DeviceRecord, OpStatus};
+
+use super::settings::Settings;
+use crate::check::Stop;
+use crate::conversation::{Ask, Conversation, Trouble};
+use crate::transport::Network;
+
+/// Between two tries of a device that is still in use.
+const RETRY: Duration = Duration::from_millis(20);
+/// Bytes of a device descriptor that the kit asks for: exporters take 8 and 64 for the sign of a port reset.
+const DESCRIPTOR_ROOM: u16 = 255;
+/// Isochronous requests queued before one that is to be unlinked, and packets of each.
+const ISO_DEPTH: usize = 8;
+const ISO_PACKETS: u32 = 512;
+/// Ids of the kernel's source/sink gadget: its endpoints always have data, and take any.
+const SOURCE_SINK: (u16, u16) = (0x0525, 0xa4a0);
+/// Mass storage, SCSI, Bulk-Only.
+const DISK: [u8; 3] = [8, 6, 0x50];
+
+/// What was learned of the device.
+#[derive(Clone, Debug)]
+pub(super) struct Facts {
+    pub device: DeviceDescriptor,
+    pub configuration: Configuration,
+}
+
+/// The exporter, and how to reach it.
+pub(super) struct Subject<'a> {
+    network: &'a mut dyn Network,
+    pub patience: Duration,
+    pub quiet: Duration,
+    asked: Option<String>,
+    facts: Option<Facts>,
+    has_imported: bool,
+    /// How long a device in use is waited for.
+    import_patience: Duration,
+}
+
+impl<'a> Subject<'a> {
+    pub fn new(network: &'a mut dyn Network, settings: &Settings) -> Self {
+        let Settings { bus_id, patience, quiet, .. } = settings.clone();
+        Self { network, patience, quiet, asked: bus_id, facts: None, has_imported: false, import_patience: patience }
+    }
+
+    /// A connection.
+    pub fn dial(&mut self) -> Result<Conversation, Stop> {
+        let link = self.network.dial().map_err(|lost| Stop::Fail(format!("no new connection: {lost}")))?;
+        Ok(Conversation::new(link, self.patience))
+    }
+
+    /// The bus id of the device to use.
+    pub fn bus_id(&mut self) -> Result<String, Stop> {
+        if let Some(asked) = &self.asked {
+            return Ok(asked.clone());
+        }
+        let skip = |trouble: Trouble| Stop::Skip(format!("no bus id is known: the list failed: {trouble}"));
+        let records = self.dial()?.list().map_err(skip)?;
+        let first = records.first().ok_or_else(|| Stop::not_applicable("the exporter offers no device"))?;
+        self.asked = Some(first.bus_id.clone());
+        Ok(first.bus_id.clone())
+    }
+
+    /// Whether the device could be imported once.
+    pub fn has_imported(&self) -> bool {
+        self.has_imported
+    }
+
+    /// A connection with the device. Waits while the device is still that of an earlier connection.
+    pub fn import(&mut self) -> Result<Conversation, Stop> {
+        self.try_import().map_err(|why| Stop::Skip(format!("the device could not be imported: {why}")))
+    }
+
+    fn try_import(&mut self) -> Result<Conversation, String> {
+        let bus_id = self.bus_id().map_err(|stop| match stop {
+            Stop::Fail(why) | Stop::NotApplicable(why) | Stop::Skip(why) => why,
+        })?;
+        let began = self.network.now();
+        loop {
+            let link = self.network.dial().map_err(|lost| lost.to_string())?;
+            let mut talk = Conversation::new(link, self.patience);
+            match talk.import(&bus_id) {
+                Ok(Ok(_)) => {
+                    self.has_imported = true;
+                    self.import_patience = self.patience;
+                    return Ok(talk);
+                }
+                Err(trouble) => return Err(trouble.to_string()),
+                Ok(Err(status)) if self.network.now().since(began) >= self.import_patience => {
+                    // It was waited for once: the following checks need not.
+                    self.import_patience = self.quiet;
+                    return Err(format!("status {status}: {}", OpStatus::from_code(status)));
+                }
+                Ok(Err(_)) => {}
+            }
+            drop(talk);
+            self.network.pause(RETRY);
+        }
+    }
+
+    /// A connection with the device in its first configuration, and what is known of it.
+    pub fn device(&mut self) -> Result<(Conversation, Facts), Stop> {
+        let mut talk = self.import()?;
+        let facts = match &self.facts {
+            Some(facts) => facts.clone(),
+            None => self.learn(&mut talk)?,
+        };
+        // The exporter may have configured it; hosts do so in any case.
+        let set = Ask::control(Setup::set_configuration(facts.configuration.value), &[]);
+        match talk.ask(&set) {
+            Ok(answer) if answer.errno == 0 => Ok((talk, facts)),
+            Ok(answer) => Err(Stop::Skip(format!("SET_CONFIGURATION was refused with {}", answer.errno))),
+            Err(trouble) => Err(Stop::Skip(format!("SET_CONFIGURATION failed: {trouble}"))),
+        }
+    }
+
+    fn learn(&mut self, talk: &mut Conversation) -> Result<Facts, Stop> {
+        let skip = |what: &str, why: String| Stop::Skip(format!("the {what} descriptor could not be read: {why}"));
+        let read = |talk: &mut Conversation, kind, length| {
+            talk.ask(&Ask::control(Setup::get_descriptor(kind, 0, 0, length), &[]))
+                .map_err(|trouble| trouble.to_string())
+        };
+        let bytes = read(talk, kind::DEVICE, DESCRIPTOR_ROOM).map_err(|why| skip("device", why))?.data;
+        let device = DeviceDescriptor::parse(&bytes).map_err(|error| skip("device", error.to_string()))?;
+        let bytes = read(talk, kind::CONFIGURATION, u16::MAX).map_err(|why| skip("configuration", why))?.data;
+        let parsed = Configuration::parse(&bytes).map_err(|error| skip("configuration", error.to_string()))?;
+        let facts = Facts { device, configuration: parsed };
+        self.facts = Some(facts.clone());
+        Ok(facts)
+    }
+
+    /// The device as the list shows it, once it is free.
+    pub fn listed(&mut self) -> Result<DeviceRecord, Stop> {
+        let bus_id = self.bus_id()?;
+        let began = self.network.now();
+        loop {
+            let records = self.dial()?.list()?;
+            if let Some(record) = records.into_iter().find(|record| record.bus_id == bus_id) {
+                return Ok(record);
+            }
+            if self.network.now().since(began) >= self.patience {
+                return Err(Stop::Fail(format!("the list has no {bus_id}")));
+            }
+            self.network.pause(RETRY);
+        }
+    }
+
+    /// Fails unless a new client is answered.
+    pub fn serves_others(&mut self) -> Result<(), Stop> {
+        let request = OpHeader::new(op::REQ_DEVLIST, OpStatus::Ok).to_bytes();
+        let served = self.dial().and_then(|mut talk| Ok(talk.send(&request).and_then(|()| talk.op_header())?));
+        served.map(drop).map_err(|stop| match stop {
+            Stop::Fail(why) => Stop::Fail(format!("afterwards no client was served: {why}")),
+            other => other,
+        })
+    }
+
+    /// Fails unless the device can be imported and answers.
+    pub fn serves_device(&mut self) -> Result<(), Stop> {
+        let failed = |why: String| Stop::Fail(format!("afterwards the device could not be used: {why}"));
+        let mut talk = self.try_import().map_err(failed)?;
+        let answer = talk.ask(&device_descriptor()).map_err(|trouble| failed(trouble.to_string()))?;
+        if answer.errno != 0 {
+            return Err(failed(format!("GET_DESCRIPTOR ended with {}", answer.errno)));
+        }
+        Ok(())
+    }
+
+    /// What an exporter does with bytes that break a rule: it refuses them or ends the connection, and serves others.
+    pub fn refuses(&mut self, mut talk: Conversation, said: &str) -> Result<String, Stop> {
+        let is_closed = talk.is_closed_within(self.patience);
+        drop(talk);
+        self.serves_others()?;
+        match is_closed {
+            true => Ok(format!("{said}: it closed the connection")),
+            false => Err(Stop::Fail(format!("{said}: it neither answered nor closed the connection"))),
+        }
+    }
+
+    /// Sends a request that breaks a rule; the exporter may answer it with an error, or end the connection.
+    pub fn refuses_request(&mut self, mut talk: Conversation, number: u32, bytes: &[u8]) -> Result<String, Stop> {
+        let sent = talk.send(bytes);
+        let ended = match sent.and_then(|()| talk.wait(number)) {
+            Ok(answer) if answer.errno >= 0 => Err(Stop::Fail(format!("it was carried out: {}", answer.shown()))),
+            Ok(answer) => Ok(format!("refused with {}", answer.errno)),
+            Err(Trouble::Closed) => Ok("it closed the connection".to_owned()),
+            Err(other) => Err(Stop::Fail(other.to_string())),
+        };
+        drop(talk);
+        self.serves_device()?;
+        ended
+    }
+
+    /// A request that stays unanswered on this device until it is unlinked; `None` if the device always has data.
+    pub fn pend(&mut self, talk: &mut Conversation, facts: &Facts) -> Result<u32, Stop> {
+        for ask in facts.idle_asks() {
+            let mut last = talk.submit(&ask)?;
+            let depth = if ask.is_iso { ISO_DEPTH } else { 1 };
+            for _ in 1..depth {
+                last = talk.submit(&ask)?;
+            }
+            if ask.is_iso {
+                return Ok(last);
+            }
+            match talk.read(self.quiet) {
+                Err(Trouble::Silence { have: 0, .. }) => return Ok(last),
+                Ok(_) => {}
+                Err(other) => return Err(other.into()),
+            }
+        }
+        Err(Stop::not_applicable("the device answers every request at once: none stays under way to be unlinked"))
+    }
+}
+
+impl Facts {
+    /// Whether the device takes any data and always has some.
+    pub fn is_source_sink(&self) -> bool {
+        (self.device.vendor, self.device.product) == SOURCE_SINK
+    }
+
+    /// The interface of a Bulk-Only disk.
+    pub fn disk(&self) -> Option<&AltSetting> {
+        self.settings().find(|setting| setting.class == DISK)
+    }
+
+    /// The settings that are active after SET_CONFIGURATION.
+    pub fn settings(&self) -> impl Iterator<Item = &AltSetting> {
+        self.configuration.interfaces()
+    }
+
+    /// The first active endpoint of this kind.
+    pub fn endpoint(&self, kind: TransferType, direction: Direction) -> Option<&Endpoint> {
+        self.settings().find_map(|setting| setting.find(kind, direction))
+    }
+
+    /// An endpoint of this kind in any alternate setting, and that setting.
+    pub fn endpoint_anywhere(&self, kind: TransferType, direction: Direction) -> Option<(&AltSetting, &Endpoint)> {
+        self.configuration.settings.iter().find_map(|setting| Some((setting, setting.find(kind, direction)?)))
+    }
+
+    /// Requests that an idle device may leave unanswered, the likeliest first.
+    fn idle_asks(&self) -> Vec<Ask> {
+        let bulk_first = self.disk().is_some();
+        let kinds = if bulk_first {
+            [TransferType::Bulk, TransferType::Interrupt]
+        } else {
+            [TransferType::Interrupt, TransferType::Bulk]
+        };
+        if self.is_source_sink() {
+            let endpoint = self.endpoint(TransferType::Isochronous, Direction::In);
+            return endpoint.map(|endpoint| packets(endpoint, ISO_PACKETS, 0)).into_iter().collect();
+        }
+        let of = |kind| self.endpoint(kind, Direction::In);
+        kinds
+            .into_iter()
+            .filter_map(of)
+            .map(|e| Ask { interval: u32::from(e.interval), ..Ask::data_in(e.address, u32::from(e.packet_bytes_max)) })
+            .collect()
+    }
+
+    /// An endpoint address that the device does not have.
+    pub fn missing_endpoint(&self) -> Option<EpAddr> {
+        let has = |address: EpAddr| {
+            self.configuration.settings.iter().flat_map(|s| &s.endpoints).any(|e| e.address == address)
+        };
+        (1..=15).rev().filter_map(|number| EpAddr::new(number, Direction::In)).find(|address| !has(*address))
+    }
+}
+
+/// GET_DESCRIPTOR of the device descriptor, with more room than it needs.
+pub(super) fn device_descriptor() -> Ask {
+    Ask::control(Setup::get_descriptor(kind::DEVICE, 0, 0, DESCRIPTOR_ROOM), &[])
+}
+
+/// An isochronous request of so many full packets with `gap` bytes between them.
+pub(super) fn packets(endpoint: &Endpoint, count: u32, gap: u32) -> Ask {
+    let length = endpoint.interval_bytes_max();
+    let place = |at| IsoPacket { offset: at * (length + gap), length, ..IsoPacket::default() };
+    let places: Vec<IsoPacket> = (0..count).map(place).collect();
+    Ask::isochronous(endpoint.address, places, count * (length + gap), u32::from(endpoint.interval.max(1)))
+}

@@ -1,0 +1,26 @@
+//! # A conformance kit for USB/IP
+//!
+//! **This crate is** a peer that other implementations are held against (requirement X11). It plays a client against
+//! any exporter ([`exporter`]), and an exporter with made-up devices against any importer ([`importer`]). Every check
+//! has a name that stays, a claim that can be false, and the place where the claim is written.
+//!
+//! **It may touch** the connections that it is given ([`Network`], [`Link`]), and the moments that they tell.
+//!
+//! **It never touches** a socket, a thread or a clock. A test gives it an exporter in memory.
+//!
+//! **Start reading at** [`exporter`]; then `conversation.rs`, which counts every answer.
+//!
+//! **Why** it does not use [`farbus_wire::usbip::ClientConn`]: that refuses what breaks a rule, and the kit has to
+//! break rules itself and to go on after others did. The bytes of each message are those of
+//! [`farbus_wire::usbip::message`].
+
+mod check;
+mod conversation;
+pub mod exporter;
+pub mod importer;
+
+pub mod player;
+mod transport;
+
+pub use check::{Check, Report, Result as CheckResult, Severity, Verdict};
+pub use transport::{Link, Lost, Network, Received};

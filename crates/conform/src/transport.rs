@@ -1,0 +1,56 @@
+//! The kit's connections, which its user provides.
+
+use std::fmt;
+use std::time::Duration;
+
+use farbus_model::Instant;
+
+/// The way to the peer that is tested.
+pub trait Network {
+    /// Opens a connection.
+    ///
+    /// # Errors
+    /// [`Lost`]: why there is none.
+    fn dial(&mut self) -> Result<Box<dyn Link>, Lost>;
+
+    /// Lets time pass: the peer is asked again later.
+    fn pause(&mut self, span: Duration);
+
+    /// Now, since a moment that stays the same.
+    fn now(&self) -> Instant;
+}
+
+/// A connection to the peer. Dropping it closes it.
+pub trait Link {
+    /// Sends bytes, as long as the peer takes them. Returns how many it took within the time.
+    ///
+    /// # Errors
+    /// [`Lost`]: the peer ended the connection.
+    fn send(&mut self, bytes: &[u8], within: Duration) -> Result<usize, Lost>;
+
+    /// Waits for bytes.
+    fn receive(&mut self, into: &mut [u8], within: Duration) -> Received;
+}
+
+/// What came within the time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Received {
+    /// So many bytes, at least one.
+    Bytes(usize),
+    /// The peer ended the connection.
+    Closed,
+    /// Nothing.
+    Silence,
+}
+
+/// A connection that is not there (any more); holds a sentence for a person.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lost(pub String);
+
+impl fmt::Display for Lost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Lost {}

@@ -1,0 +1,150 @@
+//! `farbus conform` against other implementations: what fails with each is what `docs/interop.md` says.
+
+use super::case::{Case, expect};
+use super::storage;
+use crate::conform::{Place, SUBJECTS, Subject, failed, keep, kept, read_all};
+use crate::lab::{Boot, Client, Lab};
+use crate::peers::{crate_server, python};
+use crate::{Error, Result};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+
+pub(super) const CASES: &[Case] = &[
+    Case {
+        name: "conform-python",
+        purpose: "the conformance kit against an independent implementation, as an exporter and as an importer: what fails is what is known",
+        run: with_python,
+    },
+    Case {
+        name: "conform-crate",
+        purpose: "the conformance kit against the crate's server, started afresh for each check: what fails is what is known",
+        run: with_crate,
+    },
+    Case {
+        name: "conform-kernel",
+        purpose: "the conformance kit against a disk gadget on usbip-vudc and `usbipd --device`, check by check: each one has a result",
+        run: with_vudc,
+    },
+    Case {
+        name: "conform-vhci",
+        purpose: "the conformance kit's exporters, right and wrong ones, attached by stock `usbip attach`: each one has a result",
+        run: with_vhci,
+    },
+];
+
+/// The results that the document's table is made of.
+fn results_folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/results/conform")
+}
+
+fn subject(name: &str) -> Subject {
+    *SUBJECTS.iter().find(|subject| subject.name == name).expect("it is in the list")
+}
+
+/// Leaves a result beside the case's logs, from where `cargo xtask conform` takes it.
+fn leave(lab: &Lab, subject: Subject, result: &Value) -> Result<String> {
+    let folder = lab.log("results");
+    keep(&folder, subject, result)?;
+    Ok(format!("{} checks fail", failed(result).len()))
+}
+
+/// Runs the kit, and compares what fails with what is kept.
+fn as_known(lab: &Lab, name: &str) -> Result<String> {
+    let place = Place { farbus: lab.program()?, scratch: lab.scratch("conform"), cache: lab.cache().to_owned() };
+    std::fs::create_dir_all(&place.scratch).map_err(Error::io("create a folder"))?;
+    let result = place.run(subject(name))?.unwrap_or_default();
+    let note = leave(lab, subject(name), &result)?;
+    let known = read_all(&results_folder())?;
+    let known = known.get(name).map(failed);
+    let now = failed(&result);
+    expect(known.as_ref().is_none_or(|known| *known == now), || format!("{name}: {known:?} is kept, now {now:?}"))?;
+    Ok(format!("{name}: {note}"))
+}
+
+fn with_python(lab: &Lab) -> Result<String> {
+    let version = python::Python::ready(lab.cache())?.version;
+    lab.meet(python::NAME, version);
+    Ok(format!("{}, {}", as_known(lab, "python-devices")?, as_known(lab, "python-host")?))
+}
+
+fn with_crate(lab: &Lab) -> Result<String> {
+    lab.meet(crate_server::NAME, crate_server::version().unwrap_or("unknown"));
+    as_known(lab, "crate")
+}
+
+/// Boots of one case: a check may crash the kernel, and the next boot goes on behind it.
+const BOOTS_MAX: usize = 12;
+
+fn with_vudc(lab: &Lab) -> Result<String> {
+    lab.farbus()?;
+    let script = concat!(
+        include_str!("../../guest/disk-gadget.sh"),
+        include_str!("../../guest/vudc.sh"),
+        include_str!("../../guest/conform-vudc.sh")
+    );
+    let modules = [storage::MODULES, &["usbip_vudc", "usb_f_mass_storage"]].concat();
+    let mut checks: Vec<Value> = Vec::new();
+    for _ in 0..BOOTS_MAX {
+        let ids: Vec<&str> = checks.iter().filter_map(|check| check["id"].as_str()).collect();
+        let variables = [("DONE", ids.join(" "))];
+        let boot = Boot { script, modules: &modules, client: Client::Farbus, variables: &variables, ..Boot::default() };
+        match lab.boot(&boot)?.finish() {
+            Ok(report) => {
+                checks.extend(results(&report.output));
+                let result = kept(subject("vudc"), &release(&report.output), &[json!({ "checks": checks })]);
+                return Ok(format!("{}: {}", checks.len(), leave(lab, subject("vudc"), &result)?));
+            }
+            Err(Error::GuestDied { console, .. }) => {
+                checks.extend(results(&console));
+                let id = tried_last(&console).ok_or_else(|| Error::Expectation("the guest died early".into()))?;
+                checks.push(
+                    json!({ "id": id, "severity": "must", "result": "fail", "seen": "the exporter's kernel crashed" }),
+                );
+            }
+            Err(other) => return Err(other),
+        }
+    }
+    Err(Error::Expectation(format!("the kernel crashed in each of {BOOTS_MAX} boots")))
+}
+
+fn with_vhci(lab: &Lab) -> Result<String> {
+    lab.farbus()?;
+    let script = include_str!("../../guest/conform-vhci.sh");
+    let boot = Boot { script, modules: storage::MODULES, client: Client::Farbus, ..Boot::default() };
+    let report = lab.boot(&boot)?.finish()?;
+    let checks = results(&report.output);
+    expect(checks.len() > 20, || format!("{} results: {}", checks.len(), report.output))?;
+    let result = kept(subject("vhci"), &release(&report.output), &[json!({ "checks": checks })]);
+    leave(lab, subject("vhci"), &result)
+}
+
+/// The checks in lines that begin with RESULT.
+fn results(output: &str) -> Vec<Value> {
+    let lines = output.lines().filter_map(|line| line.trim().strip_prefix("RESULT "));
+    let values = lines.filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    values.flat_map(|value| value["checks"].as_array().cloned().unwrap_or_default()).collect()
+}
+
+/// The check that was under way.
+fn tried_last(console: &str) -> Option<&str> {
+    console.lines().filter_map(|line| line.trim().strip_prefix("TRYING ")).next_back()
+}
+
+/// The kernel's release, which the scripts print.
+fn release(output: &str) -> String {
+    let release = output.lines().find_map(|line| line.trim().strip_prefix("RELEASE "));
+    release.unwrap_or("unknown").to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_are_read_out_of_a_console_that_ends_in_the_middle() {
+        let console =
+            "RELEASE 6.1\nTRYING a\nRESULT { \"checks\": [{\"id\":\"a\",\"result\":\"pass\"}] }\r\nTRYING b\nOops\n";
+        assert_eq!(results(console), [json!({ "id": "a", "result": "pass" })]);
+        assert_eq!((tried_last(console), release(console)), (Some("b"), "6.1".to_owned()));
+    }
+}
