@@ -85,6 +85,7 @@ mod swap_attached;
 mod swap_hosts;
 mod swap_kills;
 mod swap_usb;
+mod taken_over;
 mod topology;
 mod trust;
 mod unwilling;

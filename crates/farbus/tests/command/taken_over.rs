@@ -1,0 +1,90 @@
+//! What a process can do that was taken over: a program has the running, confined half of a share do system calls, and
+//! sees what the kernel answers (docs/security.md, attacker 5).
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use super::harness::{Harness, PATIENCE, finish, has, has_program};
+
+/// The calls that reach the kernel; all others are refused before. x86-64, by number.
+const REACHED: &str = "\
+read write close stat fstat lstat poll lseek mmap mprotect munmap brk rt_sigaction rt_sigprocmask pread64 \
+    pwrite64 readv writev access sched_yield mremap madvise dup nanosleep getpid sendto recvfrom sendmsg \
+    recvmsg shutdown getsockname getpeername setsockopt getsockopt clone wait4 uname fcntl fsync fdatasync \
+    ftruncate readlink sysinfo getuid getgid geteuid getegid sigaltstack sync gettid sched_getaffinity \
+    getdents64 clock_gettime clock_nanosleep epoll_wait epoll_ctl waitid openat newfstatat readlinkat \
+    faccessat ppoll set_robust_list epoll_pwait timerfd_create fallocate timerfd_settime accept4 eventfd2 \
+    epoll_create1 pipe2 preadv pwritev recvmmsg getrandom memfd_create membarrier statx rseq faccessat2 ";
+/// `uretprobe` and `uprobe`: return addresses of the kernel's own probes, which it lets pass by itself (Linux 6.11).
+const OF_PROBES: [u32; 2] = [335, 336];
+const EPERM: i64 = -1;
+const EACCES: i64 = -13;
+const ENOSYS: i64 = -38;
+
+/// Has the confined half of a share do calls; returns what `inject.c` printed of each.
+fn injected(what: &str) -> Option<Vec<(String, i64)>> {
+    let can = cfg!(target_arch = "x86_64")
+        && has("gcc", has_program("gcc"))
+        && has("root, to trace another process", rustix::process::geteuid().is_root());
+    if !can {
+        return None;
+    }
+    let harness = Harness::new();
+    let program = harness.path("inject");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/inject.c");
+    let mut compile = Command::new("gcc");
+    compile.args(["-O2", "-Wall", "-Wextra", "-Werror", "-static", "-o"]).arg(&program).arg(source);
+    let compiled = finish(compile, PATIENCE);
+    assert_eq!(compiled.code, Some(0), "{compiled:?}");
+    let mut share = harness.share(&["zero"]);
+    let pid = harness.json(&["status", "--json"])[0]["pid"].as_u64().unwrap();
+    let folder = harness.path("folder");
+    fs::create_dir(&folder).unwrap();
+    let mut inject = Command::new(&program);
+    inject.args([&pid.to_string(), what]).arg(&folder);
+    let said = finish(inject, PATIENCE);
+    assert_eq!(said.code, Some(0), "{said:?}");
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 0, "nothing was made there");
+    // It goes on as if nothing had been.
+    let target = share.target("zero");
+    let (address, name) = target.rsplit_once('/').unwrap();
+    let listed = harness.run(&["list", address]);
+    assert!(listed.code == Some(0) && listed.stdout.contains(name), "{listed:?}");
+    share.process.signal(rustix::process::Signal::TERM);
+    assert_eq!(share.process.wait_for_end(PATIENCE), Some(0), "{}", share.process.log());
+    let line = |line: &str| {
+        let (name, answer) = line.split_once(' ').unwrap();
+        (name.to_owned(), answer.parse().unwrap())
+    };
+    Some(said.stdout.lines().map(line).collect())
+}
+
+#[test]
+fn a_confined_half_that_was_taken_over_can_do_nothing_that_an_intruder_would_try() {
+    let Some(answers) = injected("attempts") else { return };
+    assert!(answers.len() >= 34, "{answers:?}");
+    for (name, answer) in answers {
+        assert!([EPERM, EACCES].contains(&answer), "{name}: {answer}");
+    }
+}
+
+#[test]
+fn a_confined_half_that_was_taken_over_reaches_the_kernel_by_the_listed_calls_alone() {
+    let Some(answers) = injected("all") else { return };
+    let reached = answers.iter().filter(|(_, answer)| ![EPERM, ENOSYS].contains(answer));
+    let reached: BTreeSet<u32> = reached.map(|(number, _)| number.parse().unwrap()).collect();
+    let listed: BTreeSet<u32> = REACHED.split_whitespace().map(number_of).chain(OF_PROBES).collect();
+    let more: Vec<_> = reached.difference(&listed).collect();
+    assert!(more.is_empty(), "calls by number that reach the kernel and are not listed: {more:?}");
+    assert!(reached.len() > 60, "the list is not what was tried: {reached:?}");
+}
+
+/// The number of a call that has this name.
+fn number_of(name: &str) -> u32 {
+    let headers = fs::read_to_string("/usr/include/x86_64-linux-gnu/asm/unistd_64.h").unwrap();
+    let line =
+        headers.lines().find_map(|line| line.strip_prefix("#define __NR_")?.strip_prefix(name)?.strip_prefix(' '));
+    line.unwrap_or_else(|| panic!("Linux has no call {name}")).trim().parse().unwrap()
+}
