@@ -502,8 +502,13 @@ fn isochronous_stream_goes_on_from_device_to_device() {
             asked.drain(..asked.len() - 4);
         }
         assert_eq!(bench.handle.replaced_by(), None);
-        let last = *asked.last().unwrap();
-        assert!(bench.kernel.answer(last).iso.iter().any(|packet| packet.actual > 0), "and it brings data");
+        // A busy machine is late for many packets, and not for all.
+        let until = WallInstant::now() + PATIENCE;
+        let mut last = *asked.last().unwrap();
+        while !bench.kernel.answer(last).iso.iter().any(|packet| packet.actual > 0) {
+            assert!(WallInstant::now() < until, "it brings no data");
+            last = ask(&mut bench.kernel);
+        }
         assert!(matches!(bench.end(), Ended::Asked));
     }
 }
