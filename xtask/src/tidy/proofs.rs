@@ -1,12 +1,13 @@
-//! Rule `proof`: a row of the README, `docs/proofs.md` or `docs/security.md` in a column *proof* names something, and
-//! that exists: a file, a folder, a test (`FILE::TEST`), a case of the rig, or a page (its link is of another rule).
+//! Rule `proof`: a row of the README, `docs/durability.md`, `docs/proofs.md` or `docs/security.md` in a column *proof*
+//! names something, and that exists: a file, a folder, a test (`FILE::TEST`), a case of the rig, or a page (its link is
+//! of another rule).
 
 use super::source::{Source, TokenKind};
 use super::tree::Tree;
 use super::violation::Violation;
 use std::collections::BTreeSet;
 
-const PAGES: [&str; 3] = ["README.md", "docs/proofs.md", "docs/security.md"];
+const PAGES: [&str; 4] = ["README.md", "docs/durability.md", "docs/proofs.md", "docs/security.md"];
 const CASES: &str = "rig/src/cases/";
 
 pub fn check(tree: &Tree, sources: &[Source]) -> Vec<Violation> {

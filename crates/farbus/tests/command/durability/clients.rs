@@ -27,7 +27,8 @@ pub trait Client: Send {
 
 /// Whether an error is the disk's answer to one request; otherwise its front end has ended.
 pub fn is_answer(error: &io::Error) -> bool {
-    const ANSWERS: [i32; 4] = [5, 28, 30, 67];
+    // EPERM is NBD's EROFS; then EIO, ENOSPC, EROFS and ENOLINK.
+    const ANSWERS: [i32; 5] = [1, 5, 28, 30, 67];
     error.raw_os_error().is_some_and(|code| ANSWERS.contains(&code))
 }
 
