@@ -17,7 +17,7 @@ use crate::common::host_address::{address_of, check_host};
 #[command(
     after_help = "Each line of the result has the name of the check, which stays the same in later versions, whether it binds (must, should), and what was seen. 'not applicable': the device cannot show it. 'skipped': something failed that it needs.\n\n\
     Examples:\n  \
-    farbus conform exporter lab3                        the first device that lab3 offers\n  \
+    farbus conform exporter lab3         the first device that lab3 offers\n  \
     farbus conform exporter 127.0.0.1:3240 --busid 1-1 --json > result.json\n  \
     farbus conform exporter lab3 --only unlink-storm --only iso-in\n  \
     farbus conform exporter --list\n\n\

@@ -35,15 +35,17 @@ const SERIAL: &str = "C0F0C0F0C0F0";
 #[command(
     after_help = "Without --with the kit shows the bus ids and waits until the importer was attached to each, or for Ctrl-C. 'skipped': it was not attached to that one. 'not applicable': it sent nothing of this kind.\n\n\
     Examples:\n  \
-    farbus conform importer                             then, elsewhere: usbip attach -r HOST -b 1-1, …\n  \
-    farbus conform importer --device keyboard --with 'usbip attach -r 127.0.0.1 -b {busid}; sleep 60'\n  \
-    farbus conform importer --listen 127.0.0.1:0 --with 'farbus attach {address}/{busid} --via nbd --socket /tmp/nbd'\n  \
+    farbus conform importer                            attach it to 1-1 to 1-9\n  \
+    farbus conform importer --device keyboard --json > result.json\n  \
+    farbus conform importer --with 'usbip attach -r {host} -b {busid}; sleep 9'\n  \
+    farbus conform importer --with 'farbus attach {address}/{busid} --via fuse'\n  \
+    farbus conform importer --listen 0.0.0.0               for another machine\n  \
     farbus conform importer --list\n\n\
     Exit codes: 0 no claim that binds is false, 1 some are, 2 it could not run."
 )]
 pub struct Args {
-    /// Where to listen: ADDR[:PORT]. Port 0 takes a free one.
-    #[arg(long, value_name = "ADDR", default_value = "0.0.0.0:3240", value_parser = address)]
+    /// Where to listen: ADDR[:PORT]. Port 0 takes a free one. For importers of other machines: 0.0.0.0.
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:3240", value_parser = address)]
     listen: SocketAddr,
     /// What the device is.
     #[arg(long, value_enum, default_value_t)]
