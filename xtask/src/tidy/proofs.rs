@@ -96,8 +96,13 @@ mod tests {
         let case = ("rig/src/cases/far.rs", "const A: Case = Case { name: \"far-audio\", steps: 3 };\n");
         let tests = "#[test]\nfn lie_is_refused() { assert!(helper()); }\nfn helper() -> bool { true }\n";
         let readme = "| what | proof |\n|---|---|\n| a | [results](docs/results.md) |\n| b | `gone/` |\n";
-        let files =
-            [(PAGES[0], readme), (PAGES[1], table), (PAGES[2], promises), case, ("crates/wire/tests/lies.rs", tests)];
+        let files = [
+            ("README.md", readme),
+            ("docs/proofs.md", table),
+            ("docs/security.md", promises),
+            case,
+            ("crates/wire/tests/lies.rs", tests),
+        ];
         let found: Vec<String> =
             complaints(&workspace_with(&files)).into_iter().filter(|line| line.contains(": proof: ")).collect();
         assert_eq!(

@@ -386,25 +386,31 @@ fn programs_hear_of_a_device_that_goes_and_comes_back() {
     let start = |program: &[&str]| Running::start(ordinary(&harness, &[&["run", &target, "--"], program].concat()));
     let both = "udevadm monitor --kernel --udev --subsystem-match=usb/usb_device & exec /usr/bin/python3 -c \"$0\"";
     let process = start(&["sh", "-c", both, WAITS_FOR_DEVICES]);
+    // Lines that begin so and contain that; they come in any order.
     let mut lines = Vec::new();
-    let mut wait_for = |parts: &[&str]| {
+    let mut wait_for = |parts: &[(&str, &str)]| {
         let mut left = parts.to_vec();
         while !left.is_empty() {
             let line = process.wait_for_line("");
-            left.retain(|part| !line.contains(part));
+            left.retain(|(start, part)| !(line.starts_with(start) && line.contains(part)));
             lines.push(line);
         }
     };
     // The monitor says what it will print once it listens.
-    wait_for(&["libusb: came 0525 2", "KERNEL - "]);
+    wait_for(&[("libusb: ", "came 0525 2"), ("KERNEL - ", "")]);
     first.process.kill();
-    wait_for(&["libusb: went 0525 2", "remove   /devices/farbus/usb1/1-1 (usb)"]);
+    let removed = "remove   /devices/farbus/usb1/1-1 (usb)";
+    wait_for(&[("libusb: ", "went 0525 2"), ("KERNEL[", removed), ("UDEV  [", removed)]);
     let arguments = ["share", "zero", "--local-users", "all", "--listen", &first.address];
     let _second = Share::follow(Running::start(harness.command(&arguments)));
-    wait_for(&["libusb: came 0525 3", "add      /devices/farbus/usb1/1-1 (usb)"]);
+    let added = "add      /devices/farbus/usb1/1-1 (usb)";
+    wait_for(&[("libusb: ", "came 0525 3"), ("KERNEL[", added), ("UDEV  [", added)]);
     for sender in ["KERNEL[", "UDEV  ["] {
-        let of_it = lines.iter().filter(|line| line.starts_with(sender)).count();
-        assert!(of_it >= 2, "{sender}: {lines:?}");
+        let of_it = lines.iter().filter(|line| line.starts_with(sender) && line.contains(" /devices/farbus/usb1/1-1 "));
+        let action =
+            |line: &'_ String| line.split_whitespace().find(|word| ["add", "remove"].contains(word)).map(str::to_owned);
+        let what: Vec<String> = of_it.filter_map(action).collect();
+        assert_eq!(what, ["remove", "add"], "{sender}: {lines:?}");
     }
 }
 
