@@ -158,12 +158,17 @@ impl RuntimeFolder {
 
     /// Listens at a socket of this name, for the owner only. An existing file is replaced.
     ///
+    /// It has its name only once it listens: a command that asks in between would be refused, and take it for that of a
+    /// process that has ended.
+    ///
     /// # Errors
     /// The error of the system.
     pub fn listen(&self, name: &str) -> io::Result<UnixListener> {
-        self.remove(name)?;
-        let listener = UnixListener::bind(self.at(name))?;
-        fs::set_permissions(self.at(name), fs::Permissions::from_mode(0o600))?;
+        let unready = format!(".{name}");
+        self.remove(&unready)?;
+        let listener = UnixListener::bind(self.at(&unready))?;
+        fs::set_permissions(self.at(&unready), fs::Permissions::from_mode(0o600))?;
+        fs::rename(self.at(&unready), self.at(name))?;
         Ok(listener)
     }
 
@@ -342,6 +347,7 @@ fn choose(
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::symlink;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
 
@@ -396,6 +402,40 @@ mod tests {
             let refused = open(&folder, us).unwrap_err();
             assert!(refused.to_string().contains("chmod 700"), "{refused}");
         }
+        fs::remove_dir_all(&scratch).unwrap();
+    }
+
+    /// As a command does that asks everybody while a process begins.
+    #[test]
+    fn a_socket_that_is_being_made_is_not_taken_for_one_of_a_process_that_has_ended() {
+        let scratch = std::env::temp_dir().join(format!("farbus-runtime-made-{}", std::process::id()));
+        fs::create_dir_all(&scratch).unwrap();
+        let open = || RuntimeFolder::open(&scratch, rustix::process::geteuid().as_raw()).unwrap().unwrap();
+        let (folder, is_over) = (open(), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            let asker = scope.spawn(|| {
+                let folder = open();
+                while !is_over.load(Ordering::Acquire) {
+                    for name in folder.names().unwrap().iter().filter(|name| !name.starts_with('.')) {
+                        if let Err(error) = folder.connect(name)
+                            && error.kind() == io::ErrorKind::ConnectionRefused
+                        {
+                            folder.remove(name).unwrap();
+                        }
+                    }
+                }
+            });
+            for number in 0..500 {
+                let name = format!("{number}.sock");
+                let made = folder.listen(&name).and_then(|listener| folder.connect(&name).map(|_| listener));
+                if made.is_err() {
+                    is_over.store(true, Ordering::Release);
+                }
+                assert!(made.is_ok(), "{name}: {made:?}");
+            }
+            is_over.store(true, Ordering::Release);
+            asker.join().unwrap();
+        });
         fs::remove_dir_all(&scratch).unwrap();
     }
 
