@@ -60,7 +60,7 @@ impl Verdict {
 /// One line of a report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Result {
-    /// The check.
+    /// What was checked.
     pub check: Check,
     /// What became of it.
     pub verdict: Verdict,

@@ -142,7 +142,7 @@ struct Flight {
     is_iso: bool,
 }
 
-/// One connection.
+/// One connection to an exporter, with what it owes: every answer is counted against its request.
 pub(crate) struct Conversation {
     link: Box<dyn Link>,
     received: Vec<u8>,

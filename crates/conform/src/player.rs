@@ -28,7 +28,7 @@ pub enum Kind {
     Import,
     /// RET_SUBMIT, with its data.
     Submit,
-    /// RET_UNLINK.
+    /// A RET_UNLINK, the answer to CMD_UNLINK.
     Unlink,
 }
 
@@ -71,7 +71,7 @@ pub trait Tamper {
     }
 }
 
-/// Changes nothing.
+/// Sends each message as it should be.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Right;
 
@@ -92,7 +92,7 @@ struct Conn {
     is_over: bool,
 }
 
-/// The exporter.
+/// An exporter with made-up devices, over as many connections as are accepted.
 pub struct Player {
     shelves: Vec<Shelf>,
     conns: BTreeMap<ConnId, Conn>,

@@ -39,7 +39,7 @@ pub enum Received {
     Bytes(usize),
     /// The peer ended the connection.
     Closed,
-    /// Nothing.
+    /// Nothing came within the time.
     Silence,
 }
 

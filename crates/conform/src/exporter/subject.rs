@@ -49,7 +49,7 @@ impl<'a> Subject<'a> {
         Self { network, patience, quiet, asked: bus_id, facts: None, has_imported: false, import_patience: patience }
     }
 
-    /// A connection.
+    /// Opens a further connection to the exporter.
     pub fn dial(&mut self) -> Result<Conversation, Stop> {
         let link = self.network.dial().map_err(|lost| Stop::Fail(format!("no new connection: {lost}")))?;
         Ok(Conversation::new(link, self.patience))

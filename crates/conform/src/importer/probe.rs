@@ -23,7 +23,7 @@ pub struct Probe {
 /// What an exporter does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Does {
-    /// Everything right.
+    /// Breaks no rule.
     Right,
     /// Sends its bytes one by one.
     Pieces,

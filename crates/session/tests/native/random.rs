@@ -1,6 +1,7 @@
 //! Deterministic random numbers from a seed.
 
 /// SplitMix64 (Steele, Lea, Flood 2014).
+#[derive(Clone)]
 pub struct Random(u64);
 
 impl Random {

@@ -69,7 +69,7 @@ enum Kind {
     /// A disk of 4 MiB, empty.
     #[default]
     Disk,
-    /// A keyboard.
+    /// A keyboard: an interrupt endpoint.
     Keyboard,
     /// A sound card: isochronous endpoints.
     Audio,

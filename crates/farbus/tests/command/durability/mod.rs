@@ -13,6 +13,8 @@
 
 mod clients;
 mod model;
+#[allow(dead_code, reason = "other tests use more of it")]
+#[path = "../../../../session/tests/native/random.rs"]
 mod random;
 mod scene;
 mod store;
@@ -98,7 +100,7 @@ struct Fault {
 
 /// The faults of a seed: all kinds whose names contain `only` in some order, then in another order, and so on.
 fn faults(seed: u64, count: usize, only: &str) -> Vec<Fault> {
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let mut faults = Vec::new();
     let all: Vec<usize> = (0..KINDS.len()).filter(|&kind| KINDS[kind].1.contains(only)).collect();
     assert!(!all.is_empty(), "no kind of fault is called '{only}'");
@@ -174,7 +176,7 @@ struct Scene<'h, 's> {
 impl Scene<'_, '_> {
     /// Makes a fault, and mends what its owner would mend. Returns the disk whose medium failed, if one did.
     fn make(&mut self, kind: Kind, choice: u64) -> Option<usize> {
-        let mut random = Random(choice);
+        let mut random = Random::new(choice);
         let disk = random.below(self.disks.len() as u64) as usize;
         let span = self.stop_max.mul_f64(0.02 + random.below(1000) as f64 / 1000.0 * 0.98);
         // The programs do something between two faults.
@@ -362,7 +364,7 @@ fn no_fault_loses_a_flushed_byte_shows_an_old_one_or_hides_an_error() {
                     client,
                     first_byte: (part * SECTORS * SECTOR) as u64,
                     sectors: Sectors::new(number as u32 + 1, SECTORS, view),
-                    random: Random(seed << 16 | number as u64),
+                    random: Random::new(seed << 16 | number as u64),
                     said: &said[number],
                     turn: &turn,
                 };
@@ -409,7 +411,7 @@ fn play(
     let began = Instant::now();
     let failed = scene.make(kind, choice);
     let made = began.elapsed();
-    let disk = Random(choice).below(scene.disks.len() as u64) as usize;
+    let disk = Random::new(choice).below(scene.disks.len() as u64) as usize;
     row.ended += scene.attach_again(matches!(kind, ImporterKilled | PowerCutOfBoth), disk);
     let now = turn.fetch_add(1, Ordering::AcqRel) + 1;
     let settled = wait_until_settled(scene.said, now, HANGS);

@@ -14,7 +14,7 @@ pub fn content(sector: u64, writer: u32, version: u32) -> Vec<u8> {
         return vec![0; SECTOR];
     }
     let head = [sector.to_le_bytes().to_vec(), writer.to_le_bytes().to_vec(), version.to_le_bytes().to_vec()].concat();
-    let mut noise = Random(sector << 40 ^ u64::from(writer) << 32 ^ u64::from(version));
+    let mut noise = Random::new(sector << 40 ^ u64::from(writer) << 32 ^ u64::from(version));
     let rest = (head.len()..SECTOR).step_by(8).flat_map(|_| noise.next().to_le_bytes());
     head.iter().copied().chain(rest).collect()
 }

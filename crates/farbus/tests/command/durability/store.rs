@@ -191,7 +191,7 @@ impl Disk {
             pending: BTreeMap::new(),
             failing: Failing::Nothing,
             is_off: false,
-            random: Random(seed),
+            random: Random::new(seed),
             refused: 0,
             waits: false,
             file: 0..0,
