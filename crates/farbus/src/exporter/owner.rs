@@ -133,8 +133,8 @@ pub fn end_users_of(shared: &Shared, bus_id: &str, remark: Option<&str>, ending:
     shared.sessions.wait_for(&users, COMMAND_TIME_MAX);
 }
 
-/// Sends a command to a device, named by its name or bus id, whether it is in use or not. If it is between two users, as
-/// it is while it is handed over, the command waits for the next, for [`COMMAND_TIME_MAX`] at most.
+/// Sends a command to a device, named by its name or bus id, whether it is in use or not. If it is between two users,
+/// as while it is handed over, the command waits for the next, for [`COMMAND_TIME_MAX`] at most.
 ///
 /// # Errors
 /// [`ShareError`].
@@ -152,8 +152,8 @@ pub fn command(shared: &Shared, device: &str, command: Command) -> Result<(), Sh
     }
 }
 
-/// The device's answer; `None` if it did not take the command, and never will: nobody has it at this moment, or whose it
-/// was has released it, or did not answer for `time_max`.
+/// The device's answer; `None` if it did not take the command, and never will: nobody has it at this moment, or who had
+/// it has released it, or did not answer for `time_max`.
 fn command_now(
     shared: &Shared,
     device: &str,
