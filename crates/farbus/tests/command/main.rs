@@ -56,6 +56,7 @@ mod own_network;
 mod owner;
 mod page;
 mod page_actions;
+mod page_daemon;
 mod page_schema;
 mod page_tokens;
 mod pipe;
