@@ -7,6 +7,8 @@ pub mod asking;
 pub mod control;
 pub mod events;
 pub mod failure;
+#[cfg(feature = "cli")]
+pub mod happenings;
 pub mod host_address;
 pub mod lease_words;
 pub mod listen_words;
