@@ -7,8 +7,10 @@ mod connection;
 mod guard;
 mod html;
 mod metrics;
+mod rates;
 mod server;
 mod shell;
 mod status;
+mod view;
 
 pub use server::{Place, serve};

@@ -16,7 +16,7 @@ use hyper::body::{Bytes, Incoming};
 use hyper::header::{ALLOW, CACHE_CONTROL, CONNECTION, CONTENT_TYPE, HeaderName, HeaderValue};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper::{Request, Response, StatusCode};
+use hyper::{Request, Response, StatusCode, Uri};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::Semaphore;
@@ -26,6 +26,7 @@ use super::body::{Body, Events};
 use super::connection::{Clock, Connection, UNREAD_TIME_MAX};
 use super::guard::{Client, check};
 use super::status::{Asker, Status};
+use super::view::View;
 use super::{html, metrics};
 use crate::common::failure::Failure;
 use crate::common::runtime_folder::{self, RuntimeFolder};
@@ -171,20 +172,39 @@ impl Server {
             "/page.css" => text("text/css; charset=utf-8", html::STYLE.into()),
             "/page.js" => text("text/javascript; charset=utf-8", html::SCRIPT.into()),
             "/readyz" => self.with_status(ready).await,
-            "/" => self.with_status(|status| text("text/html; charset=utf-8", html::page(status))).await,
             "/devices" => self.with_status(|status| text("text/html; charset=utf-8", html::table(status))).await,
             "/metrics" => self.with_status(|status| text(metrics::CONTENT_TYPE, metrics::metrics(status))).await,
             "/api/v1/status" => self.with_status(status_json).await,
             "/events" if request.method() == hyper::Method::HEAD => text("text/event-stream", String::new()),
             "/events" => match Arc::clone(&self.streams).try_acquire_owned() {
                 Ok(permit) => {
-                    let events = Events::new(self.asker.follow(), permit);
+                    let events = Events::new(self.asker.follow(), permit, View::followed(request.uri().query()));
                     response(StatusCode::OK, "text/event-stream", Body::Events(events))
                 }
                 Err(_) => error(StatusCode::SERVICE_UNAVAILABLE, "too many follow the events"),
             },
-            _ => error(StatusCode::NOT_FOUND, "nothing is here"),
+            path => match View::at(path, request.uri().query()) {
+                Some(view) => self.view(view, request.uri()).await,
+                None => error(StatusCode::NOT_FOUND, "nothing is here"),
+            },
         }
+    }
+
+    /// The document of a view.
+    async fn view(&self, view: View, uri: &Uri) -> Response<Body> {
+        let asking = view.clone();
+        // Another process answers it, and may take its time.
+        let details = tokio::task::spawn_blocking(move || asking.ask()).await.unwrap_or_default();
+        let address = uri.path_and_query().map_or("/", |address| address.as_str());
+        self.with_status(|status| {
+            let (is_there, document) = html::document(&view, address, status, details.as_ref());
+            let mut response = text("text/html; charset=utf-8", document);
+            if !is_there {
+                *response.status_mut() = StatusCode::NOT_FOUND;
+            }
+            response
+        })
+        .await
     }
 
     async fn with_status(&self, answer: impl FnOnce(&Status) -> Response<Body>) -> Response<Body> {
@@ -229,7 +249,7 @@ const FOR_BROWSERS: [(&str, &str); 6] = [
     (
         "content-security-policy",
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; \
-         form-action 'none'; frame-ancestors 'none'",
+         form-action 'self'; frame-ancestors 'none'",
     ),
     ("referrer-policy", "no-referrer"),
     ("x-content-type-options", "nosniff"),

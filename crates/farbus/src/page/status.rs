@@ -9,13 +9,14 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tokio::sync::watch;
 
+use super::rates::Rates;
 use crate::common::control::{Answer, Question, ask_all};
 
 /// How often the processes are asked while somebody looks. An answer that is younger than this is given again.
 const ASK_EVERY: Duration = Duration::from_millis(500);
 
 /// What was answered.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Status {
     /// When the processes were asked; `None` if they have not been.
     asked: Option<Instant>,
@@ -25,20 +26,31 @@ pub struct Status {
     pub silent: usize,
     /// Why the processes cannot be found, if they cannot.
     pub failure: Option<String>,
+    /// How fast data pass.
+    rates: Rates,
 }
 
 impl Status {
-    fn ask() -> Self {
-        let asked = Some(Instant::now());
+    /// Asks the processes; `before` is what they said last.
+    fn ask(before: &Self) -> Self {
+        let now = Instant::now();
+        let asked = Some(now);
         match ask_all(&Question::Status) {
             Ok(answers) => {
                 let count = answers.len();
                 let said = |(_, answer)| if let Answer::Ok(value) = answer { Some(value) } else { None };
                 let processes: Vec<_> = answers.into_iter().filter_map(said).collect();
-                Self { asked, silent: count - processes.len(), processes, failure: None }
+                let elapsed = before.asked.map_or(Duration::ZERO, |then| now - then);
+                let rates = Rates::since(&before.rates, &processes, elapsed);
+                Self { asked, silent: count - processes.len(), processes, failure: None, rates }
             }
-            Err(error) => Self { asked, processes: Vec::new(), silent: 0, failure: Some(error.to_string()) },
+            Err(error) => Self { asked, failure: Some(error.to_string()), ..Self::default() },
         }
+    }
+
+    /// Bytes a second from a device and to it at present, if that is known.
+    pub fn rate_of(&self, process: &Value, device: &Value) -> Option<[u64; 2]> {
+        self.rates.of(process, device)
     }
 
     /// All devices with the processes that have them.
@@ -63,8 +75,7 @@ impl Asker {
     /// # Errors
     /// There can be no further thread.
     pub fn start() -> io::Result<Self> {
-        let none = Status { asked: None, processes: Vec::new(), silent: 0, failure: None };
-        let (status, _) = watch::channel(Arc::new(none));
+        let (status, _) = watch::channel(Arc::<Status>::default());
         let (demand, demanded) = sync_channel(1);
         let to = status.clone();
         thread::Builder::new().name("page-status".into()).spawn(move || keep_asking(&to, &demanded))?;
@@ -100,7 +111,8 @@ fn keep_asking(status: &watch::Sender<Arc<Status>>, demanded: &Receiver<()>) {
         if told == Err(RecvTimeoutError::Disconnected) {
             return;
         }
-        let now = Arc::new(Status::ask());
+        let before = Arc::clone(&status.borrow());
+        let now = Arc::new(Status::ask(&before));
         status.send_replace(now);
     }
 }
@@ -112,6 +124,6 @@ pub mod tests {
     /// The status of these processes.
     pub fn status(processes: Value) -> Status {
         let Value::Array(processes) = processes else { panic!("a list") };
-        Status { asked: None, processes, silent: 0, failure: None }
+        Status { processes, ..Status::default() }
     }
 }
