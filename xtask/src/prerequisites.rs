@@ -61,6 +61,11 @@ const PACKAGES: &[Package] = &[
     Package { name: "udev", steps: &["machine"] },
     Package { name: "python3-usb", steps: &["machine"] },
     Package { name: "python3-usb1", steps: &["machine"] },
+    // What looks at the page, and what scrapes it.
+    Package { name: "chromium", steps: &["machine"] },
+    Package { name: "chromium-driver", steps: &["machine"] },
+    Package { name: "curl", steps: &["machine"] },
+    Package { name: "prometheus", steps: &["machine"] },
     // Flash and debug what is made of code.
     Package { name: "dfu-util", steps: &["machine"] },
     Package { name: "fastboot", steps: &["machine"] },

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use farbus_model::{Device, Identity, Instant, Tally};
+use farbus_model::{Descriptors, Device, Identity, Instant, Speed, Tally};
 use farbus_wire::native::control;
 use farbus_wire::native::usb::Description;
 use farbus_wire::usbip::{DeviceRecord, OpStatus};
@@ -31,6 +31,8 @@ struct Export {
     name: String,
     title: String,
     record: DeviceRecord,
+    /// What its users read of it, for its owner while a user has it.
+    descriptors: Arc<Descriptors>,
     /// Its class as a USB device; `None` while a user has it.
     device: Option<Box<dyn Device>>,
     /// Its class as a block device.
@@ -218,6 +220,7 @@ impl Registry {
             interfaces,
         };
         let title = all.title();
+        let descriptors = Arc::new(all.clone());
         let description = described(&*device, &record);
         let tally = device.tally();
         let audience = Audience::default();
@@ -230,6 +233,7 @@ impl Registry {
             name,
             title,
             record,
+            descriptors,
             device,
             block,
             stream,
@@ -292,6 +296,12 @@ impl Registry {
     /// The identity of device `bus_id`; `None` if there is no such device, or it has no identity.
     pub fn identity(&self, bus_id: &str) -> Option<Identity> {
         self.exports.iter().find(|export| export.record.bus_id == bus_id)?.identity
+    }
+
+    /// The descriptors of a device, in use or not, and its speed.
+    pub fn descriptors(&self, bus_id: &str) -> Option<(Arc<Descriptors>, Speed)> {
+        let export = self.exports.iter().find(|export| export.record.bus_id == bus_id)?;
+        Some((Arc::clone(&export.descriptors), export.record.speed))
     }
 
     /// The block class of a device, in use or not.

@@ -58,6 +58,11 @@ pub enum Question {
         #[serde(default)]
         after: u64,
     },
+    /// Share, daemon: asks for the descriptors of a device.
+    Descriptors {
+        /// Name or bus id.
+        device: String,
+    },
     /// Attach: detach the device and end. Daemon: detach the device until the next reload. A share answers `unknown`.
     Detach {
         /// The device by name, bus id or target; `None` means whatever is attached.

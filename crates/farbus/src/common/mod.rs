@@ -4,6 +4,8 @@
 //! This folder knows no other host and no device, and imports no other folder of this crate.
 
 pub mod asking;
+#[cfg(feature = "cli")]
+pub mod bus_drawing;
 pub mod control;
 pub mod events;
 pub mod failure;

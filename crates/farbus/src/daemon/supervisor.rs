@@ -681,12 +681,16 @@ impl Supervisor {
         // Clients on this machine ask the plain listener for a list, so it is named if there is one.
         let first = has.listeners.iter().min_by_key(|listens| listens.is_secure);
         let address = first.map(|listens| listens.place.as_host()).unwrap_or_default();
-        match (ProcessStatus { pid: std::process::id(), role: "daemon", address, devices }.answer()) {
+        let status = ProcessStatus { pid: std::process::id(), role: "daemon", address, devices }.answer();
+        match owner_answers::with_buses(&self.share, status) {
             Answer::Ok(mut value) => {
                 value["config"] = json!(self.config_path);
                 value["takes"] = json!(TAKES);
                 if let Some(page) = self.page.status() {
                     value["page"] = page;
+                }
+                if let Some(trust) = &self.trust {
+                    value["host"] = json!(trust.name());
                 }
                 if let Some(directory) = self.directory.status() {
                     value["directory"] = directory;

@@ -3,7 +3,9 @@
 //!
 //! The broker reads and writes this for the exporter; importers show it.
 
+pub mod bus_status;
 pub mod class_words;
+pub mod descriptors;
 pub mod identities;
 pub mod lease;
 pub mod local_twin;

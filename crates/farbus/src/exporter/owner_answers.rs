@@ -16,8 +16,8 @@ pub fn answer(share: &Share, address: &str, question: Question) -> Answer {
     let (device, command) = match question {
         Question::Status => {
             let devices = share.status();
-            return ProcessStatus { pid: std::process::id(), role: "share", address: address.to_owned(), devices }
-                .answer();
+            let (pid, role) = (std::process::id(), "share");
+            return with_buses(share, ProcessStatus { pid, role, address: address.to_owned(), devices }.answer());
         }
         Question::Version
         | Question::Events { .. }
@@ -69,6 +69,9 @@ pub fn answer(share: &Share, address: &str, question: Question) -> Answer {
             let adopted = share.adopt(&device, Identity { id: id.number(), generation });
             return answer_to(adopted.map(|()| serde_json::Value::Null));
         }
+        Question::Descriptors { device } => {
+            return answer_to(share.descriptors(&device).map(|tree| serde_json::json!(tree)));
+        }
         Question::Label { device, notes } => {
             return match notes.check() {
                 Ok(()) => answer_to(share.label(&device, notes).map(|shown| serde_json::json!(shown))),
@@ -86,6 +89,17 @@ pub fn answer(share: &Share, address: &str, question: Question) -> Answer {
         Question::Insert { device } => (device, Command::Insert),
     };
     answer_to(share.command(&device, command).map(|()| serde_json::Value::Null))
+}
+
+/// A status with what is reserved on buses, if anything is.
+pub fn with_buses(share: &Share, status: Answer) -> Answer {
+    match (status, share.buses()) {
+        (Answer::Ok(mut value), buses) if !buses.is_empty() => {
+            value["buses"] = serde_json::json!(buses);
+            Answer::Ok(value)
+        }
+        (status, _) => status,
+    }
 }
 
 /// Whether the user may have data that it has not written yet: the device has a medium, and its user may write.

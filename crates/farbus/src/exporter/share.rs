@@ -24,6 +24,8 @@ pub use crate::common::host_address::DEFAULT_PORT;
 use crate::common::processor_leases::Beside;
 use crate::common::processor_leases::ProcessorLeases;
 use crate::common::socket_place::{Place, SocketListener};
+use crate::devices::bus_status::BusStatus;
+use crate::devices::descriptors::DescriptorTree;
 use crate::devices::identities::labels::{DeviceClass, made_here};
 use crate::devices::identities::naming::Naming;
 pub use crate::devices::status::DeviceStatus;
@@ -319,6 +321,22 @@ impl Share {
     /// Every device that is offered, with its user.
     pub fn status(&self) -> Vec<DeviceStatus> {
         owner::status(&self.shared)
+    }
+
+    /// What is reserved on each bus.
+    pub(crate) fn buses(&self) -> Vec<BusStatus> {
+        self.shared.reservations.ledger().buses()
+    }
+
+    /// The descriptors of a device, in use or not.
+    ///
+    /// # Errors
+    /// [`ShareError::NoDevice`].
+    pub(crate) fn descriptors(&self, device: &str) -> Result<DescriptorTree, ShareError> {
+        let bus_id = self.shared.registry.bus_id_of(device)?;
+        let found = self.shared.registry.lock().descriptors(&bus_id);
+        let (descriptors, speed) = found.ok_or_else(|| ShareError::NoDevice(device.to_owned()))?;
+        Ok(DescriptorTree::of(&descriptors, speed))
     }
 
     /// Sends a command to a device, such as ejecting its medium, whether the device is in use or not.

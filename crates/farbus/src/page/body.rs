@@ -15,6 +15,7 @@ use tokio::time::timeout;
 use super::api::journal::Follower;
 use super::html::table;
 use super::status::Status;
+use super::view::{Shown, View};
 
 /// A comment is sent after so long without an event: it finds out whether the client is still there.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
@@ -30,7 +31,8 @@ pub enum Body {
 /// An event with what it is followed by; `None` after the last.
 type Next = Option<(Source, Bytes)>;
 
-/// The stream of events of one client. Nothing is queued: it takes what there is when it can be sent.
+/// The stream of events of one client. Nothing is queued: an event says what is different from what the client shows at
+/// the moment it can be sent.
 pub struct Events {
     next: Pin<Box<dyn Future<Output = Next> + Send>>,
 }
@@ -53,14 +55,62 @@ struct Numbered {
 /// The status.
 struct Followed {
     status: watch::Receiver<Arc<Status>>,
-    shown: u64,
+    what: What,
     _permit: OwnedSemaphorePermit,
 }
 
+/// What the client wants to know, and what it was told last.
+enum What {
+    /// Whether there is anything new: a hash of the table of devices.
+    Any(u64),
+    /// What a view consists of.
+    View {
+        /// The view.
+        view: View,
+        /// The version that the client has loaded.
+        version: u64,
+        /// What it shows; `None` until the first event.
+        shown: Option<Shown>,
+    },
+}
+
+impl What {
+    /// The event that this status makes, if there is something new in it.
+    fn event(&mut self, status: &Status) -> Option<Bytes> {
+        match self {
+            Self::Any(told) => {
+                let mut hasher = DefaultHasher::new();
+                table(status).hash(&mut hasher);
+                let now = hasher.finish();
+                (std::mem::replace(told, now) != now).then(|| format!("event: status\ndata: {now:016x}\n\n").into())
+            }
+            Self::View { view, version, shown } => {
+                let drawing = view.draw(status);
+                let now = Shown::of(&drawing);
+                let before = shown.replace(now.clone());
+                let is_same = before.as_ref().map_or(now.version() == *version, |before| *before == now);
+                if is_same {
+                    return None;
+                }
+                let changes = before.and_then(|before| before.changes_to(&drawing));
+                let reload = || "event: reload\ndata:\n\n".to_owned();
+                Some(changes.map_or_else(reload, |changes| format!("event: parts\ndata: {changes}\n\n")).into())
+            }
+        }
+    }
+}
+
 impl Events {
-    /// A stream that says when the status changes; `permit` is kept until it ends.
-    pub fn new(status: watch::Receiver<Arc<Status>>, permit: OwnedSemaphorePermit) -> Self {
-        Self { next: Box::pin(next(Source::Table(Followed { status, shown: 0, _permit: permit }))) }
+    /// A stream that says what changes: of a view, of which the client shows a version, or whether anything does.
+    /// `permit` is kept until it ends.
+    pub fn new(
+        status: watch::Receiver<Arc<Status>>,
+        permit: OwnedSemaphorePermit,
+        followed: Option<(View, u64)>,
+    ) -> Self {
+        let of_view = |(view, version)| What::View { view, version, shown: None };
+        let what = followed.map_or(What::Any(0), of_view);
+        Self { next: Box::pin(next(Source::Table(Followed { status, what, _permit: permit }))) }
     }
 
     /// A stream of the journal's events; `status` keeps the processes being asked, and `permit` is kept until it ends.
@@ -87,19 +137,14 @@ async fn next_of_table(mut followed: Followed) -> Option<(Followed, Bytes)> {
     let changed = async {
         loop {
             followed.status.changed().await.ok()?;
-            let mut hasher = DefaultHasher::new();
-            table(&followed.status.borrow_and_update()).hash(&mut hasher);
-            if hasher.finish() != followed.shown {
-                followed.shown = hasher.finish();
-                return Some(());
+            let status = Arc::clone(&followed.status.borrow_and_update());
+            if let Some(event) = followed.what.event(&status) {
+                return Some(event);
             }
         }
     };
     let bytes = match timeout(SILENCE_MAX, changed).await {
-        Ok(changed) => {
-            changed?;
-            Bytes::from(format!("event: status\ndata: {:016x}\n\n", followed.shown))
-        }
+        Ok(event) => event?,
         Err(_) => Bytes::from_static(b":\n\n"),
     };
     Some((followed, bytes))

@@ -11,8 +11,10 @@ mod guard;
 mod html;
 mod limits;
 mod metrics;
+mod rates;
 mod server;
 mod shell;
 mod status;
+mod view;
 
 pub use server::{Place, serve};

@@ -1,31 +1,137 @@
-// Replaces the table when the server says that something has changed. The server escapes what it sends.
+// Shows what the server says has changed. The server escapes what it sends.
 "use strict";
+const RETRY_MS = 3000;
+const TYPED_MS = 150;
 const live = document.getElementById("live");
-const devices = document.getElementById("devices");
+const main = document.getElementById("main");
 const parser = new DOMParser();
-let busy = false;
-let again = false;
-async function refresh() {
-  if (busy) { again = true; return; }
-  busy = true;
-  try {
-    do {
-      again = false;
-      // A selected command line is about to be copied: it stays until it is not selected any more.
-      if (!document.getSelection().isCollapsed) { again = false; continue; }
-      const answer = await fetch("/devices");
-      if (!answer.ok) { throw new Error(answer.status); }
-      const part = parser.parseFromString(await answer.text(), "text/html");
-      devices.replaceChildren(...part.body.childNodes);
-    } while (again);
-  } catch (error) {
-    live.textContent = "not live: " + error.message;
-  } finally {
-    busy = false;
+let events = null;
+let isBusy = false;
+let isStale = false;
+
+document.documentElement.classList.add("script");
+
+// An element of a list, from its HTML: a row is one only in a table.
+function made(html, list) {
+  const isRow = list.tagName === "TBODY";
+  const parsed = parser.parseFromString(isRow ? "<table><tbody>" + html + "</tbody></table>" : html, "text/html");
+  return isRow ? parsed.querySelector("tr") : parsed.body.firstElementChild;
+}
+
+// What the keyboard would lose with the part that it is in.
+function focused() {
+  const part = document.activeElement.closest("[data-parts] > *");
+  const stops = part ? [...part.querySelectorAll("a, button, [tabindex]")] : [];
+  return part && { key: part.id, stop: stops.indexOf(document.activeElement) };
+}
+
+function focusAgain(had) {
+  const part = had && document.getElementById(had.key);
+  if (part && !part.contains(document.activeElement)) {
+    part.querySelectorAll("a, button, [tabindex]")[had.stop]?.focus({ preventScroll: true });
   }
 }
-const events = new EventSource("/events");
-events.addEventListener("open", () => { live.textContent = "live"; });
-events.addEventListener("error", () => { live.textContent = "not live: the connection is lost"; });
-events.addEventListener("status", refresh);
-document.addEventListener("selectionchange", () => { if (document.getSelection().isCollapsed) { refresh(); } });
+
+// Makes a list consist of these parts: [id] of one that is there as it is, [id, HTML] of one that is new or different.
+function show(list, parts) {
+  const wanted = parts.map(([key, html]) => {
+    const there = document.getElementById(key);
+    if (html === undefined) { return there; }
+    const part = made(html, list);
+    if (there) { there.replaceWith(part); }
+    return part;
+  });
+  if (wanted.includes(null)) { return false; }
+  const kept = new Set(wanted);
+  [...list.children].filter((part) => !kept.has(part)).forEach((part) => part.remove());
+  wanted.forEach((part, at) => {
+    if (list.children[at] !== part) { list.insertBefore(part, list.children[at] ?? null); }
+  });
+  return true;
+}
+
+// A text that is selected is about to be copied: it stays until it is not selected any more.
+function isHeld() {
+  isStale = !document.getSelection().isCollapsed;
+  return isStale;
+}
+
+function change(data) {
+  if (isHeld()) { return; }
+  const { version, lists } = JSON.parse(data);
+  const had = focused();
+  const isShown = Object.entries(lists).every(([id, parts]) => show(document.getElementById(id), parts));
+  focusAgain(had);
+  if (isShown) { main.dataset.version = version; } else { reload(); }
+}
+
+// Loads the view and shows what is different.
+async function reload() {
+  if (isBusy || isHeld()) { isStale = true; return; }
+  isBusy = true;
+  try {
+    do {
+      isStale = false;
+      const answer = await fetch(main.dataset.view);
+      if (answer.status >= 500) { throw new Error("status " + answer.status); }
+      const parsed = parser.parseFromString(await answer.text(), "text/html");
+      const had = focused();
+      for (const list of parsed.querySelectorAll("[data-parts]")) {
+        const parts = [...list.children].map((part) => {
+          const is = document.getElementById(part.id)?.outerHTML === part.outerHTML;
+          return is ? [part.id] : [part.id, part.outerHTML];
+        });
+        show(document.getElementById(list.id), parts);
+      }
+      focusAgain(had);
+      main.dataset.version = parsed.getElementById("main").dataset.version;
+    } while (isStale && !isHeld());
+    follow();
+  } catch (error) {
+    live.textContent = "not live: " + error.message;
+    setTimeout(reload, RETRY_MS);
+  } finally {
+    isBusy = false;
+  }
+}
+
+function follow() {
+  events?.close();
+  const view = encodeURIComponent(main.dataset.view);
+  const source = new EventSource("/events?view=" + view + "&version=" + main.dataset.version);
+  events = source;
+  source.addEventListener("open", () => { live.textContent = "live"; });
+  source.addEventListener("parts", (event) => change(event.data));
+  source.addEventListener("reload", reload);
+  source.addEventListener("error", () => {
+    live.textContent = "not live: the connection is lost";
+    // A browser tries again by itself, unless it was refused.
+    if (source.readyState === EventSource.CLOSED && source === events) { setTimeout(reload, RETRY_MS); }
+  });
+}
+
+document.addEventListener("selectionchange", () => {
+  if (isStale && document.getSelection().isCollapsed) { reload(); }
+});
+document.addEventListener("click", async (event) => {
+  const button = event.target.closest("button.copy");
+  if (!button) { return; }
+  const line = button.parentElement.querySelector("code");
+  try {
+    await navigator.clipboard.writeText(line.textContent);
+    live.textContent = "copied";
+  } catch {
+    document.getSelection().selectAllChildren(line);
+  }
+});
+let typed = null;
+document.getElementById("filter")?.addEventListener("input", (event) => {
+  clearTimeout(typed);
+  typed = setTimeout(() => {
+    const text = event.target.value.trim();
+    main.dataset.view = text === "" ? "/" : "/?q=" + encodeURIComponent(text);
+    history.replaceState(null, "", main.dataset.view);
+    reload();
+  }, TYPED_MS);
+});
+follow();

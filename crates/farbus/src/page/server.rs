@@ -19,7 +19,7 @@ use hyper::header::{
 };
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper::{Method, Request, Response, StatusCode};
+use hyper::{Method, Request, Response, StatusCode, Uri};
 use serde::Serialize;
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -37,6 +37,7 @@ use super::body::{Body, Events};
 use super::connection::{Clock, Connection, UNREAD_TIME_MAX};
 use super::guard::{Passed, check};
 use super::status::{Asker, Status};
+use super::view::View;
 use super::{answers, html, metrics};
 use crate::common::failure::Failure;
 use crate::common::runtime_folder::{self, RuntimeFolder};
@@ -193,7 +194,12 @@ impl Server {
             Endpoint::Style => text("text/css; charset=utf-8", html::STYLE.into()),
             Endpoint::Script => text("text/javascript; charset=utf-8", html::SCRIPT.into()),
             Endpoint::Ready => self.with_status(ready).await,
-            Endpoint::Page => self.with_status(|status| text("text/html; charset=utf-8", html::page(status))).await,
+            Endpoint::Page | Endpoint::Buses | Endpoint::Network | Endpoint::Device => {
+                match View::at(request.uri().path(), request.uri().query()) {
+                    Some(view) => self.view(view, request.uri()).await,
+                    None => error(StatusCode::NOT_FOUND, "nothing is here"),
+                }
+            }
             Endpoint::Table => self.with_status(|status| text("text/html; charset=utf-8", html::table(status))).await,
             Endpoint::Metrics => self.with_status(|status| text(metrics::CONTENT_TYPE, metrics::metrics(status))).await,
             Endpoint::Status => self.with_status(|status| json(StatusCode::OK, &status.processes)).await,
@@ -209,7 +215,10 @@ impl Server {
             Endpoint::PageEvents | Endpoint::Events if request.method() == Method::HEAD => {
                 text("text/event-stream", String::new())
             }
-            Endpoint::PageEvents => self.stream(|permit| Events::new(self.asker.follow(), permit)),
+            Endpoint::PageEvents => {
+                let followed = View::followed(request.uri().query());
+                self.stream(|permit| Events::new(self.asker.follow(), permit, followed))
+            }
             Endpoint::Events => {
                 let last = request.headers().get("last-event-id").and_then(|last| last.to_str().ok());
                 let follower = self.journal.follow(last);
@@ -218,7 +227,7 @@ impl Server {
             Endpoint::Description => json(StatusCode::OK, &openapi::document()),
             Endpoint::Actions => json(StatusCode::OK, &answers::actions()),
             Endpoint::Operations => json(StatusCode::OK, &serde_json::json!({ "operations": self.operations.all() })),
-            Endpoint::Operation => match self.operations.find(found.operation) {
+            Endpoint::Operation => match self.operations.find(found.number) {
                 Some(operation) => json(StatusCode::OK, &operation),
                 None => error(StatusCode::NOT_FOUND, "no operation has this number, or it is forgotten"),
             },
@@ -245,6 +254,23 @@ impl Server {
             Ok(permit) => response(StatusCode::OK, "text/event-stream", Body::Events(events(permit))),
             Err(_) => error(StatusCode::SERVICE_UNAVAILABLE, "too many follow the events"),
         }
+    }
+
+    /// The document of a view.
+    async fn view(&self, view: View, uri: &Uri) -> Response<Body> {
+        let asking = view.clone();
+        // Another process answers it, and may take its time.
+        let details = tokio::task::spawn_blocking(move || asking.ask()).await.unwrap_or_default();
+        let address = uri.path_and_query().map_or("/", |address| address.as_str());
+        self.with_status(|status| {
+            let (is_there, document) = html::document(&view, address, status, details.as_ref());
+            let mut response = text("text/html; charset=utf-8", document);
+            if !is_there {
+                *response.status_mut() = StatusCode::NOT_FOUND;
+            }
+            response
+        })
+        .await
     }
 
     async fn with_status(&self, answer: impl FnOnce(&Status) -> Response<Body>) -> Response<Body> {
@@ -309,7 +335,7 @@ const FOR_BROWSERS: [(&str, &str); 6] = [
     (
         "content-security-policy",
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; \
-         form-action 'none'; frame-ancestors 'none'",
+         form-action 'self'; frame-ancestors 'none'",
     ),
     ("referrer-policy", "no-referrer"),
     ("x-content-type-options", "nosniff"),

@@ -4,6 +4,9 @@ use std::fmt::Write;
 
 use farbus_io::trust::is_shown;
 
+/// The longest name that is put into a command line or an address, bytes: as long as one may be on the wire.
+pub const NAME_BYTES_MAX: usize = 255;
+
 /// Characters that change how text after them is shown, or are not seen.
 pub fn is_deceptive(c: char) -> bool {
     !is_shown(c)
@@ -37,7 +40,7 @@ pub fn quoted(word: &str) -> String {
     out
 }
 
-/// `farbus VERB WORD…`. A word that begins with a hyphen is not read as an option.
+/// `farbus VERB WORD…`. A word that begins with a hyphen is not read as an option; options stand with the verb.
 pub fn command(verb: &str, words: &[&str]) -> String {
     let guard = if words.iter().any(|word| word.starts_with('-')) { " --" } else { "" };
     let words: String = words.iter().map(|word| format!(" {}", quoted(word))).collect();

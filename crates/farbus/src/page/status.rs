@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use super::api::journal::{Journal, Kind};
+use super::rates::Rates;
 use crate::common::control::{Answer, Question, ask_all};
 use crate::common::happenings::Happenings;
 
@@ -18,7 +19,7 @@ use crate::common::happenings::Happenings;
 const ASK_EVERY: Duration = Duration::from_millis(500);
 
 /// What was answered.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Status {
     /// When the processes were asked; `None` if they have not been.
     asked: Option<Instant>,
@@ -28,19 +29,25 @@ pub struct Status {
     pub silent: usize,
     /// Why the processes cannot be found, if they cannot.
     pub failure: Option<String>,
+    /// How fast data pass.
+    rates: Rates,
 }
 
 impl Status {
-    fn ask() -> Self {
-        let asked = Some(Instant::now());
+    /// Asks the processes; `before` is what they said last.
+    fn ask(before: &Self) -> Self {
+        let now = Instant::now();
+        let asked = Some(now);
         match ask_all(&Question::Status) {
             Ok(answers) => {
                 let count = answers.len();
                 let said = |(_, answer)| if let Answer::Ok(value) = answer { Some(value) } else { None };
                 let processes: Vec<_> = answers.into_iter().filter_map(said).collect();
-                Self { asked, silent: count - processes.len(), processes, failure: None }
+                let elapsed = before.asked.map_or(Duration::ZERO, |then| now - then);
+                let rates = Rates::since(&before.rates, &processes, elapsed);
+                Self { asked, silent: count - processes.len(), processes, failure: None, rates }
             }
-            Err(error) => Self { asked, processes: Vec::new(), silent: 0, failure: Some(error.to_string()) },
+            Err(error) => Self { asked, failure: Some(error.to_string()), ..Self::default() },
         }
     }
 
@@ -59,6 +66,11 @@ impl Status {
         self.silent.hash(&mut hasher);
         self.failure.hash(&mut hasher);
         hasher.finish()
+    }
+
+    /// Bytes a second from a device and to it at present, if that is known.
+    pub fn rate_of(&self, process: &Value, device: &Value) -> Option<[u64; 2]> {
+        self.rates.of(process, device)
     }
 
     /// All devices with the processes that have them.
@@ -85,8 +97,7 @@ impl Asker {
     /// # Errors
     /// There can be no further thread.
     pub fn start(journal: Journal) -> io::Result<Self> {
-        let none = Status { asked: None, processes: Vec::new(), silent: 0, failure: None };
-        let (status, _) = watch::channel(Arc::new(none));
+        let (status, _) = watch::channel(Arc::<Status>::default());
         let (demand, demanded) = sync_channel(1);
         let to = status.clone();
         let for_thread = journal.clone();
@@ -125,7 +136,8 @@ fn keep_asking(status: &watch::Sender<Arc<Status>>, demanded: &Receiver<()>, jou
         if told == Err(RecvTimeoutError::Disconnected) {
             return;
         }
-        let now = Arc::new(Status::ask());
+        let before = Arc::clone(&status.borrow());
+        let now = Arc::new(Status::ask(&before));
         if journal.is_followed() {
             publish(journal, &now, &mut happenings, &mut mark);
         }
@@ -157,6 +169,6 @@ pub mod tests {
     /// The status of these processes.
     pub fn status(processes: Value) -> Status {
         let Value::Array(processes) = processes else { panic!("a list") };
-        Status { asked: None, processes, silent: 0, failure: None }
+        Status { processes, ..Status::default() }
     }
 }

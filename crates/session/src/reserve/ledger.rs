@@ -313,6 +313,19 @@ impl Ledger {
         self.plans.get(bus)
     }
 
+    /// The schedules of all buses on which something is reserved.
+    pub fn plans(&self) -> impl Iterator<Item = (&str, &Plan)> {
+        self.plans.iter().map(|(bus, plan)| (bus.as_str(), plan))
+    }
+
+    /// Which device a request of a schedule is for, and the endpoint that was asked for (0: the usual one).
+    pub fn asker_of(&self, request: u32) -> Option<(&str, u8)> {
+        self.entries.iter().find_map(|entry| {
+            let at = entry.requests.iter().position(|known| known.id == request)?;
+            Some((entry.device.as_str(), entry.reservation.claims.get(at)?.endpoint))
+        })
+    }
+
     /// Schedules everything again, after a change of the processors.
     pub fn settle_again(&mut self) -> Vec<News> {
         let settled = self.settle(&self.entries, None);

@@ -13,6 +13,7 @@ use super::super::output::{Failure, print_json, say};
 use super::examples::{Kind, Source};
 use super::file;
 use super::layout::{percent, thousandths, us_from_ps, write_columns, write_wrapped};
+use crate::common::bus_drawing::{BusDrawing, Picture, PlaceDrawing};
 use crate::importer::client::Attribute;
 
 /// Plan a bus: which endpoints are admitted, when each may send, what it is promised.
@@ -427,53 +428,27 @@ impl<'a> Planned<'a> {
         })
     }
 
-    /// Draws a column for each interval, from the bottom: reserved time, then the periodic endpoints.
+    /// The schedule as a picture.
     fn to_svg(&self) -> String {
-        const WIDTH: u32 = 28;
-        const HEIGHT: f64 = 240.0;
-        const SHOWN_MAX: u32 = 64;
-        let (plan, shown) = (&self.plan, self.plan.cycle().min(SHOWN_MAX));
-        let interval = interval_ps(plan.speed()) as f64;
-        let legend = plan.placements().len() as u32 * 16 + 40;
-        let (width, height) = ((shown * WIDTH).max(320) + 20, HEIGHT as u32 + 40 + legend);
-        let mut svg = format!(
+        let plan = &self.plan;
+        let places = plan.placements().iter().map(|place| PlaceDrawing {
+            name_escaped: escaped(self.name(place.id)),
+            start: place.start,
+            every: place.every,
+            time_ps: place.time_ps,
+        });
+        let drawing = BusDrawing {
+            interval_ps: interval_ps(plan.speed()),
+            asynchronous_ps: plan.reservation_ps(),
+            cycle: plan.cycle(),
+            unit: unit(plan.speed()),
+            places: places.collect(),
+        };
+        let Picture { elements, width, height } = drawing.draw();
+        format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" \
-             font-family=\"sans-serif\" font-size=\"10\">\n"
-        );
-        let mut rect = |x: u32, from_ps: f64, time_ps: f64, fill: &str, title: &str| {
-            let (y, h) = (10.0 + HEIGHT * (1.0 - (from_ps + time_ps) / interval), HEIGHT * time_ps / interval);
-            let _ = writeln!(
-                svg,
-                "<rect x=\"{x}\" y=\"{y:.2}\" width=\"{}\" height=\"{h:.2}\" fill=\"{fill}\"><title>{title}</title></rect>",
-                WIDTH - 2
-            );
-        };
-        let colour = |at: usize| format!("hsl({},60%,60%)", at * 67 % 360);
-        for column in 0..shown {
-            let x = 10 + column * WIDTH;
-            rect(x, 0.0, interval, "#f4f4f4", "free");
-            let mut from = plan.reservation_ps() as f64;
-            rect(x, 0.0, from, "#bbb", "reserved for bulk and control");
-            for (at, place) in plan.placements().iter().enumerate() {
-                if column % place.every == place.start {
-                    rect(x, from, place.time_ps as f64, &colour(at), &escaped(self.name(place.id)));
-                    from += place.time_ps as f64;
-                }
-            }
-        }
-        let mut label = |x: u32, y: u32, fill: &str, words: &str| {
-            let _ = writeln!(svg, "<text x=\"{x}\" y=\"{y}\" fill=\"{fill}\">{words}</text>");
-        };
-        let base = HEIGHT as u32 + 22;
-        for column in 0..shown {
-            label(10 + column * WIDTH, base, "#000", &column.to_string());
-        }
-        label(10, base + 18, "#777", &format!("reserved for bulk and control, of {shown} {}s", unit(plan.speed())));
-        for (at, place) in plan.placements().iter().enumerate() {
-            label(10, base + 34 + 16 * at as u32, &colour(at), &escaped(self.name(place.id)));
-        }
-        svg.push_str("</svg>\n");
-        svg
+             font-family=\"sans-serif\" font-size=\"10\">\n{elements}</svg>\n"
+        )
     }
 }
 

@@ -16,6 +16,7 @@ use farbus_session::reserve::{
 };
 use farbus_session::snapshot::{self, Reader, Writer};
 
+use crate::devices::bus_status::BusStatus;
 use crate::devices::reservation::ReservationStatus;
 use crate::exporter::session::thread_time::Reserved;
 
@@ -229,6 +230,11 @@ impl Reservations {
         let inner = self.inner();
         let mut lines = inner.ledger.lines();
         lines.find(|line| line.device == device).map(|line| ReservationStatus::of(&line))
+    }
+
+    /// What is reserved on each bus.
+    pub fn buses(&self) -> Vec<BusStatus> {
+        BusStatus::of(&self.inner().ledger)
     }
 
     /// Reserves processor time for the threads of `owner`, which replaces what the owner had. All reservations are

@@ -30,7 +30,7 @@ pub async fn change(
     length: u64,
 ) -> Result<(StatusCode, Value), Refusal> {
     let given = object_of(body, length).await?;
-    let Some(action) = found.action else { return stop(operations, found.operation) };
+    let Some(action) = found.action else { return stop(operations, found.number) };
     let command = match action.command(&given) {
         Ok(command) => command,
         Err(wrong) => return Ok((StatusCode::BAD_REQUEST, in_words(&wrong))),

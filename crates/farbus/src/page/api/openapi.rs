@@ -73,7 +73,12 @@ fn operation(path: &str, found: &Found) -> Value {
     }
     if path.contains("{id}") {
         let schema = json!({ "type": "integer", "minimum": 0 });
-        described["parameters"] = json!([{ "name": "id", "in": "path", "required": true, "schema": schema }]);
+        let mut parameters = vec![json!({ "name": "id", "in": "path", "required": true, "schema": schema })];
+        if found.route.endpoint == Endpoint::Device {
+            let of_device = json!({ "name": "name", "in": "query", "required": true, "schema": { "type": "string" } });
+            parameters.push(of_device);
+        }
+        described["parameters"] = json!(parameters);
     }
     if found.route.endpoint == Endpoint::Events {
         let what = "The id of the last event that was received.";
@@ -142,7 +147,7 @@ fn responses(found: &Found) -> Value {
 /// The content type of an answer that is no JSON.
 fn kind_of(endpoint: Endpoint) -> &'static str {
     match endpoint {
-        Endpoint::Page | Endpoint::Table => "text/html",
+        Endpoint::Page | Endpoint::Buses | Endpoint::Network | Endpoint::Device | Endpoint::Table => "text/html",
         Endpoint::Style => "text/css",
         Endpoint::Script => "text/javascript",
         Endpoint::PageEvents | Endpoint::Events => "text/event-stream",
@@ -168,6 +173,9 @@ fn schema_of(endpoint: Endpoint) -> Option<&'static str> {
         | Endpoint::Style
         | Endpoint::Script
         | Endpoint::Page
+        | Endpoint::Buses
+        | Endpoint::Network
+        | Endpoint::Device
         | Endpoint::Table
         | Endpoint::PageEvents
         | Endpoint::Events

@@ -9,6 +9,8 @@ use super::actions::{ACTIONS, Action, action};
 pub const ACTIONS_AT: &str = "/api/v1/actions/";
 /// Where operations are: their number follows.
 pub const OPERATIONS_AT: &str = "/api/v1/operations/";
+/// Where devices are shown: the number of their process follows.
+const DEVICE_AT: &str = "/device/";
 
 /// What is at a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,7 +25,13 @@ pub enum Endpoint {
     Script,
     /// The page.
     Page,
-    /// The part of it that changes.
+    /// What is reserved on the buses.
+    Buses,
+    /// The network of hosts.
+    Network,
+    /// A device; the number of its process is the last part of the path.
+    Device,
+    /// The part of the page that changes.
     Table,
     /// The events of the page's script.
     PageEvents,
@@ -84,6 +92,9 @@ pub const ROUTES: &[Route] = &[
     route("/page.css", Endpoint::Style, READ, "The page's style."),
     route("/page.js", Endpoint::Script, READ, "The page's script."),
     route("/", Endpoint::Page, READ, "The page, for a browser."),
+    route("/buses", Endpoint::Buses, READ, "What is reserved on the buses, for a browser."),
+    route("/network", Endpoint::Network, READ, "The network of hosts, for a browser."),
+    route("/device/{id}", Endpoint::Device, READ, "A device of the process with this number, for a browser."),
     route("/devices", Endpoint::Table, READ, "The part of the page that changes."),
     route("/events", Endpoint::PageEvents, READ, "Events for the page's script."),
     route("/metrics", Endpoint::Metrics, READ, "Figures for Prometheus."),
@@ -109,8 +120,8 @@ pub struct Found {
     pub route: &'static Route,
     /// The action, if it is one.
     pub action: Option<&'static Action>,
-    /// The operation's number, if it is one's.
-    pub operation: u64,
+    /// The number that the path has, of an operation or of a device's process; 0 if it has none.
+    pub number: u64,
 }
 
 impl Route {
@@ -135,19 +146,26 @@ pub fn find(path: &str) -> Option<Found> {
     let of = |endpoint| ROUTES.iter().find(|route| route.endpoint == endpoint);
     if let Some(name) = path.strip_prefix(ACTIONS_AT) {
         let action = action(name)?;
-        return Some(Found { route: of(Endpoint::Action)?, action: Some(action), operation: 0 });
+        return Some(Found { route: of(Endpoint::Action)?, action: Some(action), number: 0 });
     }
     if let Some(rest) = path.strip_prefix(OPERATIONS_AT) {
         let (number, endpoint) = match rest.strip_suffix("/stop") {
             Some(number) => (number, Endpoint::Stop),
             None => (rest, Endpoint::Operation),
         };
-        let is_number = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
-        let operation = if is_number { number.parse().ok()? } else { return None };
-        return Some(Found { route: of(endpoint)?, action: None, operation });
+        return Some(Found { route: of(endpoint)?, action: None, number: number_in(number)? });
+    }
+    if let Some(process) = path.strip_prefix(DEVICE_AT) {
+        return Some(Found { route: of(Endpoint::Device)?, action: None, number: number_in(process)? });
     }
     let route = ROUTES.iter().find(|route| route.path == path)?;
-    Some(Found { route, action: None, operation: 0 })
+    Some(Found { route, action: None, number: 0 })
+}
+
+/// A number in digits alone.
+fn number_in(text: &str) -> Option<u64> {
+    let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    if is_number { text.parse().ok() } else { None }
 }
 
 impl Found {
@@ -162,11 +180,11 @@ pub fn all() -> impl Iterator<Item = (String, Found)> {
     ROUTES.iter().flat_map(|route| match route.endpoint {
         Endpoint::Action => {
             let of = move |action: &'static Action| {
-                (format!("{ACTIONS_AT}{}", action.name), Found { route, action: Some(action), operation: 0 })
+                (format!("{ACTIONS_AT}{}", action.name), Found { route, action: Some(action), number: 0 })
             };
             ACTIONS.iter().map(of).collect::<Vec<_>>()
         }
-        _ => vec![(route.path.to_owned(), Found { route, action: None, operation: 0 })],
+        _ => vec![(route.path.to_owned(), Found { route, action: None, number: 0 })],
     })
 }
 
@@ -180,7 +198,7 @@ mod tests {
             let said = find(&path.replace("{id}", "7")).unwrap_or_else(|| panic!("{path}"));
             assert_eq!(said.route.endpoint, found.route.endpoint, "{path}");
             assert_eq!(said.action.map(|action| action.name), found.action.map(|action| action.name));
-            assert_eq!(said.operation == 7, path.contains("{id}"));
+            assert_eq!(said.number == 7, path.contains("{id}"));
         }
         for path in [
             "/healthz/",

@@ -1,0 +1,161 @@
+//! The buses of this machine, drawn: what is reserved of each (micro)frame, and what is free.
+
+use serde_json::Value;
+
+use super::super::status::Status;
+use super::devices::notes;
+use super::drawing::{Drawing, Keys, List, Part, Piece, key_of};
+use super::text::{escaped, escaped_whole, table};
+use crate::common::bus_drawing::{BusDrawing, COLUMNS_MAX, Picture, PlaceDrawing};
+
+/// Buses that are drawn, of all processes together.
+const BUSES_MAX: usize = 8;
+/// Endpoints of a bus that are drawn and listed.
+const PLACES_MAX: usize = 32;
+/// Characters of a name in a picture.
+const NAME_CHARS_MAX: usize = 40;
+
+/// The buses on which something is reserved.
+pub fn draw(status: &Status) -> Drawing {
+    let mut keys = Keys::default();
+    let all = || {
+        status.processes.iter().flat_map(|process| {
+            let buses = process["buses"].as_array().map(Vec::as_slice).unwrap_or_default();
+            buses.iter().map(move |bus| (process, bus))
+        })
+    };
+    let mut parts = notes(status);
+    parts.extend(all().take(BUSES_MAX).map(|(process, bus)| {
+        let pid = process["pid"].as_u64().unwrap_or_default();
+        let key = keys.take(key_of("bus", (pid, bus["bus"].as_str())));
+        Part { html: section(&key, process, bus), key }
+    }));
+    let more = all().skip(BUSES_MAX).count();
+    if more > 0 {
+        let html = format!("<p id=\"more\">Further buses, which <code>farbus status --json</code> shows: {more}</p>");
+        parts.push(Part { key: "more".into(), html });
+    }
+    if all().next().is_none() {
+        let hint = "Nothing is reserved on a bus here. Try: \
+            <code>farbus share zero --reserve zero:bytes=512,period=8</code>";
+        parts.push(Part { key: "nothing".into(), html: format!("<p id=\"nothing\">{hint}</p>") });
+    }
+    let pieces = vec![
+        Piece::Fixed("<h1>Buses</h1>\n".into()),
+        Piece::List(List { id: "buses", element: "div", parts }),
+        Piece::Fixed("<p>What another set of endpoints would get: <code>farbus plan schedule</code></p>\n".into()),
+    ];
+    Drawing { title: "Buses".into(), is_there: true, pieces }
+}
+
+/// A number of a process, as small as a schedule's can be.
+fn small(value: &Value) -> u32 {
+    value.as_u64().and_then(|number| u32::try_from(number).ok()).unwrap_or_default()
+}
+
+fn section(key: &str, process: &Value, bus: &Value) -> String {
+    let speed = bus["speed"].as_str().unwrap_or_default();
+    let unit = if matches!(speed, "low" | "full") { "frame" } else { "microframe" };
+    let (name, pid) = (bus["bus"].as_str().unwrap_or_default(), process["pid"].as_u64().unwrap_or_default());
+    let places = || bus["places"].as_array().into_iter().flatten().take(PLACES_MAX);
+    let name_of = |place: &Value| {
+        let device = place["device"].as_str().unwrap_or_default();
+        match place["endpoint"].as_str() {
+            Some(endpoint) => format!("{device}, endpoint {endpoint}"),
+            None => device.to_owned(),
+        }
+    };
+    let interval_ps = bus["interval_ps"].as_u64().unwrap_or_default();
+    let drawing = BusDrawing {
+        interval_ps,
+        asynchronous_ps: bus["asynchronous_ps"].as_u64().unwrap_or_default(),
+        cycle: small(&bus["cycle"]),
+        unit,
+        places: places()
+            .map(|place| PlaceDrawing {
+                name_escaped: escaped_whole(&name_of(place).chars().take(NAME_CHARS_MAX).collect::<String>()),
+                start: small(&place["start"]),
+                every: small(&place["every"]),
+                time_ps: place["time_ps"].as_u64().unwrap_or_default(),
+            })
+            .collect(),
+    };
+    let cycle = drawing.cycle;
+    let Picture { elements, width, height } = drawing.draw();
+    let us = |ps: u64| format!("{:.1} µs", ps as f64 / 1_000_000.0);
+    let free = bus["free_ps"].as_array().into_iter().flatten().filter_map(Value::as_u64);
+    let (least, most) = (free.clone().min().unwrap_or_default(), free.max().unwrap_or_default());
+    let summary = format!(
+        "Each {unit} has {}; {} of it are kept for bulk and control, and between {} and {} can still be reserved. \
+         The schedule repeats after {cycle} of them.",
+        us(interval_ps),
+        us(bus["asynchronous_ps"].as_u64().unwrap_or_default()),
+        us(least),
+        us(most)
+    );
+    let shown = if cycle > COLUMNS_MAX { format!(" The first {COLUMNS_MAX} are drawn.") } else { String::new() };
+    let rows: Vec<_> = places()
+        .map(|place| {
+            let every = small(&place["every"]);
+            let in_each = format!("{} of each {every}", small(&place["start"]));
+            let time = us(place["time_ps"].as_u64().unwrap_or_default());
+            vec![escaped(&name_of(place)), in_each, small(&place["packets"]).to_string(), time]
+        })
+        .collect();
+    let table = table("What is reserved", &["Endpoint", unit, "Packets", "Time each"], &rows);
+    format!(
+        "<section id=\"{key}\"><h2>{}, of {} {pid}</h2>\n<p>{summary}{shown}</p>\n\
+         <div class=\"picture\" tabindex=\"0\" role=\"group\" aria-label=\"Picture of the schedule\">\
+         <svg class=\"bus\" width=\"{width}\" height=\"{height}\" viewBox=\"0 0 {width} {height}\" role=\"img\" \
+         aria-labelledby=\"{key}-title {key}-what\"><title id=\"{key}-title\">Schedule of {}</title>\
+         <desc id=\"{key}-what\">{summary} The table below has each endpoint.</desc>\n{elements}</svg></div>\n\
+         {table}</section>",
+        escaped(name),
+        process["host"].as_str().map_or_else(|| "process".to_owned(), |host| format!("{}, process", escaped(host))),
+        escaped_whole(&name.chars().take(NAME_CHARS_MAX).collect::<String>()),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::super::status::tests::status;
+    use super::*;
+
+    fn html(buses: Value) -> String {
+        let drawing = draw(&status(json!([{ "pid": 7, "role": "share", "devices": [], "buses": buses }])));
+        drawing.lists().flat_map(|list| &list.parts).map(|part| part.html.as_str()).collect()
+    }
+
+    #[test]
+    fn each_microframe_is_drawn_with_what_is_reserved_in_it() {
+        let place = |device: &str, start, every| json!({ "device": device, "start": start, "every": every, "packets": 2, "time_ps": 30_000_000 });
+        let html = html(json!([{
+            "bus": "gadgets, high speed", "speed": "high", "interval_ps": 125_000_000, "cycle": 4,
+            "asynchronous_ps": 25_000_000, "free_ps": [10_000_000, 40_000_000, 10_000_000, 40_000_000],
+            "places": [place("camera", 0, 2), place("<evil>", 1, 4)],
+        }]));
+        assert_eq!(html.matches("<title>free</title>").count(), 4, "{html}");
+        assert_eq!(html.matches("<title>camera</title>").count(), 2, "{html}");
+        assert_eq!(html.matches("<title>&lt;evil&gt;</title>").count(), 1, "{html}");
+        assert!(
+            html.contains("between 10.0 µs and 40.0 µs can still be reserved") && !html.contains("<evil>"),
+            "{html}"
+        );
+        assert!(html.contains("<th scope=\"row\"><bdi>camera</bdi></th>") && html.contains("0 of each 2"), "{html}");
+    }
+
+    #[test]
+    fn numbers_of_a_process_that_make_no_sense_make_a_picture_of_bounded_size() {
+        let place = json!({ "device": "x".repeat(9000), "start": 0, "every": 0, "time_ps": u64::MAX });
+        let bus = json!({
+            "bus": "y".repeat(9000), "speed": "?", "interval_ps": 0, "cycle": u64::MAX, "asynchronous_ps": u64::MAX,
+            "free_ps": [u64::MAX], "places": vec![place.clone(); 500],
+        });
+        assert!(html(json!([bus])).len() < 64 << 10);
+        let bus = json!({ "bus": "b", "cycle": u32::MAX, "interval_ps": 1, "places": vec![place; 500] });
+        let html = html(json!(vec![bus; 100]));
+        assert!(html.len() < 4 << 20 && html.contains("shows: 92"), "{}", html.len());
+    }
+}

@@ -1,0 +1,273 @@
+//! One device: what is known of it, what is done with it, and what can be.
+
+use std::fmt::Write;
+
+use serde_json::Value;
+
+use super::super::shell::{command, is_deceptive};
+use super::super::status::Status;
+use super::actions::actions;
+use super::descriptors;
+use super::devices::{icon, notes};
+use super::drawing::{Drawing, List, Part, Piece};
+use super::text::{escaped, escaped_whole, span, table, value_in};
+use crate::common::control::{Answer, Question, ask_one};
+use crate::common::units::format_bytes;
+
+/// Rows of a table of a device: uses, links, hosts that wait.
+const ROWS_MAX: usize = 64;
+/// Events of a device.
+const EVENTS_MAX: usize = 50;
+
+/// Which device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Which {
+    pid: u32,
+    name: String,
+}
+
+/// What does not change while the device's page is looked at.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Details {
+    descriptors: Value,
+    events: Vec<Value>,
+}
+
+impl Which {
+    /// `/device/PID?name=NAME`. A name in a path would be read as a way through folders.
+    pub fn of(path: &str, query: &str) -> Option<Self> {
+        let pid = path.strip_prefix("/device/")?.parse().ok()?;
+        Some(Self { pid, name: value_in(query, "name")? })
+    }
+
+    fn find<'s>(&self, status: &'s Status) -> Option<(&'s Value, &'s Value)> {
+        let is_it = |process: &Value, device: &Value| {
+            process["pid"].as_u64() == Some(self.pid.into()) && device["name"].as_str() == Some(&self.name)
+        };
+        status.devices().find(|(process, device)| is_it(process, device))
+    }
+
+    /// Asks the device's process. An earlier release does not know the device's descriptors.
+    pub fn ask(&self) -> Details {
+        let ask = |question: &Question| match ask_one(self.pid, question, &[]) {
+            Ok(Answer::Ok(value)) => value,
+            _ => Value::Null,
+        };
+        let descriptors = ask(&Question::Descriptors { device: self.name.clone() });
+        let mut events = ask(&Question::Events { after: 0 });
+        let is_its = |event: &Value| {
+            let device = event["device"].as_str().unwrap_or_default();
+            device == self.name || device.rsplit_once('/').is_some_and(|(_, name)| name == self.name)
+        };
+        let events = events["events"].as_array_mut().map(std::mem::take).unwrap_or_default();
+        let mut events: Vec<_> = events.into_iter().rev().filter(is_its).take(EVENTS_MAX).collect();
+        events.truncate(EVENTS_MAX);
+        Details { descriptors, events }
+    }
+
+    /// The device.
+    pub fn draw(&self, status: &Status, details: Option<&Details>) -> Drawing {
+        let found = self.find(status);
+        let (process, device) = found.unwrap_or((&Value::Null, &Value::Null));
+        let mut parts = notes(status);
+        let mut part = |key: &str, html: String| parts.push(Part { key: key.to_owned(), html });
+        match found {
+            None => part(
+                "gone",
+                "<p id=\"gone\" role=\"alert\">This process has no such device, or has it no more. \
+                 <a href=\"/\">All devices</a></p>"
+                    .to_owned(),
+            ),
+            Some(_) => {
+                part("facts", facts(process, device));
+                part("commands", commands(process, device));
+                part("traffic", traffic(status, process, device));
+                part("links", links(device));
+                part("latency", latency(device));
+                part("history", history(device));
+            }
+        }
+        let title: String = self.name.chars().filter(|c| !is_deceptive(*c)).take(60).collect();
+        let mut pieces = vec![
+            Piece::Fixed(format!("<h1>{} {}</h1>\n", icon(device), escaped(&self.name))),
+            Piece::List(List { id: "device", element: "div", parts }),
+        ];
+        if let Some(details) = details {
+            pieces.push(Piece::Fixed(descriptors::tree(&details.descriptors)));
+            pieces.push(Piece::Fixed(events(&details.events)));
+        }
+        Drawing { title, is_there: found.is_some(), pieces }
+    }
+}
+
+/// A heading and what stands below it, as one element; empty without content.
+fn section(id: &str, heading: &str, content: &str) -> String {
+    match content.is_empty() {
+        true => format!("<section id=\"{id}\" hidden></section>"),
+        false => format!("<section id=\"{id}\"><h2>{heading}</h2>\n{content}</section>"),
+    }
+}
+
+fn facts(process: &Value, device: &Value) -> String {
+    let mut facts: Vec<(&str, String)> = Vec::new();
+    let mut text = |what: &'static str, value: &Value| {
+        if let Some(text) = value.as_str().filter(|text| !text.is_empty()) {
+            facts.push((what, escaped(text)));
+        }
+    };
+    text("What", &device["title"]);
+    text("State", &device["state"]);
+    text("Why", &device["failure"]["message"]);
+    text("User", &device["user"]);
+    text("For", &device["reason"]);
+    text("Mode", &device["mode"]);
+    text("Goes to", &device["successor"]);
+    text("Moved to", &device["moved"]["host"]);
+    text("Leased by", &device["lease"]["host"]);
+    text("Leased until", &device["lease"]["until"]);
+    text("Replaced by", &device["replaced_by"]);
+    text("Here as", &device["at"]);
+    text("Medium", &device["medium"]["at"]);
+    text("Place", &device["place"]);
+    text("Comment", &device["comment"]);
+    text("Ids", &device["ids"]);
+    text("Vendor", &device["vendor_name"]);
+    text("Product", &device["product_name"]);
+    text("Speed", &device["speed"]);
+    text("Bus id", &device["bus_id"]);
+    text("Identity", &device["identity"]["id"]);
+    text("Reservation", &device["reservation"]["state"]);
+    text("Missing", &device["reservation"]["missing"]);
+    let spans = [("Since", "used_s"), ("Link lost since", "link_lost_s")];
+    facts.extend(spans.iter().filter_map(|(what, name)| Some((*what, span(device[*name].as_f64()?)))));
+    facts.extend(device["size_bytes"].as_u64().map(|bytes| ("Size", format_bytes(bytes))));
+    let several = |list: &Value, name: &str| {
+        let texts = list
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(|of| if name.is_empty() { of } else { &of[name] }.as_str());
+        texts.take(ROWS_MAX).map(escaped).collect::<Vec<_>>().join(", ")
+    };
+    let lists = [("Interfaces", "interfaces", ""), ("Users", "users", "user"), ("Waiting", "waiting", "host")];
+    for (what, list, name) in lists.into_iter().chain([("Modules", "modules", ""), ("Drivers", "drivers", "")]) {
+        facts.push((what, several(&device[list], name)));
+    }
+    let label =
+        |(name, value): (&String, &Value)| format!("{}={}", escaped(name), escaped(value.as_str().unwrap_or("")));
+    let labels = device["labels"].as_object().into_iter().flatten().take(ROWS_MAX).map(label);
+    facts.push(("Labels", labels.collect::<Vec<_>>().join(", ")));
+    let (pid, role) = (process["pid"].as_u64().unwrap_or_default(), process["role"].as_str().unwrap_or_default());
+    facts.push(("Process", format!("{pid}, {}", escaped(role))));
+    let mut out = String::from("<dl id=\"facts\">\n");
+    for (what, value) in facts.iter().filter(|(_, value)| !value.is_empty()) {
+        let _ = writeln!(out, "<div><dt>{what}</dt><dd>{value}</dd></div>");
+    }
+    out.push_str("</dl>");
+    out
+}
+
+fn commands(process: &Value, device: &Value) -> String {
+    let mut content = String::new();
+    for action in actions(process, device) {
+        let line = escaped_whole(&action.line);
+        let _ = writeln!(
+            content,
+            "<li><span>{}</span> <code tabindex=\"0\">{line}</code> <button type=\"button\" class=\"copy\" hidden \
+             aria-label=\"Copy the command: {}\">Copy</button></li>",
+            action.what, action.what
+        );
+    }
+    if !content.is_empty() {
+        content = format!("<ul class=\"commands\">\n{content}</ul>\n");
+    }
+    section("commands", "What you can type", &content)
+}
+
+/// What passed, and how fast at present.
+fn traffic(status: &Status, process: &Value, device: &Value) -> String {
+    let count = |name: &str| device["meters"][name].as_u64();
+    let mut rows = Vec::new();
+    let now = status.rate_of(process, device);
+    for (what, name, rate) in [("From the device", "bytes_in", 0), ("To the device", "bytes_out", 1)] {
+        if let Some(bytes) = count(name) {
+            let rate = now.map(|rates| format!("{}/s", format_bytes(rates[rate]))).unwrap_or_default();
+            rows.push(vec![what.to_owned(), format_bytes(bytes), rate]);
+        }
+    }
+    for (what, name) in [
+        ("Requests", "urbs"),
+        ("Cancelled requests", "unlinked"),
+        ("Requests refused for lack of credit", "no_credit"),
+        ("Port resets", "resets"),
+        ("Requests that the device dropped", "lost"),
+    ] {
+        rows.extend(count(name).map(|count| vec![what.to_owned(), count.to_string(), String::new()]));
+    }
+    let counts = device["counts"].as_object().into_iter().flatten().take(ROWS_MAX);
+    rows.extend(
+        counts.filter_map(|(name, count)| Some(vec![escaped(name), count.as_u64()?.to_string(), String::new()])),
+    );
+    section("traffic", "Traffic", &table("What passed in the present use", &["What", "So far", "Now"], &rows))
+}
+
+fn links(device: &Value) -> String {
+    let links = device["links"]["each"].as_array().into_iter().flatten().take(ROWS_MAX);
+    let rows: Vec<_> = links
+        .map(|link| {
+            let bytes = |name: &str| link[name].as_u64().map(format_bytes).unwrap_or_default();
+            vec![
+                link["lane"].as_u64().unwrap_or_default().to_string(),
+                if link["is_up"] == true { "up" } else { "lost" }.to_owned(),
+                link["since_s"].as_f64().map(span).unwrap_or_default(),
+                escaped(link["peer"].as_str().unwrap_or_default()),
+                bytes("bytes_in"),
+                bytes("bytes_out"),
+                link["round_trip_ms"].as_f64().map(|ms| format!("{ms:.2} ms")).unwrap_or_default(),
+            ]
+        })
+        .collect();
+    let headings = ["Lane", "State", "Since", "Other end", "Received", "Sent", "Round trip"];
+    section("links", "Links", &table("The links of its session", &headings, &rows))
+}
+
+fn latency(device: &Value) -> String {
+    let latency = &device["latency"];
+    let stages = [("All", "all_us"), ("Network", "network_us"), ("Exporter", "bus_us"), ("Device", "back_end_us")];
+    let ms = |stage: &str, percentile: &str| {
+        latency[stage][percentile].as_f64().map(|us| format!("{:.3} ms", us / 1000.0)).unwrap_or_default()
+    };
+    let rows = stages.iter().filter(|(_, stage)| latency[*stage].is_object());
+    let rows: Vec<_> = rows.map(|(what, stage)| vec![(*what).to_owned(), ms(stage, "p50"), ms(stage, "p99")]).collect();
+    let caption = format!("The latest {} requests that were timed", latency["samples"].as_u64().unwrap_or_default());
+    section("latency", "Latency", &table(&caption, &["Stage", "Median", "99th percentile"], &rows))
+}
+
+fn history(device: &Value) -> String {
+    let uses = device["history"].as_array().into_iter().flatten().take(ROWS_MAX);
+    let rows: Vec<_> = uses
+        .map(|past| {
+            let text = |name: &str| past[name].as_str().map(escaped).unwrap_or_default();
+            let time = |name: &str| past[name].as_f64().map(span).unwrap_or_default();
+            let (used, ago) = (time("used_s"), format!("{} ago", time("ago_s")));
+            vec![text("user"), used, ago, text("ended"), text("reason"), text("remark")]
+        })
+        .collect();
+    let headings = ["User", "For", "Ended", "How", "Reason", "Remark"];
+    section("history", "History", &table("Former users, the latest first", &headings, &rows))
+}
+
+fn events(events: &[Value]) -> String {
+    let rows: Vec<_> = events
+        .iter()
+        .map(|event| {
+            let text = |name: &str| event[name].as_str().map(escaped).unwrap_or_default();
+            vec![text("at"), text("event"), text("host"), text("how"), text("why")]
+        })
+        .collect();
+    let headings = ["When", "Event", "Host", "How", "Why"];
+    let listed = table("As of when this page was loaded, the latest first", &headings, &rows);
+    let line = escaped_whole(&command("audit", &[]));
+    let more = format!("<p>More, of other hosts: <code>{line}</code></p>\n");
+    section("events", "What happened", &(listed + &more))
+}

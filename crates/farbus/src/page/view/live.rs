@@ -1,0 +1,92 @@
+//! What has changed of a view, for a browser that shows an earlier drawing of it.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use serde_json::{Map, Value, json};
+
+use super::drawing::{Drawing, List};
+
+/// Bytes of an event. A browser loads the view again instead of receiving more at once.
+pub const EVENT_BYTES_MAX: usize = 64 << 10;
+
+/// What a browser shows: which parts, and how they look.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Shown(Vec<(&'static str, Vec<(String, u64)>)>);
+
+impl Shown {
+    /// What a browser shows that has got this drawing.
+    pub fn of(drawing: &Drawing) -> Self {
+        let shown =
+            |list: &List| (list.id, list.parts.iter().map(|part| (part.key.clone(), hash(&part.html))).collect());
+        Self(drawing.lists().map(shown).collect())
+    }
+
+    /// A number that another drawing has only by chance.
+    pub fn version(&self) -> u64 {
+        hash(self)
+    }
+
+    /// What makes this out of what is shown: the lists that are different, with the ids of all their parts and the HTML
+    /// of those that are different. `None` if that is more than an event may have.
+    pub fn changes_to(&self, drawing: &Drawing) -> Option<String> {
+        let mut lists = Map::new();
+        for list in drawing.lists() {
+            let (_, before) = self.0.iter().find(|(id, _)| *id == list.id)?;
+            let is_shown = |key: &str, look: u64| before.iter().any(|(known, had)| known == key && *had == look);
+            let parts: Vec<Value> = list
+                .parts
+                .iter()
+                .map(|part| match is_shown(&part.key, hash(&part.html)) {
+                    true => json!([part.key]),
+                    false => json!([part.key, part.html]),
+                })
+                .collect();
+            let is_same = before.len() == list.parts.len()
+                && before.iter().zip(&list.parts).all(|(had, part)| *had == (part.key.clone(), hash(&part.html)));
+            if !is_same {
+                lists.insert(list.id.to_owned(), Value::Array(parts));
+            }
+        }
+        let event = json!({ "version": format!("{:016x}", Self::of(drawing).version()), "lists": lists }).to_string();
+        (event.len() <= EVENT_BYTES_MAX).then_some(event)
+    }
+}
+
+fn hash(of: impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    of.hash(&mut hasher);
+    hasher.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::drawing::{Part, Piece};
+    use super::*;
+
+    fn drawing(parts: &[(&str, &str)]) -> Drawing {
+        let part = |(key, html): &(&str, &str)| Part { key: (*key).to_owned(), html: (*html).to_owned() };
+        let list = List { id: "rows", element: "tbody", parts: parts.iter().map(part).collect() };
+        Drawing { title: String::new(), is_there: true, pieces: vec![Piece::List(list)] }
+    }
+
+    #[test]
+    fn only_what_changed_is_sent() {
+        let first = drawing(&[("a", "1"), ("b", "2"), ("c", "3")]);
+        let shown = Shown::of(&first);
+        let change = |parts| -> Value { serde_json::from_str(&shown.changes_to(&drawing(parts)).unwrap()).unwrap() };
+        assert_eq!(change(&[("a", "1"), ("b", "2"), ("c", "3")])["lists"], json!({}));
+        assert_eq!(change(&[("a", "1"), ("b", "5"), ("c", "3")])["lists"], json!({"rows": [["a"], ["b", "5"], ["c"]]}));
+        assert_eq!(change(&[("b", "2"), ("a", "1")])["lists"], json!({"rows": [["b"], ["a"]]}));
+        assert_eq!(change(&[("d", "4")])["lists"], json!({"rows": [["d", "4"]]}));
+        assert_ne!(Shown::of(&drawing(&[("a", "1")])).version(), shown.version());
+    }
+
+    #[test]
+    fn more_than_an_event_has_is_not_sent() {
+        let shown = Shown::of(&drawing(&[]));
+        let long = "x".repeat(EVENT_BYTES_MAX / 2);
+        assert!(shown.changes_to(&drawing(&[("a", &long)])).is_some());
+        assert_eq!(shown.changes_to(&drawing(&[("a", &long), ("b", &long)])), None);
+        assert_eq!(Shown::default().changes_to(&drawing(&[])), None, "another view");
+    }
+}

@@ -1,0 +1,101 @@
+//! What can be shown: each view draws a status as a document, and as parts of which only those that change are sent.
+
+mod actions;
+mod bus;
+mod descriptors;
+mod device;
+mod devices;
+mod drawing;
+mod live;
+mod network;
+mod text;
+
+pub use self::device::Details;
+use self::device::Which;
+use self::devices::Wanted;
+pub use self::drawing::{Drawing, Piece};
+pub use self::live::Shown;
+#[cfg(test)]
+pub use self::text::encoded;
+pub use self::text::escaped_whole;
+use self::text::value_in;
+use super::status::Status;
+
+/// The longest query that is read, bytes; the rest of a request is limited before.
+const QUERY_BYTES_MAX: usize = 8 << 10;
+
+/// A view of what the processes say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum View {
+    /// All devices, or those that match, a page of them.
+    Devices(Wanted),
+    /// One device.
+    Device(Which),
+    /// What is reserved on the buses.
+    Buses,
+    /// The network of hosts.
+    Network,
+}
+
+impl View {
+    /// The view at a path with a query; `None` if there is none.
+    pub fn at(path: &str, query: Option<&str>) -> Option<Self> {
+        let query = query.filter(|query| query.len() <= QUERY_BYTES_MAX).unwrap_or_default();
+        match path {
+            "/" => Some(Self::Devices(Wanted::of(query))),
+            "/buses" => Some(Self::Buses),
+            "/network" => Some(Self::Network),
+            path => Which::of(path, query).map(Self::Device),
+        }
+    }
+
+    /// The view of all devices.
+    pub fn devices() -> Self {
+        Self::Devices(Wanted::default())
+    }
+
+    /// The path that leads to it from every other view; empty if there is none.
+    pub fn path(&self) -> &'static str {
+        match self {
+            Self::Devices(_) => "/",
+            Self::Device(_) => "",
+            Self::Buses => "/buses",
+            Self::Network => "/network",
+        }
+    }
+
+    /// The view that a query of `/events` names, and what its client shows of it.
+    pub fn followed(query: Option<&str>) -> Option<(Self, u64)> {
+        let query = query.filter(|query| query.len() <= QUERY_BYTES_MAX)?;
+        let address = value_in(query, "view")?;
+        let (path, query_of_view) = address.split_once('?').unwrap_or((&address, ""));
+        let shown = value_in(query, "version").and_then(|version| u64::from_str_radix(&version, 16).ok());
+        Some((Self::at(path, Some(query_of_view))?, shown.unwrap_or_default()))
+    }
+
+    /// The parts of it that change.
+    pub fn draw(&self, status: &Status) -> Drawing {
+        match self {
+            Self::Devices(wanted) => wanted.draw(status),
+            Self::Device(which) => which.draw(status, None),
+            Self::Buses => bus::draw(status),
+            Self::Network => network::draw(status),
+        }
+    }
+
+    /// Asks for what does not change while it is looked at. It blocks until the process has answered.
+    pub fn ask(&self) -> Option<Details> {
+        match self {
+            Self::Device(which) => Some(which.ask()),
+            _ => None,
+        }
+    }
+
+    /// The whole document.
+    pub fn draw_with(&self, status: &Status, details: Option<&Details>) -> Drawing {
+        match self {
+            Self::Device(which) => which.draw(status, details),
+            view => view.draw(status),
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! The network of hosts, drawn: who uses whose devices, and how fast data pass between them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::f64::consts::TAU;
+use std::fmt::Write;
+
+use serde_json::Value;
+
+use super::super::status::Status;
+use super::devices::notes;
+use super::drawing::{Drawing, List, Part, Piece};
+use super::text::{escaped, escaped_whole, table};
+use crate::common::units::format_bytes;
+
+/// Hosts and connections that are drawn and listed.
+const HOSTS_MAX: usize = 40;
+const CONNECTIONS_MAX: usize = 100;
+/// Characters of a host's name in the picture, and of one at all.
+const NAME_CHARS_MAX: usize = 18;
+const HOST_CHARS_MAX: usize = 120;
+/// The host of processes that do not say which one they are.
+const HERE: &str = "this machine";
+const WIDTH: f64 = 640.0;
+const HEIGHT: f64 = 360.0;
+
+/// What one host has of another.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Connection {
+    /// As the process says that shares the devices.
+    of_exporter: Flow,
+    /// As the process says that has them attached.
+    of_importer: Flow,
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Flow {
+    devices: usize,
+    bytes_per_s: Option<u64>,
+    round_trip_ms: Option<f64>,
+    lost: usize,
+}
+
+impl Flow {
+    fn add(&mut self, status: &Status, process: &Value, device: &Value) {
+        self.devices += 1;
+        if let Some([from, to]) = status.rate_of(process, device) {
+            *self.bytes_per_s.get_or_insert(0) += from.saturating_add(to);
+        }
+        for link in device["links"]["each"].as_array().into_iter().flatten() {
+            self.lost += usize::from(link["is_up"] == false);
+            let round_trip = link["round_trip_ms"].as_f64();
+            self.round_trip_ms = match (self.round_trip_ms, round_trip) {
+                (Some(one), Some(other)) => Some(one.max(other)),
+                (one, other) => one.or(other),
+            };
+        }
+    }
+}
+
+impl Connection {
+    /// Both ends may say it, if both are this user's: it is the same.
+    fn seen(&self) -> &Flow {
+        if self.of_importer.devices >= self.of_exporter.devices { &self.of_importer } else { &self.of_exporter }
+    }
+}
+
+/// Connections by the host that has the devices and the host that uses them.
+type Connections = BTreeMap<(String, String), Connection>;
+
+fn connections(status: &Status) -> Connections {
+    let mut all = Connections::new();
+    for (process, device) in status.devices() {
+        let own = process["host"].as_str().map_or(HERE.to_owned(), shortened);
+        let state = device["state"].as_str().unwrap_or_default();
+        match state {
+            "in use" => {
+                let users = device["users"].as_array().map(Vec::as_slice).unwrap_or_default();
+                let users = users.iter().map(|user| &user["user"]).chain(users.is_empty().then_some(&device["user"]));
+                for user in users.filter_map(Value::as_str).map(host_of).take(HOSTS_MAX) {
+                    all.entry((own.clone(), user)).or_default().of_exporter.add(status, process, device);
+                }
+            }
+            "attached" | "link lost" | "held" | "following" => {
+                let target = device["title"].as_str().unwrap_or_default();
+                let exporter = host_of(target.rsplit_once('/').map_or(target, |(host, _)| host));
+                all.entry((exporter, own)).or_default().of_importer.add(status, process, device);
+            }
+            _ => {}
+        }
+    }
+    all
+}
+
+/// The host in `NAME (ADDRESS)`, `HOST:PORT` or `HOST`, as people call it.
+fn host_of(said: &str) -> String {
+    let name = said.split(" (").next().unwrap_or(said);
+    let host = match name.rsplit_once(':') {
+        Some((host, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) && !host.contains(':') => host,
+        Some((host, _)) if host.ends_with(']') => host,
+        _ => name,
+    };
+    let is_here = matches!(host, "127.0.0.1" | "localhost" | "[::1]" | "::1" | "") || host.starts_with("unix");
+    if is_here { HERE.to_owned() } else { shortened(host) }
+}
+
+fn shortened(host: &str) -> String {
+    host.chars().take(HOST_CHARS_MAX).collect()
+}
+
+/// The network.
+pub fn draw(status: &Status) -> Drawing {
+    let all = connections(status);
+    let mut parts = notes(status);
+    let html = match all.is_empty() {
+        true => "<p id=\"network\">No host uses a device here, and none is attached. Try: \
+            <code>farbus attach HOST/DEVICE</code></p>"
+            .to_owned(),
+        false => format!("<div id=\"network\">{}{}</div>", picture(&all), listed(&all)),
+    };
+    parts.push(Part { key: "network".into(), html });
+    let pieces =
+        vec![Piece::Fixed("<h1>Network</h1>\n".into()), Piece::List(List { id: "hosts", element: "div", parts })];
+    Drawing { title: "Network".into(), is_there: true, pieces }
+}
+
+fn rate_of(connection: &Connection) -> String {
+    connection.seen().bytes_per_s.map(|rate| format!("{}/s", format_bytes(rate))).unwrap_or_default()
+}
+
+/// The hosts on an ellipse, in the order of their names, and a line for each connection.
+fn picture(all: &Connections) -> String {
+    let hosts: BTreeSet<&str> = all.keys().flat_map(|(from, to)| [from.as_str(), to.as_str()]).collect();
+    let hosts: Vec<&str> = hosts.into_iter().take(HOSTS_MAX).collect();
+    let place = |host: &str| {
+        let at = hosts.iter().position(|known| *known == host)?;
+        let angle = TAU * (at as f64 / hosts.len() as f64 - 0.25);
+        Some((WIDTH / 2.0 + 230.0 * angle.cos(), HEIGHT / 2.0 + 150.0 * angle.sin()))
+    };
+    let mut svg = format!(
+        "<div class=\"picture\"><svg class=\"network\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" \
+         aria-labelledby=\"network-title network-what\"><title id=\"network-title\">The network of hosts</title>\
+         <desc id=\"network-what\">{} hosts and {} connections. The table below has each connection.</desc>\n",
+        hosts.len(),
+        all.len()
+    );
+    for ((from, to), connection) in all.iter().take(CONNECTIONS_MAX) {
+        let (Some((x1, y1)), Some((x2, y2))) = (place(from), place(to)) else { continue };
+        let (state, rate) = (if connection.seen().lost > 0 { "lost" } else { "up" }, rate_of(connection));
+        // Lines of both directions between two hosts are apart, and so are their labels.
+        let (dx, dy) = (y2 - y1, x1 - x2);
+        let length = dx.hypot(dy).max(1.0);
+        let (mx, my) = ((x1 + x2) / 2.0 + 26.0 * dx / length, (y1 + y2) / 2.0 + 26.0 * dy / length);
+        let _ = writeln!(
+            svg,
+            "<path class=\"{state}\" d=\"M{x1:.0} {y1:.0} Q{:.0} {:.0} {x2:.0} {y2:.0}\"/>\
+             <text class=\"rate\" x=\"{mx:.0}\" y=\"{my:.0}\" text-anchor=\"middle\">{rate}</text>",
+            2.0 * mx - (x1 + x2) / 2.0,
+            2.0 * my - (y1 + y2) / 2.0
+        );
+    }
+    for host in &hosts {
+        let Some((x, y)) = place(host) else { continue };
+        let name: String = host.chars().take(NAME_CHARS_MAX).collect();
+        let _ = writeln!(
+            svg,
+            "<rect class=\"host\" x=\"{:.0}\" y=\"{:.0}\" width=\"144\" height=\"34\" rx=\"6\"/>\
+             <text x=\"{x:.0}\" y=\"{:.0}\" text-anchor=\"middle\">{}</text>",
+            x - 72.0,
+            y - 17.0,
+            y + 5.0,
+            escaped_whole(&name)
+        );
+    }
+    svg.push_str("</svg></div>\n");
+    svg
+}
+
+fn listed(all: &Connections) -> String {
+    let rows: Vec<_> = all
+        .iter()
+        .take(CONNECTIONS_MAX)
+        .map(|((from, to), connection)| {
+            let flow = connection.seen();
+            let round_trip = flow.round_trip_ms.map(|ms| format!("{ms:.2} ms")).unwrap_or_default();
+            let state = if flow.lost > 0 { format!("{} links lost", flow.lost) } else { "up".to_owned() };
+            vec![escaped(from), escaped(to), flow.devices.to_string(), rate_of(connection), round_trip, state]
+        })
+        .collect();
+    let headings = ["Has the devices", "Uses them", "Devices", "Rate", "Round trip", "Links"];
+    let left_out = all.len().saturating_sub(CONNECTIONS_MAX);
+    let more = if left_out > 0 { format!("<p>Further connections: {left_out}</p>\n") } else { String::new() };
+    table("Who uses whose devices", &headings, &rows) + &more
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::super::status::tests::status;
+    use super::*;
+
+    #[test]
+    fn connection_that_both_ends_tell_is_drawn_once() {
+        let links = json!({ "up": 1, "each": [{ "lane": 0, "is_up": true, "round_trip_ms": 0.5 }] });
+        let shared = json!({ "name": "disk", "state": "in use", "user": "desk (127.0.0.1:5000)", "links": links });
+        let attached = json!({ "name": "disk", "title": "lab3/disk", "state": "attached", "links": links });
+        let all = connections(&status(json!([
+            { "pid": 1, "role": "daemon", "host": "lab3", "devices": [shared] },
+            { "pid": 2, "role": "daemon", "host": "desk", "devices": [attached] },
+        ])));
+        assert_eq!(all.len(), 1, "{all:?}");
+        let connection = &all[&("lab3".to_owned(), "desk".to_owned())];
+        assert_eq!((connection.seen().devices, connection.seen().round_trip_ms), (1, Some(0.5)));
+        let html = picture(&all) + &listed(&all);
+        assert_eq!((html.matches("<path").count(), html.matches("<rect").count()), (1, 2), "{html}");
+    }
+
+    #[test]
+    fn hosts_are_called_as_people_call_them() {
+        for (said, name) in [
+            ("desk (10.0.0.7:40000)", "desk"),
+            ("10.0.0.7:40000", "10.0.0.7"),
+            ("[fe80::1]:3240", "[fe80::1]"),
+            ("lab3", "lab3"),
+            ("127.0.0.1:3240", HERE),
+            ("unix:/run/x.sock", HERE),
+        ] {
+            assert_eq!(host_of(said), name, "{said}");
+        }
+    }
+
+    #[test]
+    fn thousand_hosts_with_hostile_names_make_a_picture_of_bounded_size() {
+        let device = |n: usize| {
+            let user = format!("<script>{n}{}", "x".repeat(5000));
+            json!({ "name": "a", "state": "in use", "user": user })
+        };
+        let devices: Vec<_> = (0..1000).map(device).collect();
+        let all = connections(&status(json!([{ "pid": 1, "role": "share", "devices": devices }])));
+        let html = picture(&all) + &listed(&all);
+        assert!(html.len() < 128 << 10 && !html.contains("<script>"), "{}", html.len());
+        assert!(html.contains("Further connections: 900"));
+    }
+}

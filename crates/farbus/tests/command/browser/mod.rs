@@ -1,0 +1,202 @@
+//! Chromium without a window, driven by its WebDriver (W3C WebDriver, and Chromium's own commands for DevTools).
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use base64::Engine;
+use serde_json::{Value, json};
+
+use super::harness::{Harness, PATIENCE, Running, has, has_program};
+
+mod made_up;
+mod server;
+
+pub use made_up::{MadeUp, PID};
+pub use server::Pages;
+
+/// The key *Tab*, as WebDriver names keys.
+pub const TAB: &str = "\u{e004}";
+/// The key *Enter*.
+pub const ENTER: &str = "\u{e007}";
+
+/// A browser with a profile of its own. It ends when dropped.
+pub struct Browser {
+    driver: Running,
+    address: SocketAddr,
+    session: String,
+}
+
+/// Whether this machine has Chromium and its driver. If not, the test says so, and fails where it is required.
+pub fn has_browser() -> bool {
+    has("chromium and chromedriver", has_program("chromium") && has_program("chromedriver"))
+}
+
+impl Browser {
+    /// Starts a browser that takes these options besides those that every test needs.
+    pub fn start(harness: &Harness, options: &[&str]) -> Self {
+        let mut command = harness.command_of(Path::new("chromedriver"), &["--port=0"]);
+        // What a user of this machine set for browsers is not part of a test.
+        command.env_remove("CHROMIUM_FLAGS").env_remove("http_proxy").env_remove("https_proxy");
+        let driver = Running::start(command);
+        let line = driver.wait_for_line("started successfully on port ");
+        let port = line.trim_end_matches('.').rsplit(' ').next().and_then(|port| port.parse().ok()).expect("a port");
+        let mut browser =
+            Self { driver, address: SocketAddr::from((Ipv4Addr::LOCALHOST, port)), session: String::new() };
+        let profile = format!("--user-data-dir={}", harness.path("chromium").display());
+        let mut arguments =
+            vec!["--headless=new", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", &profile];
+        if rustix::process::geteuid().is_root() {
+            arguments.push("--no-sandbox");
+        }
+        arguments.extend(["--no-proxy-server", "--disable-background-networking", "--disable-component-update"]);
+        arguments.extend(options);
+        let chrome = json!({ "args": arguments });
+        let wanted = json!({
+            "browserName": "chrome", "goog:chromeOptions": chrome, "goog:loggingPrefs": { "browser": "ALL" },
+            // A dialog stays open and fails the next command.
+            "unhandledPromptBehavior": "ignore", "timeouts": { "script": PATIENCE.as_millis() as u64 },
+        });
+        let session = browser.post("/session", &json!({ "capabilities": { "alwaysMatch": wanted } }));
+        browser.session = session["sessionId"].as_str().expect("a session").to_owned();
+        browser
+    }
+
+    /// Opens an address and waits until it is loaded.
+    pub fn open(&self, url: &str) {
+        self.command("url", &json!({ "url": url }));
+    }
+
+    /// What a script returns: the body of a function.
+    pub fn script(&self, script: &str) -> Value {
+        self.command("execute/sync", &json!({ "script": script, "args": [] }))
+    }
+
+    /// What a script passes to `done` sometime. It is given up after [`PATIENCE`].
+    pub fn script_with_done(&self, script: &str) -> Value {
+        let script = format!("const done = arguments[arguments.length - 1];\n{script}");
+        self.command("execute/async", &json!({ "script": script, "args": [] }))
+    }
+
+    /// Waits, by the document's own changes, until a condition is true; returns the moment by the browser's clock, as
+    /// milliseconds since 1970.
+    pub fn wait_for(&self, condition: &str) -> f64 {
+        let script = format!(
+            "const is_so = () => {{ if ({condition}) {{ watch.disconnect(); done(Date.now()); return true; }} }};\n\
+             const watch = new MutationObserver(is_so);\n\
+             watch.observe(document, {{ subtree: true, childList: true, characterData: true, attributes: true }});\n\
+             is_so();"
+        );
+        self.script_with_done(&script).as_f64().expect("a time")
+    }
+
+    /// Presses and releases keys, one after the other.
+    pub fn press(&self, keys: &[&str]) {
+        let strokes: Vec<_> = keys
+            .iter()
+            .flat_map(|key| [json!({ "type": "keyDown", "value": key }), json!({ "type": "keyUp", "value": key })])
+            .collect();
+        let keyboard = json!({ "type": "key", "id": "keyboard", "actions": strokes });
+        self.command("actions", &json!({ "actions": [keyboard] }));
+    }
+
+    /// The answer to a command of the DevTools protocol.
+    pub fn devtools(&self, command: &str, parameters: &Value) -> Value {
+        self.command("goog/cdp/execute", &json!({ "cmd": command, "params": parameters }))
+    }
+
+    /// The size of the window, in CSS pixels, as on a phone or a screen.
+    pub fn resize(&self, width: u32, height: u32) {
+        let size = json!({ "width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600 });
+        self.devtools("Emulation.setDeviceMetricsOverride", &size);
+    }
+
+    /// What its user prefers: `light` or `dark`.
+    pub fn prefer(&self, scheme: &str) {
+        let features = json!([{ "name": "prefers-color-scheme", "value": scheme }]);
+        self.devtools("Emulation.setEmulatedMedia", &json!({ "features": features }));
+    }
+
+    /// What the browser has complained about since it was asked last: violations of a policy, failed loads, errors of
+    /// scripts.
+    pub fn complaints(&self) -> Vec<String> {
+        let log = self.command("se/log", &json!({ "type": "browser" }));
+        let entries = log.as_array().into_iter().flatten();
+        let messages = entries.filter_map(|entry| entry["message"].as_str());
+        // The browser's own first page is not a test's.
+        messages.filter(|message| !message.starts_with("chrome://")).map(str::to_owned).collect()
+    }
+
+    /// Keeps a picture of what is seen, as `target/tmp/page/NAME.png`, and prints where it is.
+    pub fn keep_picture(&self, name: &str) -> PathBuf {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("page");
+        std::fs::create_dir_all(&folder).unwrap();
+        let picture = self.request("GET", &self.path("screenshot"), None);
+        let bytes = base64::engine::general_purpose::STANDARD.decode(picture.as_str().expect("a picture")).unwrap();
+        assert!(bytes.starts_with(b"\x89PNG"), "a picture");
+        let path = folder.join(format!("{name}.png"));
+        std::fs::write(&path, bytes).unwrap();
+        println!("picture: {}", path.display());
+        path
+    }
+
+    fn path(&self, command: &str) -> String {
+        format!("/session/{}/{command}", self.session)
+    }
+
+    fn command(&self, command: &str, body: &Value) -> Value {
+        self.post(&self.path(command), body)
+    }
+
+    fn post(&self, path: &str, body: &Value) -> Value {
+        self.request("POST", path, Some(body))
+    }
+
+    /// The value of an answer. What WebDriver refuses ends the test.
+    fn request(&self, method: &str, path: &str, body: Option<&Value>) -> Value {
+        let (status, value) = self.try_request(method, path, body).expect("the driver answers");
+        assert_eq!(status, 200, "{method} {path}: {value}\n{}", self.driver.log());
+        value
+    }
+
+    fn try_request(&self, method: &str, path: &str, body: Option<&Value>) -> std::io::Result<(u16, Value)> {
+        let body = body.map(Value::to_string).unwrap_or_default();
+        let mut stream = TcpStream::connect(self.address)?;
+        stream.set_read_timeout(Some(PATIENCE + Duration::from_secs(10)))?;
+        write!(
+            stream,
+            "{method} {path} HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\
+             Connection: close\r\n\r\n{body}",
+            self.address,
+            body.len()
+        )?;
+        let mut answer = BufReader::new(stream);
+        let mut line = String::new();
+        answer.read_line(&mut line)?;
+        let status = line.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
+        let mut length = 0;
+        loop {
+            line.clear();
+            if answer.read_line(&mut line)? == 0 || line == "\r\n" {
+                break;
+            }
+            if let Some(value) = line.to_ascii_lowercase().strip_prefix("content-length:") {
+                length = value.trim().parse().unwrap_or(0);
+            }
+        }
+        let mut bytes = vec![0; length];
+        answer.read_exact(&mut bytes)?;
+        let answer: Value = serde_json::from_slice(&bytes)?;
+        Ok((status, answer["value"].clone()))
+    }
+}
+
+impl Drop for Browser {
+    fn drop(&mut self) {
+        // The driver ends the browser's processes; without it they would stay.
+        if !self.session.is_empty() {
+            let _ = self.try_request("DELETE", &format!("/session/{}", self.session), None);
+        }
+    }
+}

@@ -1,0 +1,576 @@
+//! The page in a real browser: what it shows and when, what a hostile device and a hostile page of another site get of
+//! it, and whether somebody without a mouse, with a phone, or in the dark can use it.
+
+use std::collections::BTreeSet;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde_json::{Value, json};
+
+use super::browser::{Browser, ENTER, MadeUp, Pages, TAB, has_browser};
+use super::harness::{Harness, PATIENCE, Running, finish};
+
+/// What is heard of a device has to be seen within this time, milliseconds.
+const SEEN_WITHIN_MS: f64 = 1000.0;
+/// A stall of the machine may disturb all rounds but one.
+const ROUNDS: usize = 3;
+
+/// A page, and where it is.
+fn open_page(harness: &Harness) -> (Running, String) {
+    let process = Running::start(harness.command(&["page", "--listen", "127.0.0.1:0"]));
+    let line = process.wait_for_line("page at http://");
+    let address = line.split_whitespace().nth(2).unwrap().trim_end_matches('/').to_owned();
+    (process, address)
+}
+
+fn now_ms() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64() * 1000.0
+}
+
+/// Nothing violated a policy, failed to load or threw.
+fn assert_no_complaint(browser: &Browser) {
+    let complaints = browser.complaints();
+    assert!(complaints.is_empty(), "{complaints:?}");
+}
+
+#[test]
+fn device_that_comes_and_goes_is_seen_within_a_second_and_without_a_reload() {
+    if !has_browser() {
+        return;
+    }
+    let harness = Harness::new();
+    let (_page, url) = open_page(&harness);
+    let browser = Browser::start(&harness, &[]);
+    browser.open(&url);
+    browser.wait_for("document.querySelector('#live').textContent === 'live'");
+    browser.script("window.isTheSame = true");
+    let shows = "[...document.querySelectorAll('main bdi')].some((name) => name.textContent === 'keyboard')";
+    let mut delays = Vec::new();
+    for _ in 0..ROUNDS {
+        let mut share = harness.share(&["keyboard"]);
+        let came = now_ms();
+        let seen = browser.wait_for(shows);
+        let goes = now_ms();
+        share.process.kill();
+        let missed = browser.wait_for(&format!("!({shows})"));
+        delays.push((seen - came).max(missed - goes));
+    }
+    println!("seen after, milliseconds: {delays:?}");
+    assert!(delays.iter().any(|delay| *delay < SEEN_WITHIN_MS), "{delays:?}");
+    assert_eq!(browser.script("return window.isTheSame"), true, "it was not loaded again");
+    assert_no_complaint(&browser);
+}
+
+/// Texts that become elements, attributes, links or scripts if one place forgets what they are.
+fn hostile_texts() -> Vec<&'static str> {
+    vec![
+        "<script>window.evil = 1; alert(1)</script>",
+        "<img src=x onerror=\"window.evil = 1\">",
+        "\"><svg onload='window.evil = 1'>",
+        "' onmouseover='window.evil = 1' autofocus onfocus='window.evil = 1",
+        "javascript:window.evil=1",
+        "</title></style></textarea></table><script>window.evil = 1</script>",
+        "{{7*7}}${7*7}<!--",
+        "../../../?q=<b>#x&y=%00%2e%2e",
+        "..",
+        "\u{202e}gnp.exe\u{0}\u{1b}[2J\u{7}",
+        "event: status\ndata: x\n\n",
+    ]
+}
+
+#[test]
+fn hostile_texts_of_devices_are_shown_as_text_and_run_nothing() {
+    if !has_browser() {
+        return;
+    }
+    let harness = Harness::new();
+    let (_page, url) = open_page(&harness);
+    let device = |text: &str| {
+        json!({
+            "name": text, "title": text, "state": "in use", "user": text, "reason": text, "interfaces": [text],
+            "waiting": [{ "host": text }], "failure": { "message": text }, "used_s": 61.0, "speed": text, "ids": text,
+            "history": [{ "user": text, "reason": text, "used_s": 1.0, "ago_s": 1.0, "ended": text, "remark": text }],
+            "labels": { text: text }, "place": text, "comment": text, "bus_id": text,
+            "links": { "up": 1, "each": [{ "lane": 0, "is_up": true, "since_s": 1, "peer": text }] },
+        })
+    };
+    let texts = hostile_texts();
+    let made_up = MadeUp::start(&harness, texts.iter().map(|text| device(text)).collect());
+    let browser = Browser::start(&harness, &[]);
+    browser.open(&url);
+    // What comes in later takes another way into the document than what was there.
+    browser.wait_for("document.querySelector('#live').textContent === 'live'");
+    made_up.change(|devices| devices.iter_mut().for_each(|device| device["state"] = json!("held")));
+    browser.wait_for("document.querySelector('main').textContent.includes('held')");
+    let shown = browser.script("return document.querySelector('main').textContent");
+    for text in texts.iter().filter(|text| !text.contains('\u{202e}') && !text.contains('\n')) {
+        assert!(shown.as_str().unwrap().contains(text), "{text} is shown as it is");
+    }
+    assert_runs_nothing(&browser, &url);
+}
+
+/// No script of others ran, nothing of theirs was loaded, and no element is theirs.
+fn assert_runs_nothing(browser: &Browser, url: &str) {
+    assert_eq!(browser.script("return window.evil ?? null"), Value::Null);
+    let strange = "return [...document.querySelectorAll('script, img, iframe, object, embed, style, base, form, a, link')]\
+        .map((element) => element.src || element.href || element.action || element.data || element.outerHTML)";
+    let leads_to = browser.script(strange);
+    for address in leads_to.as_array().unwrap() {
+        assert!(address.as_str().unwrap().starts_with(url), "{address}");
+    }
+    let handlers = "return [...document.querySelectorAll('*')].flatMap((element) => [...element.attributes])\
+        .filter((attribute) => attribute.name.startsWith('on') || attribute.name === 'style').length";
+    assert_eq!(browser.script(handlers), 0);
+    // A dialog would have failed the commands before.
+    assert_no_complaint(browser);
+}
+
+/// A page that tries all ways in which a page reads another, and keeps in `results` what it got.
+fn hostile_page(target: &str) -> String {
+    format!(
+        r#"<!doctype html><meta charset="utf-8"><title>hostile</title><body><script>
+const target = "{target}";
+const results = {{}};
+const tries = [];
+const paths = ["/", "/api/v1/status", "/events", "/page.js"];
+const settle = (name, promise) => tries.push(promise.then(
+    (value) => {{ results[name] = value; }}, () => {{ results[name] = "refused"; }}));
+const element = (kind, set) => new Promise((resolve, reject) => {{
+  const made = document.createElement(kind);
+  made.onload = () => resolve("loaded " + kind);
+  made.onerror = () => reject();
+  set(made);
+  document.body.append(made);
+}});
+for (const path of paths) {{
+  const url = target + path;
+  settle("fetch " + path, fetch(url).then((answer) => answer.text()));
+  settle("fetch with cookies " + path, fetch(url, {{ credentials: "include" }}).then((answer) => answer.text()));
+  settle("blind fetch " + path, fetch(url, {{ mode: "no-cors" }}).then((answer) => answer.text()).then((text) => {{
+    if (text === "") {{ throw 0; }}
+    return text;
+  }}));
+  settle("image " + path, element("img", (made) => {{ made.src = url; }}));
+  settle("script " + path, element("script", (made) => {{ made.src = url; }}));
+  settle("style " + path, element("link", (made) => {{ made.rel = "stylesheet"; made.href = url; }}));
+  settle("frame " + path, new Promise((resolve, reject) => {{
+    const made = document.createElement("iframe");
+    made.onload = () => {{
+      try {{ resolve("frame has " + made.contentDocument.body.textContent); }} catch {{ reject(); }}
+    }};
+    made.src = url;
+    document.body.append(made);
+  }}));
+  settle("event source " + path, new Promise((resolve, reject) => {{
+    const source = new EventSource(url);
+    source.onmessage = source.onopen = () => {{ source.close(); resolve("connected"); }};
+    source.addEventListener("status", () => resolve("an event"));
+    source.onerror = () => {{ source.close(); reject(); }};
+  }}));
+  settle("form " + path, new Promise((resolve, reject) => {{
+    const frame = document.createElement("iframe");
+    frame.name = "form" + paths.indexOf(path);
+    document.body.append(frame);
+    const form = document.createElement("form");
+    form.method = "post"; form.action = url; form.target = frame.name;
+    frame.onload = () => {{
+      let text;
+      try {{ text = frame.contentDocument.body.textContent; }} catch {{ reject(); return; }}
+      if (text !== "") {{ resolve("form got " + text); }}
+    }};
+    document.body.append(form);
+    form.submit();
+  }}));
+}}
+const all = Promise.all(tries).then(() => results);
+</script>"#
+    )
+}
+
+#[test]
+fn hostile_page_of_another_site_reads_nothing() {
+    if !has_browser() {
+        return;
+    }
+    let harness = Harness::new();
+    let _share = harness.share(&["zero,name=secret-zero"]);
+    let (_page, url) = open_page(&harness);
+    let hostile = Pages::serve(hostile_page(&url));
+    let browser = Browser::start(&harness, &["--host-resolver-rules=MAP evil.example 127.0.0.1"]);
+    browser.open(&url);
+    let is_there = browser.script("return document.body.textContent.includes('secret-zero')");
+    assert_eq!(is_there, true, "its owner reads it");
+    let port = hostile.address.port();
+    // Another port of this machine is the same site to a browser; a name of the attacker is another.
+    for origin in [format!("http://127.0.0.1:{port}/"), format!("http://evil.example:{port}/")] {
+        browser.open(&origin);
+        let results = browser.script_with_done("all.then(done)");
+        let results = results.as_object().unwrap();
+        assert!(results.len() >= 36, "all ways were tried: {results:?}");
+        for (way, got) in results {
+            assert_eq!(got, "refused", "{origin}: {way}");
+        }
+        // A link may lead there; what it opens is not this page's.
+        let opened = browser.script_with_done(&format!(
+            "const opened = window.open('{url}/');\n\
+             const isRefused = () => {{ try {{ return opened.closed || !opened.document; }} catch {{ return true; }} }};\n\
+             const look = () => isRefused() ? done('refused') : setTimeout(look, 10);\n\
+             look();"
+        ));
+        assert_eq!(opened, "refused", "{origin}");
+    }
+    assert!(hostile.seen().len() >= 2, "{:?}", hostile.seen());
+}
+
+#[test]
+fn name_that_an_attacker_leads_to_the_page_reads_nothing() {
+    if !has_browser() {
+        return;
+    }
+    let harness = Harness::new();
+    let _share = harness.share(&["zero,name=secret-zero"]);
+    let (_page, url) = open_page(&harness);
+    let browser = Browser::start(&harness, &["--host-resolver-rules=MAP evil.example 127.0.0.1"]);
+    let rebound = url.replace("127.0.0.1", "evil.example");
+    // To the browser everything of this origin is one page's own.
+    browser.open(&format!("{rebound}/healthz"));
+    for path in ["/", "/api/v1/status", "/metrics", "/devices", "/readyz"] {
+        browser.open(&format!("{rebound}{path}"));
+        let seen = browser.script("return document.documentElement.textContent");
+        assert!(seen.as_str().unwrap().contains("this page is at localhost alone"), "{path}: {seen}");
+        let asked = format!("fetch('{path}').then((answer) => answer.text()).then(done, (error) => done('' + error))");
+        let read = browser.script_with_done(&asked);
+        assert!(!read.as_str().unwrap().contains("secret-zero"), "{path}: {read}");
+    }
+}
+
+/// What has the keyboard's focus: its text and whether that is seen.
+const FOCUSED: &str = "const at = document.activeElement;\
+    if (!at || at === document.body) { return null; }\
+    const style = getComputedStyle(at);\
+    const box = at.getBoundingClientRect();\
+    const all = [...document.querySelectorAll('*')];\
+    return { at: all.indexOf(at), what: at.outerHTML.slice(0, 120), \
+        is_seen: style.outlineStyle !== 'none' && parseFloat(style.outlineWidth) >= 2 && box.width > 1 && \
+            box.right > 0 && box.bottom > 0 && box.left < innerWidth };";
+
+#[test]
+fn keyboard_alone_reaches_everything_and_shows_where_it_is() {
+    if !has_browser() {
+        return;
+    }
+    let harness = Harness::new();
+    let _share = harness.share(&["zero", "keyboard"]);
+    let (_page, url) = open_page(&harness);
+    let browser = Browser::start(&harness, &[]);
+    browser.open(&url);
+    browser.wait_for("document.querySelector('#live').textContent === 'live'");
+    let wanted = browser.script(
+        "const all = [...document.querySelectorAll('*')];\
+         return [...document.querySelectorAll('a[href], button, input, select, textarea, summary, [tabindex]')]\
+            .filter((element) => element.checkVisibility() && element.tabIndex >= 0)\
+            .map((element) => all.indexOf(element))",
+    );
+    let wanted: Vec<u64> = wanted.as_array().unwrap().iter().filter_map(Value::as_u64).collect();
+    let mut reached = Vec::new();
+    for _ in 0..wanted.len() {
+        browser.press(&[TAB]);
+        let focused = browser.script(FOCUSED);
+        assert_eq!(focused["is_seen"], true, "{focused}");
+        reached.push(focused["at"].as_u64().unwrap());
+    }
+    assert!(wanted.len() >= 3, "{wanted:?}");
+    assert_eq!(reached, wanted, "the order of the document");
+    // The first stop leads past what is on every page.
+    browser.open(&url);
+    browser.press(&[TAB]);
+    let first = browser.script("return document.activeElement.getAttribute('href')");
+    assert_eq!(first, "#main");
+    browser.press(&[ENTER]);
+    browser.press(&[TAB]);
+    let at = browser.script(
+        "return document.querySelector('main').contains(document.activeElement) || \
+        document.activeElement.compareDocumentPosition(document.querySelector('main')) === 2",
+    );
+    assert_eq!(at, true, "the next stop is in the main part, or after it");
+    assert_no_complaint(&browser);
+}
+
+/// The widths that are looked at: a phone, and a screen.
+const WIDTHS: [u32; 2] = [360, 1280];
+
+#[test]
+fn page_fits_a_phone_and_a_screen_by_day_and_by_night() {
+    if !has_browser() {
+        return;
+    }
+    let harness = Harness::new();
+    let _share = harness.share(&["zero", "keyboard", &format!("zero,name={}", "long-name-".repeat(6))]);
+    let (_page, url) = open_page(&harness);
+    let browser = Browser::start(&harness, &[]);
+    let mut grounds = BTreeSet::new();
+    for scheme in ["light", "dark"] {
+        browser.prefer(scheme);
+        for width in WIDTHS {
+            browser.resize(width, 800);
+            browser.open(&url);
+            let widest = browser.script("return document.documentElement.scrollWidth").as_u64().unwrap();
+            assert!(widest <= width.into(), "{scheme}, {width}: {widest} pixels");
+            browser.keep_picture(&format!("devices-{scheme}-{width}"));
+        }
+        let ground = browser.script(
+            "const canvas = document.createElement('canvas').getContext('2d');\
+             canvas.fillStyle = getComputedStyle(document.body).backgroundColor;\
+             canvas.fillRect(0, 0, 1, 1);\
+             return canvas.getImageData(0, 0, 1, 1).data.slice(0, 3).reduce((sum, value) => sum + value, 0);",
+        );
+        grounds.insert((scheme, ground.as_u64().unwrap()));
+    }
+    let [(_, dark), (_, light)] = grounds.into_iter().collect::<Vec<_>>()[..] else { panic!("two") };
+    assert!(dark < 200 && light > 600, "{dark} {light}");
+}
+
+/// What a page of a thousand devices may have: bytes, elements, and milliseconds of script for each event.
+const PAGE_BYTES_MAX: u64 = 120 << 10;
+const ELEMENTS_MAX: u64 = 3000;
+const SCRIPT_MS_MAX: f64 = 50.0;
+/// Bytes of the event that tells of one change.
+const EVENT_BYTES_MAX: u64 = 8 << 10;
+
+#[test]
+fn thousand_devices_take_a_page_of_bounded_size_and_a_change_takes_one_row() {
+    if !has_browser() {
+        return;
+    }
+    let harness = Harness::new();
+    let (_page, url) = open_page(&harness);
+    let device = |n: usize| {
+        json!({
+            "name": format!("board{n}"), "title": "Example Inc. board", "state": "available", "interfaces": ["storage"],
+            "labels": { "rack": format!("r{}", n % 7) },
+        })
+    };
+    let made_up = MadeUp::start(&harness, (0..1000).map(device).collect());
+    let browser = Browser::start(&harness, &[]);
+    browser.open(&url);
+    browser.wait_for("document.querySelector('#live').textContent === 'live'");
+    browser.wait_for("document.querySelector('#count').textContent === 'Devices 1 to 100 of 1000'");
+    let number = |script: &str| browser.script(&format!("return {script}")).as_u64().unwrap();
+    let bytes = number("performance.getEntriesByType('navigation')[0].decodedBodySize");
+    let elements = number("document.querySelectorAll('*').length");
+    // What a change costs: the script's time, and the bytes of its event.
+    browser.script(
+        "window.heard = []; events.addEventListener('parts', (event) => window.heard.push(event.data.length));",
+    );
+    browser.devtools("Performance.enable", &json!({}));
+    let script_ms = || {
+        let metrics = browser.devtools("Performance.getMetrics", &json!({}));
+        let metrics = metrics["metrics"].as_array().unwrap();
+        let seconds = metrics.iter().find(|metric| metric["name"] == "ScriptDuration").unwrap();
+        seconds["value"].as_f64().unwrap() * 1000.0
+    };
+    let before = script_ms();
+    let mut spent = Vec::new();
+    for round in 0..ROUNDS {
+        let began = script_ms();
+        made_up.change(|devices| devices[50]["title"] = json!(format!("changed {round}")));
+        browser.wait_for(&format!("document.querySelector('#rows').textContent.includes('changed {round}')"));
+        spent.push(script_ms() - began);
+    }
+    let heard = browser.script("return window.heard");
+    let heard: Vec<u64> = heard.as_array().unwrap().iter().filter_map(Value::as_u64).collect();
+    println!(
+        "{bytes} bytes, {elements} elements, events of {heard:?} bytes, {spent:?} ms of script each ({before} before)"
+    );
+    assert!(bytes < PAGE_BYTES_MAX && elements < ELEMENTS_MAX, "{bytes} {elements}");
+    assert!(heard.len() >= ROUNDS && heard.iter().all(|bytes| *bytes < EVENT_BYTES_MAX), "{heard:?}");
+    assert!(spent.iter().any(|ms| *ms < SCRIPT_MS_MAX), "{spent:?}");
+    // The filter, with the script and then without it.
+    browser.script("document.querySelector('#filter').focus()");
+    browser.press(&["r", "3"]);
+    browser.wait_for("document.querySelector('#count').textContent === 'Devices 1 to 100 of 143'");
+    assert_eq!(browser.script("return location.search"), "?q=r3");
+    browser.devtools("Emulation.setScriptExecutionDisabled", &json!({ "value": true }));
+    browser.open(&format!("{url}/?q=board77"));
+    let count = browser.script("return document.querySelectorAll('#rows tr').length");
+    assert_eq!(count, 11);
+    browser.open(&format!("{url}/?q=r3&page=2"));
+    let count = browser.script("return document.querySelector('#count').textContent");
+    assert_eq!(count, "Devices 101 to 143 of 143");
+    browser.keep_picture("devices-filtered");
+}
+
+#[test]
+fn page_of_a_device_shows_its_descriptors_and_commands_that_work() {
+    if !has_browser() {
+        return;
+    }
+    let harness = Harness::new();
+    let share = harness.share(&["zero,name=board", "keyboard"]);
+    let (_page, url) = open_page(&harness);
+    let browser = Browser::start(&harness, &[]);
+    browser.open(&url);
+    browser.script("[...document.querySelectorAll('th a')].find((link) => link.textContent.includes('board')).click()");
+    browser.wait_for("document.querySelector('h1')?.textContent.includes('board')");
+    browser.wait_for("document.querySelector('#live').textContent === 'live'");
+    let tree = browser.script("return document.querySelector('#descriptors').textContent");
+    let tree = tree.as_str().unwrap();
+    for part in ["Configuration 1", "Interface 0, setting 0", "bulk in, packets of up to 512 bytes: up to 53.25 MB/s"] {
+        assert!(tree.contains(part), "{part}: {tree}");
+    }
+    let facts = browser.script("return document.querySelector('#facts').textContent");
+    assert!(facts.as_str().unwrap().contains("0525:a4a0"), "{facts}");
+    browser.keep_picture("device");
+    let lines =
+        browser.script("return [...document.querySelectorAll('#commands code')].map((line) => line.textContent)");
+    let lines: Vec<&str> = lines.as_array().unwrap().iter().filter_map(Value::as_str).collect();
+    assert!(lines.iter().any(|line| line.starts_with("farbus label ")), "{lines:?}");
+    // Typed into a shell, each line is one that the command understands: a usage error is exit code 2.
+    let folder = std::path::Path::new(env!("CARGO_BIN_EXE_farbus")).parent().unwrap();
+    for line in lines {
+        let line = line.replace("farbus attach", "timeout 5 farbus attach");
+        let mut shell = harness.command_of(std::path::Path::new("bash"), &["-c", &line]);
+        shell.env("PATH", format!("{}:{}", folder.display(), std::env::var("PATH").unwrap()));
+        let outcome = finish(shell, PATIENCE);
+        assert!(outcome.code.is_some_and(|code| code != 2 && code != 127), "{line}: {outcome:?}");
+    }
+    // What happens is seen here, too, and what has gone is said to have gone.
+    browser.wait_for("document.querySelector('#facts').textContent.includes('PlaceTEXT')");
+    drop(share);
+    browser.wait_for("document.querySelector('#gone') !== null");
+    assert_no_complaint(&browser);
+}
+
+/// What is wrong with a document for people who use it by a screen reader, by keyboard, or with weak eyes: what the
+/// browser's own tree and the computed styles tell. It is no substitute for axe, and does not claim to be.
+const ACCESSIBILITY: &str = r#"
+const wrong = [];
+const seen = (element) => element.checkVisibility({ checkOpacity: true, checkVisibilityCSS: true });
+if (document.documentElement.lang !== "en") { wrong.push("no language"); }
+if (document.title.trim() === "") { wrong.push("no title"); }
+for (const name of ["main", "h1", "header", "footer"]) {
+  if (document.querySelectorAll(name).length !== 1) { wrong.push("not one " + name); }
+}
+let level = 0;
+for (const heading of [...document.querySelectorAll("h1, h2, h3, h4")].filter(seen)) {
+  const own = Number(heading.tagName[1]);
+  if (own > level + 1) { wrong.push("heading " + heading.textContent + " skips a level"); }
+  level = own;
+}
+const ids = [...document.querySelectorAll("[id]")].map((element) => element.id);
+for (const id of ids.filter((id, at) => ids.indexOf(id) !== at)) { wrong.push("id twice: " + id); }
+for (const table of document.querySelectorAll("table")) {
+  if (!table.querySelector("thead th[scope=col]")) { wrong.push("table without headings"); }
+  for (const row of table.querySelectorAll("tbody tr")) {
+    if (!row.querySelector("th[scope=row]")) { wrong.push("row without a heading: " + row.textContent); }
+  }
+}
+for (const list of document.querySelectorAll("ul")) {
+  if ([...list.children].some((child) => child.tagName !== "LI")) { wrong.push("list with other than items"); }
+}
+for (const input of document.querySelectorAll("input")) {
+  if (!input.labels?.length) { wrong.push("input without a label: " + input.id); }
+}
+for (const svg of document.querySelectorAll("svg[role=img]")) {
+  if (svg.ariaLabel) { continue; }
+  const ids = (svg.getAttribute("aria-labelledby") ?? "").split(" ");
+  if (!ids.every((id) => document.getElementById(id)?.textContent.trim())) { wrong.push("picture without a name"); }
+}
+const context = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+const rgb = (colour) => {
+  context.clearRect(0, 0, 1, 1);
+  context.fillStyle = colour;
+  context.fillRect(0, 0, 1, 1);
+  return [...context.getImageData(0, 0, 1, 1).data];
+};
+const luminance = (colour) => colour.slice(0, 3).map((value) => value / 255)
+  .map((value) => value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4)
+  .reduce((sum, value, at) => sum + value * [0.2126, 0.7152, 0.0722][at], 0);
+const ground = (element) => {
+  for (let at = element; at; at = at.parentElement) {
+    const colour = rgb(getComputedStyle(at).backgroundColor);
+    if (colour[3] === 255) { return colour; }
+  }
+  return [255, 255, 255, 255];
+};
+let least = 21;
+const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+for (let node = walker.nextNode(); node; node = walker.nextNode()) {
+  const element = node.parentElement;
+  if (node.textContent.trim() === "" || !seen(element) || element.closest("title, desc")) { continue; }
+  const style = getComputedStyle(element);
+  const own = rgb(element.closest("svg") ? style.fill : style.color);
+  const [dark, light] = [luminance(own), luminance(ground(element))].sort((one, other) => one - other);
+  const contrast = (light + 0.05) / (dark + 0.05);
+  least = Math.min(least, contrast);
+  if (contrast < 4.5) { wrong.push("contrast " + contrast.toFixed(2) + ": " + node.textContent.trim().slice(0, 40)); }
+}
+return { wrong: [...new Set(wrong)], least };
+"#;
+
+/// Controls and pictures that the browser's accessibility tree has without a name.
+fn nameless(browser: &Browser) -> Vec<String> {
+    let tree = browser.devtools("Accessibility.getFullAXTree", &json!({}));
+    let nodes = tree["nodes"].as_array().unwrap();
+    assert!(nodes.len() > 20, "{tree}");
+    let needs_name =
+        ["link", "button", "textbox", "searchbox", "image", "img", "heading", "table", "navigation", "group"];
+    let is_nameless = |node: &&Value| {
+        let role = node["role"]["value"].as_str().unwrap_or_default();
+        node["ignored"] == false
+            && needs_name.contains(&role)
+            && node["name"]["value"].as_str().unwrap_or_default().trim().is_empty()
+    };
+    nodes.iter().filter(is_nameless).map(|node| format!("{} {}", node["role"]["value"], node["nodeId"])).collect()
+}
+
+#[test]
+fn every_view_is_accessible_as_far_as_the_browser_can_tell_by_day_and_by_night() {
+    if !has_browser() {
+        return;
+    }
+    let harness = Harness::new();
+    let image = harness.image("disk.img", 1 << 20);
+    let _reserved = harness.share(&["keyboard", "--reserve", "keyboard:bytes=8,period=8"]);
+    let _disk = harness.share(&[&format!("disk:{}", image.display())]);
+    let links = json!({ "up": 1, "each": [{ "lane": 0, "is_up": true, "since_s": 9.0, "peer": "10.0.0.3:1", "bytes_in": 5,
+        "bytes_out": 6, "round_trip_ms": 0.4 }] });
+    let spread = json!({ "p50": 100.0, "p99": 900.0 });
+    let _made_up = MadeUp::start(
+        &harness,
+        vec![json!({
+            "name": "used", "title": "Example board", "state": "in use", "user": "desk (10.0.0.3:1)", "used_s": 5.0,
+            "links": links, "waiting": [{ "host": "rack", "waits_s": 3.0 }], "failure": { "message": "a reason" },
+            "meters": { "urbs": 7, "bytes_in": 5, "bytes_out": 6 }, "labels": { "board": "imx8" },
+            "latency": { "samples": 9, "all_us": spread, "network_us": spread, "bus_us": spread, "back_end_us": spread },
+            "history": [{ "user": "rack", "used_s": 5.0, "ago_s": 6.0, "ended": "detached", "reason": "a test" }],
+        })],
+    );
+    let (_page, url) = open_page(&harness);
+    let browser = Browser::start(&harness, &[]);
+    let mut least = f64::MAX;
+    let device = format!("{url}/device/{}?name=used", super::browser::PID);
+    for scheme in ["light", "dark"] {
+        browser.prefer(scheme);
+        for width in WIDTHS {
+            browser.resize(width, 900);
+            for (name, address) in [
+                ("devices", &url),
+                ("device", &device),
+                ("buses", &format!("{url}/buses")),
+                ("network", &format!("{url}/network")),
+            ] {
+                browser.open(address);
+                browser.wait_for("document.querySelector('#live').textContent === 'live'");
+                let found = browser.script(ACCESSIBILITY);
+                assert_eq!(found["wrong"], json!([]), "{name}, {scheme}, {width}");
+                least = least.min(found["least"].as_f64().unwrap());
+                assert_eq!(nameless(&browser), [""; 0], "{name}, {scheme}, {width}");
+                let widest = browser.script("return document.documentElement.scrollWidth").as_u64().unwrap();
+                assert!(widest <= width.into(), "{name}, {scheme}, {width}: {widest} pixels");
+                browser.keep_picture(&format!("{name}-{scheme}-{width}"));
+            }
+        }
+    }
+    println!("the least contrast of a text: {least:.2}");
+    assert_no_complaint(&browser);
+}
