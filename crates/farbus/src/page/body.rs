@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use hyper::body::{Bytes, Frame, SizeHint};
-use tokio::sync::{OwnedSemaphorePermit, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::timeout;
 
 use super::api::journal::Follower;
@@ -150,6 +150,36 @@ async fn next_of_table(mut followed: Followed) -> Option<(Followed, Bytes)> {
     Some((followed, bytes))
 }
 
+/// Shorter answers take no room: each connection has as much anyway.
+const SHORT_BYTES_MAX: usize = 16 << 10;
+
+/// An answer with the room that it takes until it was sent.
+struct Held {
+    bytes: Bytes,
+    _room: OwnedSemaphorePermit,
+}
+
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Body {
+    /// Takes room for a long answer, in KiB, until it was sent or its connection is lost. Returns whether there was
+    /// some.
+    pub fn take_room(&mut self, room: &Arc<Semaphore>) -> bool {
+        let Self::Whole(Some(bytes)) = self else { return true };
+        if bytes.len() <= SHORT_BYTES_MAX {
+            return true;
+        }
+        let kib = u32::try_from(bytes.len().div_ceil(1 << 10)).unwrap_or(u32::MAX);
+        let Ok(permit) = Arc::clone(room).try_acquire_many_owned(kib) else { return false };
+        *bytes = Bytes::from_owner(Held { bytes: std::mem::take(bytes), _room: permit });
+        true
+    }
+}
+
 impl hyper::body::Body for Body {
     type Data = Bytes;
     type Error = Infallible;
@@ -174,5 +204,23 @@ impl hyper::body::Body for Body {
             Self::Whole(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, Bytes::len) as u64),
             Self::Events(_) => SizeHint::default(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_answers_that_are_not_read_leave_no_room_for_others_until_they_are() {
+        let room = Arc::new(Semaphore::new(100));
+        let whole = |bytes: usize| Body::Whole(Some(Bytes::from(vec![0; bytes])));
+        let (mut first, mut second, mut short) = (whole(60 << 10), whole(60 << 10), whole(SHORT_BYTES_MAX));
+        assert!(first.take_room(&room) && !second.take_room(&room) && short.take_room(&room));
+        let Body::Whole(taken) = &mut first else { panic!("it is whole") };
+        let being_sent = taken.take();
+        assert!(!second.take_room(&room), "it is being sent");
+        drop(being_sent);
+        assert!(second.take_room(&room));
     }
 }

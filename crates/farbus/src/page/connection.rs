@@ -1,7 +1,7 @@
 //! A connection as hyper reads and writes it, with a limit on how long its client may not read.
 
 use std::future::Future;
-use std::io;
+use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
@@ -59,6 +59,20 @@ impl<S: AsyncRead + Unpin> rt::Read for Connection<S> {
 impl<S: AsyncWrite + Unpin> rt::Write for Connection<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let polled = Pin::new(&mut self.stream).poll_write(cx, bytes);
+        self.limited(cx, polled)
+    }
+
+    /// An answer is not copied: it is held until it was sent (`body.rs`).
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        parts: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let polled = Pin::new(&mut self.stream).poll_write_vectored(cx, parts);
         self.limited(cx, polled)
     }
 

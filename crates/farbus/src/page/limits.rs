@@ -5,17 +5,18 @@ use farbus_model::budget::sum;
 use super::api::journal::{EVENT_BYTES_MAX, KEPT_MAX};
 use super::api::operations::{LASTING_MAX, OUTPUT_BYTES_MAX, REMEMBERED_MAX, RUNNING_MAX, STACK_BYTES};
 use super::api::requests::BODY_BYTES_MAX;
-use super::server::{CONNECTIONS_MAX, HEAD_BYTES_MAX, OTHERS_MAX};
+use super::server::{CONNECTIONS_MAX, HEAD_BYTES_MAX, OTHERS_MAX, UNREAD_KIB_MAX};
 
-/// The most that is held for clients, part by part, bytes; an answer that is being sent comes on top.
-const PARTS: [(&str, usize); 5] = [
+/// The most that is held for clients, part by part, bytes.
+const PARTS: [(&str, usize); 6] = [
     ("heads and bodies that arrive", (CONNECTIONS_MAX + OTHERS_MAX) * (2 * HEAD_BYTES_MAX + BODY_BYTES_MAX as usize)),
     ("events that are kept", KEPT_MAX * EVENT_BYTES_MAX),
     ("operations that are remembered", REMEMBERED_MAX * OUTPUT_BYTES_MAX as usize),
     ("output of commands that run", RUNNING_MAX * OUTPUT_BYTES_MAX as usize),
+    ("answers that are not read yet", UNREAD_KIB_MAX << 10),
     ("threads that read it", (2 * RUNNING_MAX + LASTING_MAX) * STACK_BYTES),
 ];
 /// The most that all of that may be.
-const BYTES_MAX: usize = 56 << 20;
+const BYTES_MAX: usize = 88 << 20;
 
 const _: () = assert!(sum(&PARTS) <= BYTES_MAX, "the limits of the page are its budget");

@@ -48,6 +48,8 @@ pub const CONNECTIONS_MAX: usize = 128;
 pub const OTHERS_MAX: usize = 16;
 /// Streams of events at a time. Fewer than connections: the page can be loaded while all are taken.
 const STREAMS_MAX: usize = 64;
+/// Answers that clients have not read yet, all together, KiB. A whole answer has 8 MiB at most.
+pub const UNREAD_KIB_MAX: usize = 32 << 10;
 /// The head of a request, bytes, and its lines.
 pub const HEAD_BYTES_MAX: usize = 16 << 10;
 const HEAD_LINES_MAX: usize = 64;
@@ -140,6 +142,8 @@ struct Server {
     streams: Arc<Semaphore>,
     owners: Arc<Semaphore>,
     others: Arc<Semaphore>,
+    /// Room for answers that are not read yet, KiB.
+    unread: Arc<Semaphore>,
     port: Option<u16>,
 }
 
@@ -147,7 +151,16 @@ impl Server {
     fn new(asker: Asker, journal: Journal, streams: Arc<Semaphore>, port: Option<u16>) -> Self {
         let (owners, others) = (Semaphore::new(CONNECTIONS_MAX), Semaphore::new(OTHERS_MAX));
         let operations = Operations::new(journal.clone());
-        Self { asker, journal, operations, streams, owners: Arc::new(owners), others: Arc::new(others), port }
+        Self {
+            asker,
+            journal,
+            operations,
+            streams,
+            owners: Arc::new(owners),
+            others: Arc::new(others),
+            unread: Arc::new(Semaphore::new(UNREAD_KIB_MAX)),
+            port,
+        }
     }
 
     async fn run<S>(self: Arc<Self>, accept: impl AsyncFn() -> io::Result<(Client, S)>)
@@ -166,7 +179,7 @@ impl Server {
                 let answering = Arc::clone(&server);
                 let answer = move |request| {
                     let server = Arc::clone(&answering);
-                    async move { Ok::<_, Infallible>(server.answer(request, client).await) }
+                    async move { Ok::<_, Infallible>(server.within(server.answer(request, client).await)) }
                 };
                 let mut http = http1::Builder::new();
                 http.timer(Clock).header_read_timeout(HEAD_TIME_MAX).max_headers(HEAD_LINES_MAX);
@@ -178,15 +191,31 @@ impl Server {
         }
     }
 
+    /// The answer, if there is room for it beside those that others have not read yet.
+    fn within(&self, mut response: Response<Body>) -> Response<Body> {
+        match response.body_mut().take_room(&self.unread) {
+            true => response,
+            false => error(StatusCode::SERVICE_UNAVAILABLE, "others have not read their answers yet"),
+        }
+    }
+
     async fn answer(&self, mut request: Request<Incoming>, client: Client) -> Response<Body> {
         let caller = match Caller::of(request.headers(), client, load_tokens) {
             Ok(caller) => caller,
-            Err(refusal) => return refused(&refusal),
+            Err(refusal) => {
+                self.operations.refused("page", refusal.why);
+                return refused(&refusal);
+            }
         };
         let passed = check(request.method(), request.uri(), request.headers(), &caller, self.port);
         let Passed { found, length } = match passed {
             Ok(passed) => passed,
-            Err(refusal) => return refused(&refusal),
+            Err(refusal) => {
+                if request.method() == Method::POST && caller.scope.is_some() {
+                    self.operations.refused(&caller.called, refusal.why);
+                }
+                return refused(&refusal);
+            }
         };
         let all = |_: &Value, _: &Value| true;
         match found.route.endpoint {

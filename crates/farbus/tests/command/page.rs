@@ -21,7 +21,12 @@ pub struct Page {
 }
 
 pub fn open_page(harness: &Harness) -> Page {
-    let process = Running::start(harness.command(&["page", "--listen", "127.0.0.1:0"]));
+    page_of(harness.command(&["page", "--listen", "127.0.0.1:0"]))
+}
+
+/// The page that this command opens.
+pub fn page_of(command: Command) -> Page {
+    let process = Running::start(command);
     let line = process.wait_for_line("page at http://");
     let address = line.split_whitespace().nth(2).unwrap();
     let address = address.trim_start_matches("http://").trim_end_matches('/').to_owned();

@@ -11,8 +11,9 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use super::harness::{Harness, PATIENCE, Running, wait_until};
-use super::page::{Page, Reply, open_page, send};
+use super::page::{Page, Reply, open_page, page_of, send};
 use super::page_schema::Description;
+use super::trust::three;
 
 /// What a browser says of a request that the page's own script makes.
 fn of_browser(page: &Page) -> String {
@@ -155,6 +156,56 @@ fn an_action_and_the_command_line_that_it_shows_do_the_same() {
 }
 
 #[test]
+fn three_hosts_allow_attach_and_migrate_through_their_pages() {
+    let harness = Harness::new();
+    let hosts = three(&harness);
+    let [lab3, desk, rack] = &hosts;
+    let image = harness.image("disk.img", 1 << 20);
+    let (_share, address) = lab3.share(&[&format!("disk:{},name=disk", image.display())]);
+    for host in [desk, rack] {
+        host.ok(&["list", "lab3", "--address", &address]);
+    }
+    let [at_lab3, at_desk, at_rack] =
+        [lab3, desk, rack].map(|host| page_of(host.command(&["page", "--listen", "127.0.0.1:0"])));
+    let may_use = |name: &str| {
+        let hosts = get(&at_lab3, "/api/v1/hosts");
+        let found = hosts["paired"].as_array().unwrap().iter().find(|host| host["name"] == name).unwrap().clone();
+        found["may_use"].clone()
+    };
+    for (action, device, left) in [("forbid", "all", json!([])), ("allow", "disk", json!(["disk"]))] {
+        let (status, done) = act(&at_lab3, action, &json!({ "host": "desk", "device": device }));
+        assert_eq!(
+            (status, done["command"].as_str()),
+            (200, Some(&*format!("farbus {action} desk {device}"))),
+            "{done}"
+        );
+        assert_eq!(may_use("desk"), left);
+    }
+    let attach = |page: &Page, name: &str, wait: u64| {
+        let given = json!({ "target": "lab3/disk", "via": "nbd", "socket": harness.path(name), "wait": wait });
+        act(page, "attach", &given)
+    };
+    let attached = ended(&at_desk, &attach(&at_desk, "desk.nbd", 0));
+    assert_eq!(attached["state"], "done", "{attached}");
+    let offered = get(&at_desk, "/api/v1/attachments")["devices"][0]["actions"].clone();
+    let migrate = offered.as_array().unwrap().iter().find(|offer| offer["action"] == "migrate").unwrap().clone();
+    assert_eq!(migrate["missing"], json!(["to"]), "{offered}");
+    let waits = attach(&at_rack, "rack.nbd", 60);
+    let mut given = migrate["parameters"].clone();
+    given["to"] = json!("rack");
+    let migrated = ended(&at_desk, &act(&at_desk, "migrate", &given));
+    assert_eq!(migrated["state"], "done", "{migrated}");
+    assert!(migrated["command"].as_str().unwrap().ends_with("/disk --to=rack"), "{migrated}");
+    assert_eq!(ended(&at_rack, &waits)["state"], "done");
+    let user = |page: &Page| get(page, "/api/v1/shares")["devices"][0]["device"]["user"].clone();
+    wait_until(PATIENCE, "rack has it", || user(&at_lab3).as_str().is_some_and(|user| user.starts_with("rack")));
+    let id = waits.1["id"].as_u64().unwrap();
+    let stop = post(&at_rack, &format!("/api/v1/operations/{id}/stop"), &of_browser(&at_rack), "{}");
+    assert_eq!(stop.status, 202, "{stop:?}");
+    wait_until(PATIENCE, "it is free", || user(&at_lab3).is_null());
+}
+
+#[test]
 fn a_share_that_the_page_began_goes_on_without_it_and_is_stopped_through_it() {
     let harness = Harness::new();
     let mut page = open_page(&harness);
@@ -209,6 +260,39 @@ fn a_swap_answers_at_once_and_its_progress_and_end_are_events() {
     let operation = get(&page, begun["at"].as_str().unwrap());
     assert_eq!(operation["answer"]["to"], to.as_str(), "{operation}");
     assert_eq!(operation["command"], format!("farbus swap disk --to={to} --rate=4M"));
+}
+
+#[test]
+fn a_swap_is_cancelled_and_a_module_is_paused_as_the_page_offers() {
+    let harness = Harness::new();
+    let (old, new) = (harness.image("old.img", 64 << 20), harness.path("new.img"));
+    let share = harness.share(&[&format!("disk:{},name=disk", old.display())]);
+    let page = open_page(&harness);
+    let socket = harness.path("nbd");
+    let arguments =
+        ["attach", &share.target("disk"), "--via", "nbd", "--socket", socket.to_str().unwrap(), "--module", "pause"];
+    let attached = Running::start(harness.command(&arguments));
+    attached.wait_for_line("attached as");
+    let attached = get(&page, "/api/v1/attachments")["devices"][0].clone();
+    let offer = |name: &str| {
+        let offers = attached["actions"].as_array().unwrap();
+        offers.iter().find(|offer| offer["action"] == name).unwrap_or_else(|| panic!("{attached}")).clone()
+    };
+    for name in ["module-pause", "module-resume"] {
+        let (status, done) = act(&page, name, &offer(name)["parameters"]);
+        assert_eq!((status, &done["command"]), (200, &offer(name)["command"]), "{done}");
+    }
+    let to = format!("block:{}", new.display());
+    let begun = act(&page, "swap", &json!({ "device": "disk", "to": to, "rate": "1M" }));
+    wait_until(PATIENCE, "it is copied", || {
+        get(&page, begun.1["at"].as_str().unwrap())["progress"]["state"] == "running"
+    });
+    let (status, cancelled) = act(&page, "swap-cancel", &json!({ "device": "disk" }));
+    assert_eq!((status, &cancelled["command"]), (200, &json!("farbus swap --cancel disk")), "{cancelled}");
+    let swapped = ended(&page, &begun);
+    assert!(swapped["state"] == "failed" && swapped["failure"]["message"].is_string(), "{swapped}");
+    let shared = get(&page, "/api/v1/shares")["devices"][0]["device"]["medium"].clone();
+    assert_eq!((&shared["at"], &shared["is_swapping"]), (&json!(format!("block:{}", old.display())), &json!(false)));
 }
 
 #[test]
@@ -311,6 +395,8 @@ fn no_other_page_and_no_get_changes_anything() {
     assert_eq!(send(page.connect(), chunked.as_bytes()).status, 411);
     assert_eq!(state_of(&harness, "disk").as_deref(), Some("in use"));
     assert!(get(&page, "/api/v1/operations")["operations"].as_array().unwrap().is_empty(), "none was begun");
+    let refused = harness.run(&["audit", "--refused", "--json", "--all"]).stdout;
+    assert!(refused.contains("\"event\":\"page-change\"") && refused.contains("another page may not ask"), "{refused}");
     assert_eq!(post(&page, at, &of_browser(&page), body).status, 200, "the page itself may");
     assert!(page.process.peak_kib() < 128 << 10, "{}", page.process.peak_kib());
 }

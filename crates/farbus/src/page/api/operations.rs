@@ -147,6 +147,14 @@ impl Operations {
         Some(found.operation.clone())
     }
 
+    /// Writes a line of the audit log: a change, or somebody with a wrong token, was refused. A flood is counted there.
+    pub fn refused(&self, by: &str, why: &str) {
+        if let Some(audit) = &self.audit {
+            let who: String = by.chars().take(RECORDED_MAX).collect();
+            audit.record(&Event { address: Some(&who), why: Some(why), ..Event::new("page-change", Outcome::Refused) });
+        }
+    }
+
     /// Begins what the command line says, for `by`. The receiver has true once it is done or has failed.
     ///
     /// # Errors
