@@ -157,6 +157,7 @@ fn facts(process: &Value, device: &Value) -> String {
         |(name, value): (&String, &Value)| format!("{}={}", escaped(name), escaped(value.as_str().unwrap_or("")));
     let labels = device["labels"].as_object().into_iter().flatten().take(ROWS_MAX).map(label);
     facts.push(("Labels", labels.collect::<Vec<_>>().join(", ")));
+    facts.extend(process["host"].as_str().map(|host| ("Host", escaped(host))));
     let (pid, role) = (process["pid"].as_u64().unwrap_or_default(), process["role"].as_str().unwrap_or_default());
     facts.push(("Process", format!("{pid}, {}", escaped(role))));
     let mut out = String::from("<dl id=\"facts\">\n");

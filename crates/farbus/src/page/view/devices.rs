@@ -42,11 +42,12 @@ impl Wanted {
         }
     }
 
-    fn has(&self, device: &Value) -> bool {
+    fn has(&self, process: &Value, device: &Value) -> bool {
         let texts = ["name", "title", "state", "user", "reason", "ids", "place", "comment", "bus_id"];
         let contains = |value: &Value| value.as_str().is_some_and(|text| text.to_lowercase().contains(&self.filter));
         self.filter.is_empty()
             || texts.iter().any(|name| contains(&device[*name]))
+            || contains(&process["host"])
             || device["interfaces"].as_array().into_iter().flatten().any(contains)
             || device["labels"]
                 .as_object()
@@ -58,7 +59,7 @@ impl Wanted {
     /// The table.
     pub fn draw(&self, status: &Status) -> Drawing {
         let all = status.devices().count();
-        let matching: Vec<_> = status.devices().filter(|(_, device)| self.has(device)).collect();
+        let matching: Vec<_> = status.devices().filter(|(process, device)| self.has(process, device)).collect();
         let pages = matching.len().div_ceil(ROWS_MAX).max(1);
         // Devices that went may have left fewer pages.
         let page = self.page.min(pages - 1);
@@ -162,13 +163,15 @@ fn row(key: &str, process: &Value, device: &Value) -> String {
     }
     let failure = device["failure"]["message"].as_str().map(|why| format!("<br>{}", escaped(why)));
     let command = first_action(process, device).map(|line| format!("<code>{}</code>", escaped_whole(&line)));
+    let host = process["host"].as_str().map(|host| format!(" <small>{}</small>", escaped(host)));
     let mut row = String::new();
     let _ = write!(
         row,
-        "<tr id=\"{key}\"><th scope=\"row\">{}</th><td data-label=\"What\">{} {}</td>\
+        "<tr id=\"{key}\"><th scope=\"row\">{}{}</th><td data-label=\"What\">{} {}</td>\
          <td data-label=\"State\">{}{}</td><td data-label=\"User\">{}</td><td data-label=\"Since\">{since}</td>\
          <td data-label=\"Waiting\">{}</td><td data-label=\"Command\">{}</td></tr>",
         link_to(process, device),
+        host.unwrap_or_default(),
         icon(device),
         escaped(text("title")),
         escaped(text("state")),
