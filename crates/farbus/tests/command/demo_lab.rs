@@ -2,20 +2,29 @@
 
 use std::fs;
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use super::browser::{Browser, has_browser};
-use super::harness::{Harness, PATIENCE, Running, finish, wait_until};
+use super::harness::{Harness, PATIENCE, Running, copy_program, finish, wait_until};
+
+/// A user without any right of its own.
+const NOBODY: u32 = 65534;
 
 fn start(harness: &Harness, more: &[&str]) -> (Running, String) {
     let lab = Running::start(harness.command(&[&["demo", "--lab", "--listen", "127.0.0.1:0"], more].concat()));
-    let line = lab.wait_for_line("page at http://");
-    let address = line.split_whitespace().nth(2).unwrap();
-    let address = address.trim_start_matches("http://").trim_end_matches('/').to_owned();
+    let address = address_in(&lab.wait_for_line("page at http://"));
     (lab, address)
+}
+
+/// The host and port in the line that says where the page is.
+fn address_in(line: &str) -> String {
+    let url = line.split_whitespace().nth(2).unwrap();
+    url.trim_start_matches("http://").trim_end_matches('/').to_owned()
 }
 
 fn get(address: &str, path: &str) -> String {
@@ -88,6 +97,50 @@ fn lab_ends_by_itself_after_the_seconds_that_it_was_given() {
 }
 
 #[test]
+fn lab_works_without_any_rights() {
+    if !rustix::process::geteuid().is_root() {
+        // The tests around this one have already covered this user.
+        return;
+    }
+    let harness = Harness::new();
+    // The build folder may be one that this user cannot read.
+    let program = harness.path("farbus");
+    copy_program(Path::new(env!("CARGO_BIN_EXE_farbus")), &program);
+    std::os::unix::fs::chown(harness.path("tmp"), Some(NOBODY), Some(NOBODY)).unwrap();
+    let mut command = harness.command_of(&program, &["demo", "--lab", "--listen", "127.0.0.1:0"]);
+    command.uid(NOBODY).gid(NOBODY);
+    let mut lab = Running::start(command);
+    let address = address_in(&lab.wait_for_line("page at http://"));
+    wait_until(PATIENCE, "four disks are attached", || {
+        states(&address).iter().filter(|state| *state == "attached").count() == 4
+    });
+    lab.signal(Signal::TERM);
+    assert_eq!(lab.wait_for_end(PATIENCE), Some(0), "{}", lab.log());
+    assert_nothing_is_left(&harness);
+}
+
+#[test]
+fn lab_that_is_interrupted_while_it_begins_leaves_nothing() {
+    let harness = Harness::new();
+    let mut lab = Running::start(harness.command(&["demo", "--lab", "--listen", "127.0.0.1:0"]));
+    lab.wait_for_line("three daemons");
+    lab.signal(Signal::INT);
+    assert_eq!(lab.wait_for_end(PATIENCE), Some(0), "{}", lab.log());
+    assert_nothing_is_left(&harness);
+}
+
+#[test]
+fn lab_whose_page_has_no_port_says_why_and_leaves_nothing() {
+    let harness = Harness::new();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let outcome = harness.run(&["demo", "--lab", "--listen", &address]);
+    assert_eq!(outcome.code, Some(1), "{outcome:?}");
+    assert!(outcome.stderr.contains("Address already in use"), "{outcome:?}");
+    assert_nothing_is_left(&harness);
+}
+
+#[test]
 fn lab_whose_command_or_keeper_is_killed_leaves_nothing() {
     for victim in ["command", "keeper"] {
         let harness = Harness::new();
@@ -126,9 +179,7 @@ fn commands_of_the_chapter_do_what_it_says() {
     let lab = Running::start(harness.command(&["demo", "--lab", "--listen", "127.0.0.1:0"]));
     let line = lab.wait_for_line("export XDG_RUNTIME_DIR=");
     let run = line.split_once("XDG_RUNTIME_DIR=").unwrap().1.to_owned();
-    let line = lab.wait_for_line("page at http://");
-    let address =
-        line.split_whitespace().nth(2).unwrap().trim_start_matches("http://").trim_end_matches('/').to_owned();
+    let address = address_in(&lab.wait_for_line("page at http://"));
     let attached = || states(&address).iter().filter(|state| *state == "attached").count();
     for (words, remark) in &commands[1..] {
         // What was taken away by the command before comes back.

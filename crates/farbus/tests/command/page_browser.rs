@@ -266,27 +266,30 @@ fn keyboard_alone_reaches_everything_and_shows_where_it_is() {
         return;
     }
     let harness = Harness::new();
-    let _share = harness.share(&["zero", "keyboard"]);
+    let share = harness.share(&["zero", "keyboard", "--reserve", "keyboard:bytes=8,period=8"]);
     let (_page, url) = open_page(&harness);
     let browser = Browser::start(&harness, &[]);
-    browser.open(&url);
-    browser.wait_for("document.querySelector('#live').textContent === 'live'");
-    let wanted = browser.script(
-        "const all = [...document.querySelectorAll('*')];\
-         return [...document.querySelectorAll('a[href], button, input, select, textarea, summary, [tabindex]')]\
-            .filter((element) => element.checkVisibility() && element.tabIndex >= 0)\
-            .map((element) => all.indexOf(element))",
-    );
-    let wanted: Vec<u64> = wanted.as_array().unwrap().iter().filter_map(Value::as_u64).collect();
-    let mut reached = Vec::new();
-    for _ in 0..wanted.len() {
-        browser.press(&[TAB]);
-        let focused = browser.script(FOCUSED);
-        assert_eq!(focused["is_seen"], true, "{focused}");
-        reached.push(focused["at"].as_u64().unwrap());
+    let device = format!("/device/{}?name=zero", share.process.id());
+    for (view, stops_min) in [("/", 7), (device.as_str(), 12), ("/buses", 8), ("/network", 6)] {
+        browser.open(&format!("{url}{view}"));
+        browser.wait_for("document.querySelector('#live').textContent === 'live'");
+        let wanted = browser.script(
+            "const all = [...document.querySelectorAll('*')];\
+             return [...document.querySelectorAll('a[href], button, input, select, textarea, summary, [tabindex]')]\
+                .filter((element) => element.checkVisibility() && element.tabIndex >= 0)\
+                .map((element) => all.indexOf(element))",
+        );
+        let wanted: Vec<u64> = wanted.as_array().unwrap().iter().filter_map(Value::as_u64).collect();
+        let mut reached = Vec::new();
+        for _ in 0..wanted.len() {
+            browser.press(&[TAB]);
+            let focused = browser.script(FOCUSED);
+            assert_eq!(focused["is_seen"], true, "{view}: {focused}");
+            reached.push(focused["at"].as_u64().unwrap());
+        }
+        assert!(wanted.len() >= stops_min, "{view}: {wanted:?}");
+        assert_eq!(reached, wanted, "{view}: the order of the document");
     }
-    assert!(wanted.len() >= 3, "{wanted:?}");
-    assert_eq!(reached, wanted, "the order of the document");
     // The first stop leads past what is on every page.
     browser.open(&url);
     browser.press(&[TAB]);
@@ -440,11 +443,70 @@ fn page_of_a_device_shows_its_descriptors_and_commands_that_work() {
         let outcome = finish(shell, PATIENCE);
         assert!(outcome.code.is_some_and(|code| code != 2 && code != 127), "{line}: {outcome:?}");
     }
+    // Without a mouse a command line is copied, or at least selected where the browser refuses that.
+    browser.script("document.querySelector('button.copy').focus()");
+    browser.press(&[ENTER]);
+    let line = "document.querySelector('#commands code').textContent";
+    browser.wait_for(&format!(
+        "document.querySelector('#live').textContent === 'copied' || getSelection().toString() === {line}"
+    ));
+    browser.script("getSelection().removeAllRanges()");
     // What happens is seen here, too, and what has gone is said to have gone.
     browser.wait_for("document.querySelector('#facts').textContent.includes('PlaceTEXT')");
     drop(share);
     browser.wait_for("document.querySelector('#gone') !== null");
     assert_no_complaint(&browser);
+}
+
+#[test]
+fn row_that_changes_keeps_the_focus_and_waits_for_a_selection() {
+    if !has_browser() {
+        return;
+    }
+    let harness = Harness::new();
+    let (_page, url) = open_page(&harness);
+    let device = |n: usize| json!({ "name": format!("board{n}"), "title": "at first", "state": "in use" });
+    let made_up = MadeUp::start(&harness, (0..3).map(device).collect());
+    let retitle = |title: &'static str| {
+        made_up.change(|devices| devices.iter_mut().for_each(|device| device["title"] = json!(title)));
+    };
+    let browser = Browser::start(&harness, &[]);
+    browser.open(&url);
+    browser.wait_for("document.querySelector('#live').textContent === 'live'");
+    browser.script("document.querySelectorAll('#rows a')[1].focus()");
+    retitle("then");
+    browser.wait_for("document.querySelector('#rows').textContent.includes('then')");
+    assert_eq!(browser.script("return document.activeElement.textContent"), "board1");
+    let select = "window.heard = 0; events.addEventListener('parts', () => { document.title = 'heard'; });\
+        getSelection().selectAllChildren(document.querySelectorAll('#rows code')[1]);";
+    browser.script(select);
+    retitle("at last");
+    browser.wait_for("document.title === 'heard'");
+    let seen = browser.script("return [getSelection().toString(), document.querySelector('#rows').textContent]");
+    assert_eq!(seen[0], "farbus release board1");
+    assert!(!seen[1].as_str().unwrap().contains("at last"), "{seen}");
+    browser.script("getSelection().removeAllRanges()");
+    browser.wait_for("document.querySelector('#rows').textContent.includes('at last')");
+}
+
+#[test]
+fn page_that_was_started_again_is_followed_again() {
+    if !has_browser() {
+        return;
+    }
+    let harness = Harness::new();
+    let (page, url) = open_page(&harness);
+    let browser = Browser::start(&harness, &[]);
+    browser.open(&url);
+    browser.wait_for("document.querySelector('#live').textContent === 'live'");
+    drop(page);
+    browser.wait_for("document.querySelector('#live').textContent.startsWith('not live')");
+    let _share = harness.share(&["keyboard"]);
+    let address = url.trim_start_matches("http://");
+    let page = Running::start(harness.command(&["page", "--listen", address]));
+    page.wait_for_line("page at http://");
+    browser.wait_for("document.querySelector('#live').textContent === 'live'");
+    browser.wait_for("document.querySelector('#rows').textContent.includes('keyboard')");
 }
 
 /// What is wrong with a document for people who use it by a screen reader, by keyboard, or with weak eyes: what the

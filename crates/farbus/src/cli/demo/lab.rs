@@ -3,10 +3,12 @@
 //! The command starts a *keeper*, which has the daemons, and holds a pipe to it. The keeper ends everything when the
 //! pipe ends: whatever becomes of the command, nothing is left. If the keeper is killed, the command does it.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::net::SocketAddr;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -16,7 +18,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use farbus_io::sys::peer::Credentials;
+use rustix::process::{Pid, Signal, getpid, kill_process};
 use serde_json::Value;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -180,32 +183,41 @@ fn end_child(child: &mut Child, time_max: Duration) {
     let _ = child.wait();
 }
 
-/// Ends what still answers in a runtime folder: the daemons of a keeper that was killed.
+/// Ends what is left of a keeper that was killed: daemons that answer in the lab's runtime folder, and every process
+/// whose environment names that.
 fn end_all_in(run: &Path) {
-    let pids = || {
-        let names = fs::read_dir(run.join("farbus")).into_iter().flatten().flatten().map(|entry| entry.file_name());
-        let pids = names.filter_map(|name| name.to_str()?.strip_suffix(".sock")?.parse().ok());
-        // A socket may be left of a process that was killed; its number may be another's by now.
-        pids.filter(|pid: &i32| is_ours(*pid, run)).filter_map(Pid::from_raw).collect::<Vec<_>>()
-    };
     let until = Instant::now() + END_TIME_MAX;
-    let mut signal = Signal::TERM;
-    while !pids().is_empty() {
-        if Instant::now() > until {
-            signal = Signal::KILL;
+    loop {
+        let left: BTreeSet<i32> = answering_in(run).chain(started_for(run)).collect();
+        let left: Vec<_> = left.into_iter().filter_map(Pid::from_raw).filter(|pid| *pid != getpid()).collect();
+        if left.is_empty() {
+            return;
         }
-        for pid in pids() {
+        let signal = if Instant::now() > until { Signal::KILL } else { Signal::TERM };
+        for pid in left {
+            // It may have ended by itself.
             let _ = kill_process(pid, signal);
         }
         thread::sleep(Duration::from_millis(50));
     }
 }
 
-/// Whether a process belongs to this lab: its environment names the runtime folder.
-fn is_ours(pid: i32, run: &Path) -> bool {
+/// The processes that listen at the control sockets of a runtime folder.
+fn answering_in(run: &Path) -> impl Iterator<Item = i32> {
+    let sockets = fs::read_dir(run.join("farbus")).into_iter().flatten().flatten().map(|entry| entry.path());
+    let listens = |path: PathBuf| Credentials::of(UnixStream::connect(path).ok()?).ok()?.process()?.try_into().ok();
+    sockets.filter_map(listens)
+}
+
+/// The processes of this user that were started for a runtime folder.
+fn started_for(run: &Path) -> impl Iterator<Item = i32> {
     let wanted = format!("XDG_RUNTIME_DIR={}", run.display());
-    let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-    environment.split(|byte| *byte == 0).any(|word| word == wanted.as_bytes())
+    let all = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let all = all.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    all.filter(move |pid| {
+        let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        environment.split(|byte| *byte == 0).any(|word| word == wanted.as_bytes())
+    })
 }
 
 /// One host of the lab.

@@ -239,9 +239,14 @@ fn latency(device: &Value) -> String {
         latency[stage][percentile].as_f64().map(|us| format!("{:.3} ms", us / 1000.0)).unwrap_or_default()
     };
     let rows = stages.iter().filter(|(_, stage)| latency[*stage].is_object());
-    let rows: Vec<_> = rows.map(|(what, stage)| vec![(*what).to_owned(), ms(stage, "p50"), ms(stage, "p99")]).collect();
+    let rows: Vec<_> = rows
+        .map(|(what, stage)| {
+            let spread = ["p50", "p90", "p99"].map(|percentile| ms(stage, percentile));
+            std::iter::once((*what).to_owned()).chain(spread).collect()
+        })
+        .collect();
     let caption = format!("The latest {} requests that were timed", latency["samples"].as_u64().unwrap_or_default());
-    section("latency", "Latency", &table(&caption, &["Stage", "Median", "99th percentile"], &rows))
+    section("latency", "Latency", &table(&caption, &["Stage", "Median", "90th percentile", "99th percentile"], &rows))
 }
 
 fn history(device: &Value) -> String {
