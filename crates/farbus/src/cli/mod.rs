@@ -186,6 +186,14 @@ enum Verb {
     /// The process that speaks multicast DNS; started by others alone.
     #[command(hide = true)]
     Nearby,
+    /// The process that has the daemons of `farbus demo --lab`; started by it alone.
+    #[command(hide = true, name = demo::lab::KEEPER_VERB)]
+    DemoLab {
+        /// The folder that all of it is in.
+        folder: std::path::PathBuf,
+        /// The address of the page.
+        listen: std::net::SocketAddr,
+    },
 }
 
 impl Cli {
@@ -309,6 +317,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
             run::become_program(parent, &usbfs::Inside { tree, hears_events, with_local }, &program)
         }
         Verb::RunEvents => usbfs::be_source().map_err(Failure::local),
+        Verb::DemoLab { folder, listen } => demo::lab::keep(&folder, listen),
         Verb::Nearby => crate::hosts::mdns::run().map_err(Failure::local),
     }
 }

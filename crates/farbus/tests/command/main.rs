@@ -22,6 +22,7 @@ mod cuts;
 mod cuts_and_kills;
 mod daemon;
 mod demo;
+mod demo_lab;
 mod directory;
 mod disk;
 mod driver;
