@@ -50,8 +50,8 @@ impl<'h> Exporter<'h> {
         let program = host.harness.path("program");
         let mut exporter = Self { host, config, program, boot: 1, ahead_s: 0, running: None };
         exporter.install(Path::new(env!("CARGO_BIN_EXE_farbus")));
-        // Every later process listens at the same port. While none does, no connection gets that port as its own: an
-        // importer that dials might, of those that the kernel gives out, and a port that is dialled may be the dialler's.
+        // Every later process listens at the same port. The kernel gives it to no connection while none does: not even
+        // to an importer that dials it.
         let free = (20_000..30_000).find_map(|port| TcpListener::bind(("127.0.0.1", port)).ok()).expect("a free port");
         let address = free.local_addr().unwrap().to_string();
         drop(free);
