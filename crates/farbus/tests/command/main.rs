@@ -86,6 +86,7 @@ mod swap_hosts;
 mod swap_kills;
 mod swap_usb;
 mod taken_over;
+mod thousand;
 mod topology;
 mod trust;
 mod unwilling;
