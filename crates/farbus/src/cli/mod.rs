@@ -44,6 +44,7 @@ mod watch;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use farbus_io::module::Way;
+use farbus_io::sys::descriptors;
 
 pub use output::{Failure, report};
 
@@ -263,6 +264,10 @@ impl Cli {
 /// # Errors
 /// A failure, which has its exit code.
 pub fn run(cli: Cli) -> Result<(), Failure> {
+    if matches!(cli.verb, Verb::Share(_) | Verb::Attach(_) | Verb::Daemon(_) | Verb::Nbd(_)) {
+        // Before the process gives its rights away. The broker that it starts inherits the limit.
+        descriptors::raise();
+    }
     match cli.verb {
         Verb::Share(args) => share::run(args),
         Verb::Unshare(args) => share::by_daemon::unshare(&args),

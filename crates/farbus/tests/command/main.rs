@@ -93,6 +93,7 @@ mod swap_hosts;
 mod swap_kills;
 mod swap_usb;
 mod taken_over;
+mod thousand;
 mod topology;
 mod trust;
 mod unwilling;
