@@ -224,7 +224,8 @@ impl Operations {
             self.change(id, |operation| {
                 operation.state = State::Failed;
                 operation.pid = None;
-                operation.failure = Some(FailureReport { attribute: Attribute::Local, message: error.to_string() });
+                operation.failure =
+                    Some(FailureReport { attribute: Attribute::Local, message: error.to_string(), limit: None });
             });
             return Err(error);
         }
@@ -376,7 +377,7 @@ impl Runner {
             operation.state = State::Failed;
             operation.pid = None;
             operation.is_misused = code == Some(2);
-            operation.failure = Some(told.unwrap_or(FailureReport { attribute, message: said }));
+            operation.failure = Some(told.unwrap_or(FailureReport { attribute, message: said, limit: None }));
         });
     }
 
