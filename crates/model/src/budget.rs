@@ -104,9 +104,9 @@ pub const STEP_BYTES: usize = 256 << 10;
 /// the smallest credit. A peer's limit for what is on its way is not used up by the number of its devices.
 pub const ROOM_BYTES: usize =
     CONNECTION_BYTES + SESSION_BYTES.next_multiple_of(STEP_BYTES) + attachment_bytes(CREDIT_BYTES_MIN);
-/// What remains of a peer's limit when a device gets more than the smallest credit, bytes: for sessions that begin
-/// before they have a device.
-const BEGINNERS_BYTES: usize = 16 << 20;
+/// The part of a known peer's limit that credits beyond the smallest may take, in quarters. The rest is for sessions
+/// that begin before they have a device, and for what sessions hold that have outgrown what they took at first.
+const CREDIT_QUARTERS: usize = 3;
 
 /// The most that a session without a device holds, part by part.
 pub const SESSION_PARTS: [(&str, usize); 8] = [
@@ -155,6 +155,8 @@ pub struct Account {
     /// Devices in use by the peer, and those of them that brought room along; of the process: the sum of the latter.
     devices: AtomicUsize,
     rooms: AtomicUsize,
+    /// Bytes of the credits of its devices beyond the smallest.
+    extra: AtomicUsize,
     kind: Kind,
     budget: Budget,
     process: Option<Arc<Account>>,
@@ -196,8 +198,8 @@ impl Account {
     }
 
     fn new(kind: Kind, budget: Budget, process: Option<Arc<Account>>) -> Arc<Self> {
-        let [used, devices, rooms] = [const { AtomicUsize::new(0) }; 3];
-        Arc::new(Self { used, devices, rooms, kind, budget, process })
+        let [used, devices, rooms, extra] = [const { AtomicUsize::new(0) }; 4];
+        Arc::new(Self { used, devices, rooms, extra, kind, budget, process })
     }
 
     /// Bytes held.
@@ -251,7 +253,7 @@ impl Account {
     /// [`Exhausted`].
     pub fn take(self: &Arc<Self>, bytes: usize) -> Result<Taken, Exhausted> {
         self.charge(bytes)?;
-        Ok(Taken { account: Arc::clone(self), bytes, is_device: false })
+        Ok(Taken { account: Arc::clone(self), bytes, extra: 0, is_device: false })
     }
 
     /// Takes memory for a device: the peer counts as a user of devices until the returned value is dropped. Also
@@ -261,25 +263,34 @@ impl Account {
     /// [`Exhausted`].
     pub fn take_for_device(self: &Arc<Self>, devices: usize) -> Result<(Taken, usize), Exhausted> {
         self.add_device();
-        let is_known = self.kind == (Kind::Peer { is_known: true });
-        let kept = if is_known { BEGINNERS_BYTES.min(self.budget.peer_bytes / 4) } else { 0 };
-        let mut credit = credit_bytes(&self.budget, self.left(), devices);
+        let left = self.left_for_credit();
+        let mut credit = credit_bytes(&self.budget, left, devices);
         loop {
-            let leaves_enough = credit == CREDIT_BYTES_MIN || self.left() >= attachment_bytes(credit) + kept;
-            match self.charge(attachment_bytes(credit)) {
-                Ok(()) if leaves_enough => {
-                    let bytes = attachment_bytes(credit);
-                    return Ok((Taken { account: Arc::clone(self), bytes, is_device: true }, credit));
+            let bytes = attachment_bytes(credit);
+            let extra = bytes - attachment_bytes(CREDIT_BYTES_MIN);
+            let charged = if extra > left { Err(None) } else { self.charge(bytes).map_err(Some) };
+            match charged {
+                Ok(()) => {
+                    self.extra.fetch_add(extra, Ordering::Relaxed);
+                    return Ok((Taken { account: Arc::clone(self), bytes, extra, is_device: true }, credit));
                 }
-                Ok(()) => self.return_all(attachment_bytes(credit)),
-                Err(exhausted) if credit == CREDIT_BYTES_MIN => {
+                Err(Some(exhausted)) if credit == CREDIT_BYTES_MIN => {
                     self.remove_device();
                     return Err(exhausted);
                 }
-                Err(_) => {}
+                Err(_) => credit = (credit / 2).max(CREDIT_BYTES_MIN),
             }
-            credit = (credit / 2).max(CREDIT_BYTES_MIN);
         }
+    }
+
+    /// Bytes of which one more device's credit may be a part. The room that devices bring along is none of it.
+    fn left_for_credit(&self) -> usize {
+        let left = self.left();
+        if self.kind != (Kind::Peer { is_known: true }) {
+            return left;
+        }
+        let most = self.budget.peer_bytes / 4 * CREDIT_QUARTERS;
+        left.min(most.saturating_sub(self.extra.load(Ordering::Relaxed)))
     }
 
     /// Takes a fixed number of bytes for a device, instead of a part of what is left.
@@ -292,7 +303,7 @@ impl Account {
         if charged.is_err() {
             self.remove_device();
         }
-        charged.map(|()| Taken { account: Arc::clone(self), bytes, is_device: true })
+        charged.map(|()| Taken { account: Arc::clone(self), bytes, extra: 0, is_device: true })
     }
 
     fn charge(&self, bytes: usize) -> Result<(), Exhausted> {
@@ -353,6 +364,8 @@ impl std::error::Error for Exhausted {}
 pub struct Taken {
     account: Arc<Account>,
     bytes: usize,
+    /// Bytes of a device's credit beyond the smallest.
+    extra: usize,
     is_device: bool,
 }
 
@@ -366,6 +379,7 @@ impl Taken {
 impl Drop for Taken {
     fn drop(&mut self) {
         self.account.return_all(self.bytes);
+        self.account.extra.fetch_sub(self.extra, Ordering::Relaxed);
         if self.is_device {
             self.account.remove_device();
         }
@@ -491,7 +505,8 @@ mod tests {
         assert!(credits.clone().min() >= Some(CREDIT_BYTES_MIN));
         let beyond: usize =
             all.iter().map(|(_, _, (taken, _))| taken.bytes() - attachment_bytes(CREDIT_BYTES_MIN)).sum();
-        assert!(beyond <= Budget::DEFAULT.peer_bytes, "{beyond} bytes of credit beyond the smallest");
+        assert!(beyond <= Budget::DEFAULT.peer_bytes / 4 * 3, "{beyond} bytes of credit beyond the smallest");
+        assert!(peer.left() >= Budget::DEFAULT.peer_bytes / 4, "sessions that begin have room: {}", peer.left());
         assert!(peer.used() <= Budget::DEFAULT.peer_bytes + 1000 * ROOM_BYTES);
         let stranger = Account::of_peer(&process);
         assert!(stranger.take(64 * MIB).is_ok(), "others may hold what they could before");

@@ -2,7 +2,7 @@
 //!
 //! | question | what the broker does, if its policy allows it |
 //! |---|---|
-//! | `line` | opens a further line, so that a question there does not wait for one here |
+//! | `line` | opens a further line, so that a question there does not wait for one here; all attachments share such lines, which are opened as they are needed |
 //! | `config` | reads the configuration again; what it grants is the policy from then on |
 //! | `listen` | binds a listening socket and passes it |
 //! | `listen_at` | binds a socket at which programs find a device and passes it; removes its path at the end |

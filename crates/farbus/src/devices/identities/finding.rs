@@ -18,9 +18,9 @@ use tracing::{debug, warn};
 use super::plugged::{KnownUsb, Plugged};
 use crate::devices::media_journal::{Journals, Medium, MovedDevice};
 
-/// The most devices that one process, or its broker, may add to the list: more than a configuration names, and few
-/// compared with what the list holds.
-const NEW_MAX: usize = 512;
+/// The most devices that one process, or its broker, may add to the list: more than one host may use of it
+/// ([`farbus_model::budget::DEVICES_MAX_DEFAULT`]), and fewer than the list holds, so that those seen last stay.
+const NEW_MAX: usize = 1280;
 /// The longest view, bytes. A view has a few numbers.
 pub const VIEW_BYTES_MAX: usize = 256;
 /// The bytes of a timestamp that give the day.
