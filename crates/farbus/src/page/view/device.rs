@@ -178,7 +178,7 @@ fn commands(process: &Value, device: &Value) -> String {
         let doing = offer.map_or_else(String::new, |offer| {
             let given = serde_json::to_string(&offer.parameters).unwrap_or_default();
             format!(
-                " <button type=\"button\" class=\"do\" hidden data-action=\"{}\" data-given=\"{}\" \
+                " <button type=\"button\" class=\"do\" data-action=\"{}\" data-given=\"{}\" \
                  aria-label=\"Do it: {}\">Do it</button>",
                 offer.action,
                 escaped_whole(&given),
