@@ -56,6 +56,8 @@ const DURABILITY_FAULTS: u32 = 300;
 const MOVES: (&str, &str) = ("FARBUS_MOVES", "100");
 /// Moves of a disk that is written to its importer's machine, with a kill of either end in each step, in one round.
 const SWAPS: (&str, &str) = ("FARBUS_SWAPS", "100");
+/// Disks of one host that are attached to another in one round, while both are restarted.
+const ATTACHMENTS: (&str, &str) = ("FARBUS_ATTACHMENTS", "1000");
 /// How often hosts that are joined by debug ports are brought up in one round, a ring and a cube each.
 const BRING_UPS: (&str, &str) = ("FARBUS_BRING_UPS", "100");
 /// The same of daemons, data over every link included.
@@ -64,9 +66,9 @@ const TOPOLOGIES: (&str, &str) = ("FARBUS_TOPOLOGIES", "100");
 const STREAMED: (&str, &str) = ("FARBUS_SECONDS", "60");
 /// Programs inside `farbus run`: how long streams and commands without sense last, and how many are killed.
 const PROGRAMS: [(&str, &str); 2] = [("FARBUS_SECONDS", "60"), ("FARBUS_KILLS", "200")];
-/// Benchmarks of what is promised in real time: tuned pipes, streams that matter, a link that others fill. No test
-/// asserts these figures.
-const PACE: [&str; 3] = ["pipes", "mixed", "congestion"];
+/// Benchmarks of what is promised in time: tuned pipes, streams that matter, a link that others fill, a thousand
+/// attachments. No test asserts these figures.
+const PACE: [&str; 4] = ["pipes", "mixed", "congestion", "thousand"];
 /// Passes of the repeating rig cases in one round.
 const RIG_TIMES: u32 = 10;
 
@@ -99,6 +101,7 @@ fn one_round(arguments: &Arguments, round: u32) -> Result<(), String> {
     move_disks()?;
     attack::run_for(ATTACKED)?;
     sanitize::run_all()?;
+    attach_many()?;
     carry_streams()?;
     run_programs()?;
     measure_pace()?;
@@ -156,6 +159,13 @@ fn move_disks() -> Result<(), String> {
     let mut swaps = cargo(&["test", "--package", "farbus", "--test", "command", "swap_kills", "--", "--nocapture"]);
     swaps.env(SWAPS.0, SWAPS.1);
     cargo::run(swaps)
+}
+
+fn attach_many() -> Result<(), String> {
+    let mut attach =
+        cargo(&["test", "--package", "farbus", "--test", "command", "thousand::hundreds", "--", "--nocapture"]);
+    attach.env(ATTACHMENTS.0, ATTACHMENTS.1);
+    cargo::run(attach)
 }
 
 fn carry_streams() -> Result<(), String> {

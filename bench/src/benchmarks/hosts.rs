@@ -25,9 +25,7 @@ pub struct Hosts<'a> {
 
 impl<'a> Hosts<'a> {
     pub fn new(lab: &'a Lab, folder: &Folder, image: &Path) -> Result<Self> {
-        let host = |name: &'static str| -> Result<Host<'a>> {
-            Ok(Host { name, lab, state: folder.place(name), run: folder.folder(&format!("run-{name}"))? })
-        };
+        let host = |name| Host::new(lab, folder, name);
         let [lab3, desk, rack] = [host(EXPORTER)?, host("desk")?, host("rack")?];
         for importer in [&desk, &rack] {
             lab3.pair(importer)?;
@@ -50,7 +48,11 @@ pub struct Host<'a> {
     run: PathBuf,
 }
 
-impl Host<'_> {
+impl<'a> Host<'a> {
+    pub fn new(lab: &'a Lab, folder: &Folder, name: &'static str) -> Result<Self> {
+        Ok(Self { name, lab, state: folder.place(name), run: folder.folder(&format!("run-{name}"))? })
+    }
+
     pub fn command(&self, words: &[&str]) -> Result<Command> {
         let mut command = Command::new(self.lab.farbus_program()?);
         command.args(words).env("XDG_RUNTIME_DIR", &self.run).env("FARBUS_STATE", &self.state);
@@ -70,7 +72,7 @@ impl Host<'_> {
         }
     }
 
-    fn pair(&self, joins: &Host<'_>) -> Result<()> {
+    pub fn pair(&self, joins: &Host<'_>) -> Result<()> {
         let mut waiting = self.start(&["pair", "--listen", "127.0.0.1:0", "--json"])?;
         let said: Value = serde_json::from_str(&waiting.wait_for("\"code\"")?)?;
         let word = |what: &str| said[what].as_str().map(str::to_owned).context("a host that pairs says where and how");

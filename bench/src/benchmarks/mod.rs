@@ -31,6 +31,7 @@ mod stages;
 mod storage;
 mod survey;
 mod syscalls;
+mod thousand;
 mod throughput;
 mod timeline;
 
@@ -46,7 +47,7 @@ pub struct Benchmark {
     pub run: fn(&Lab) -> Result<Vec<Finding>>,
 }
 
-pub const ALL: [Benchmark; 31] = [
+pub const ALL: [Benchmark; 32] = [
     Benchmark {
         name: round_trip::NAME,
         target: "one URB at a time, 64 B to 64 KiB: at least 0.90 of a bare blocking request/reply loop",
@@ -232,6 +233,12 @@ pub const ALL: [Benchmark; 31] = [
         target: "etcd with 5,000 devices of 200 hosts: a list in 200 ms, a change seen by 200 watchers p99 in 1 s, under 50 writes a second at rest, a daemon in 64 MiB (N8)",
         by_default: false,
         run: directory::run,
+    },
+    Benchmark {
+        name: thousand::NAME,
+        target: "1,000 disks of one host attached to another: under 200 KiB and 1 thread each at either end, idle under 1 % of a processor, restarts in 5 s",
+        by_default: false,
+        run: thousand::run,
     },
 ];
 

@@ -11,6 +11,10 @@
 //! | a peer that uses no device | [`Budget::stranger_bytes`] | [`SESSION_PARTS`], [`CONNECTION_PARTS`] |
 //! | a peer that uses one or more | [`Budget::peer_bytes`] | the same, and [`credit_bytes`] of each device twice: on its way, and unacknowledged |
 //! | all peers | [`Budget::process_bytes`], the second half of which is for peers that use a device | |
+//! | a peer whose identity is certain, for each device that it uses | [`ROOM_BYTES`] more, and so may all peers | the smallest connection, session and credit |
+//!
+//! So a paired host that uses a thousand devices needs no larger limit for what is on their way: how many devices it
+//! may use is a limit of its own ([`Budget::devices_max`]).
 
 use std::fmt;
 use std::sync::Arc;
@@ -27,11 +31,19 @@ pub struct Budget {
     pub peer_bytes: usize,
     /// Limit of all peers together, bytes.
     pub process_bytes: usize,
+    /// Devices that one peer whose identity is certain may use at a time, 1 or more; all such peers together may use
+    /// four times as many.
+    pub devices_max: usize,
 }
 
 impl Budget {
     /// The default: four peers may use their full limit; the rest is for peers that use little.
-    pub const DEFAULT: Budget = Budget { stranger_bytes: 64 << 20, peer_bytes: 256 << 20, process_bytes: 1 << 30 };
+    pub const DEFAULT: Budget = Budget {
+        stranger_bytes: 64 << 20,
+        peer_bytes: 256 << 20,
+        process_bytes: 1 << 30,
+        devices_max: DEVICES_MAX_DEFAULT,
+    };
 
     /// Sets the limit of a peer that uses devices. All peers together get four times that, if it is more than the
     /// default.
@@ -43,7 +55,14 @@ impl Budget {
             stranger_bytes: if bytes < self.stranger_bytes { bytes } else { self.stranger_bytes },
             peer_bytes: bytes,
             process_bytes,
+            ..self
         }
+    }
+
+    /// Sets how many devices one peer whose identity is certain may use at a time.
+    #[must_use]
+    pub const fn with_devices(self, devices_max: usize) -> Self {
+        Budget { devices_max, ..self }
     }
 }
 
@@ -52,6 +71,13 @@ impl Default for Budget {
         Self::DEFAULT
     }
 }
+
+/// [`Budget::devices_max`] of a process that is told nothing else: a host of a large test farm uses a thousand devices
+/// of one exporter, and a few places are left for those that are attached anew while others end.
+pub const DEVICES_MAX_DEFAULT: usize = 1024;
+
+/// The most that [`Budget::devices_max`] may be set to: as many as there are TCP ports between two addresses.
+pub const DEVICES_MAX: usize = 1 << 16;
 
 /// Answers to open, reserve and inherit requests that the link has not taken yet; beyond, such requests wait.
 pub const ANSWERS_BYTES_MAX: usize = 64 << 10;
@@ -73,6 +99,14 @@ pub const SESSION_BYTES: usize = 384 << 10;
 pub const CONNECTION_BYTES: usize = 128 << 10;
 /// The step by which an allowance grows.
 pub const STEP_BYTES: usize = 256 << 10;
+
+/// What each device adds to the limits of a peer whose identity is certain: a connection, a session as it begins, and
+/// the smallest credit. A peer's limit for what is on its way is not used up by the number of its devices.
+pub const ROOM_BYTES: usize =
+    CONNECTION_BYTES + SESSION_BYTES.next_multiple_of(STEP_BYTES) + attachment_bytes(CREDIT_BYTES_MIN);
+/// What remains of a peer's limit when a device gets more than the smallest credit, bytes: for sessions that begin
+/// before they have a device.
+const BEGINNERS_BYTES: usize = 16 << 20;
 
 /// The most that a session without a device holds, part by part.
 pub const SESSION_PARTS: [(&str, usize); 8] = [
@@ -118,22 +152,52 @@ pub const fn attachment_bytes(credit_bytes: usize) -> usize {
 #[derive(Debug)]
 pub struct Account {
     used: AtomicUsize,
-    /// Devices in use by the peer.
+    /// Devices in use by the peer, and those of them that brought room along; of the process: the sum of the latter.
     devices: AtomicUsize,
+    rooms: AtomicUsize,
+    kind: Kind,
     budget: Budget,
     process: Option<Arc<Account>>,
+}
+
+/// Whose account it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Process,
+    /// A peer, whose identity is certain or not.
+    Peer {
+        is_known: bool,
+    },
+    /// The questions of a peer whose identity is certain, which its devices cannot use up.
+    Questions,
 }
 
 impl Account {
     /// Makes the account that the accounts of all peers draw on.
     pub fn of_process(budget: Budget) -> Arc<Self> {
-        Arc::new(Self { used: AtomicUsize::new(0), devices: AtomicUsize::new(0), budget, process: None })
+        Self::new(Kind::Process, budget, None)
     }
 
     /// Makes the account of one peer, which draws on the process's account.
     pub fn of_peer(process: &Arc<Account>) -> Arc<Self> {
-        let (used, devices, budget) = (AtomicUsize::new(0), AtomicUsize::new(0), process.budget);
-        Arc::new(Self { used, devices, budget, process: Some(Arc::clone(process)) })
+        Self::new(Kind::Peer { is_known: false }, process.budget, Some(Arc::clone(process)))
+    }
+
+    /// As [`Account::of_peer`], of a peer whose identity is certain: each of its devices adds [`ROOM_BYTES`] to its
+    /// limit and to the process's.
+    pub fn of_known_peer(process: &Arc<Account>) -> Arc<Self> {
+        Self::new(Kind::Peer { is_known: true }, process.budget, Some(Arc::clone(process)))
+    }
+
+    /// Makes the account of the questions of a peer whose identity is certain. It is apart from that of its devices, so
+    /// that they cannot leave it nothing.
+    pub fn of_questions(process: &Arc<Account>) -> Arc<Self> {
+        Self::new(Kind::Questions, process.budget, Some(Arc::clone(process)))
+    }
+
+    fn new(kind: Kind, budget: Budget, process: Option<Arc<Account>>) -> Arc<Self> {
+        let [used, devices, rooms] = [const { AtomicUsize::new(0) }; 3];
+        Arc::new(Self { used, devices, rooms, kind, budget, process })
     }
 
     /// Bytes held.
@@ -143,10 +207,30 @@ impl Account {
 
     /// Bytes that may be held now.
     pub fn max(&self) -> usize {
-        match (&self.process, self.devices.load(Ordering::Relaxed)) {
-            (None, _) => self.budget.process_bytes,
-            (Some(_), 0) => self.budget.stranger_bytes,
-            (Some(_), _) => self.budget.peer_bytes,
+        let limit = match (self.kind, self.devices.load(Ordering::Relaxed)) {
+            (Kind::Process, _) => self.budget.process_bytes,
+            (Kind::Questions, _) | (Kind::Peer { .. }, 0) => self.budget.stranger_bytes,
+            (Kind::Peer { .. }, _) => self.budget.peer_bytes,
+        };
+        limit.saturating_add(self.rooms.load(Ordering::Relaxed).saturating_mul(ROOM_BYTES))
+    }
+
+    /// Counts a device of this peer, and the room that it brings along.
+    fn add_device(&self) {
+        self.devices.fetch_add(1, Ordering::Relaxed);
+        if self.kind == (Kind::Peer { is_known: true }) {
+            [Some(self), self.process.as_deref()].into_iter().flatten().for_each(|account| {
+                account.rooms.fetch_add(1, Ordering::Relaxed);
+            });
+        }
+    }
+
+    fn remove_device(&self) {
+        self.devices.fetch_sub(1, Ordering::Relaxed);
+        if self.kind == (Kind::Peer { is_known: true }) {
+            [Some(self), self.process.as_deref()].into_iter().flatten().for_each(|account| {
+                account.rooms.fetch_sub(1, Ordering::Relaxed);
+            });
         }
     }
 
@@ -176,20 +260,25 @@ impl Account {
     /// # Errors
     /// [`Exhausted`].
     pub fn take_for_device(self: &Arc<Self>, devices: usize) -> Result<(Taken, usize), Exhausted> {
-        self.devices.fetch_add(1, Ordering::Relaxed);
+        self.add_device();
+        let is_known = self.kind == (Kind::Peer { is_known: true });
+        let kept = if is_known { BEGINNERS_BYTES.min(self.budget.peer_bytes / 4) } else { 0 };
         let mut credit = credit_bytes(&self.budget, self.left(), devices);
         loop {
+            let leaves_enough = credit == CREDIT_BYTES_MIN || self.left() >= attachment_bytes(credit) + kept;
             match self.charge(attachment_bytes(credit)) {
-                Ok(()) => {
+                Ok(()) if leaves_enough => {
                     let bytes = attachment_bytes(credit);
                     return Ok((Taken { account: Arc::clone(self), bytes, is_device: true }, credit));
                 }
+                Ok(()) => self.return_all(attachment_bytes(credit)),
                 Err(exhausted) if credit == CREDIT_BYTES_MIN => {
-                    self.devices.fetch_sub(1, Ordering::Relaxed);
+                    self.remove_device();
                     return Err(exhausted);
                 }
-                Err(_) => credit = (credit / 2).max(CREDIT_BYTES_MIN),
+                Err(_) => {}
             }
+            credit = (credit / 2).max(CREDIT_BYTES_MIN);
         }
     }
 
@@ -198,10 +287,10 @@ impl Account {
     /// # Errors
     /// [`Exhausted`].
     pub fn take_fixed_for_device(self: &Arc<Self>, bytes: usize) -> Result<Taken, Exhausted> {
-        self.devices.fetch_add(1, Ordering::Relaxed);
+        self.add_device();
         let charged = self.charge(bytes);
         if charged.is_err() {
-            self.devices.fetch_sub(1, Ordering::Relaxed);
+            self.remove_device();
         }
         charged.map(|()| Taken { account: Arc::clone(self), bytes, is_device: true })
     }
@@ -211,8 +300,9 @@ impl Account {
         self.charge_up_to(bytes, max).map_err(|()| Exhausted::Peer(max))?;
         let Some(process) = &self.process else { return Ok(()) };
         // Peers without a device leave half of the process's budget to those with one.
-        let is_stranger = self.devices.load(Ordering::Relaxed) == 0;
-        let max = process.max() / if is_stranger { 2 } else { 1 };
+        let is_stranger = self.devices.load(Ordering::Relaxed) == 0 && self.kind != Kind::Questions;
+        let kept = if is_stranger { process.budget.process_bytes / 2 } else { 0 };
+        let max = process.max().saturating_sub(kept);
         process.charge_up_to(bytes, max).map_err(|()| {
             self.give_back(bytes);
             Exhausted::Process(max)
@@ -277,7 +367,7 @@ impl Drop for Taken {
     fn drop(&mut self) {
         self.account.return_all(self.bytes);
         if self.is_device {
-            self.account.devices.fetch_sub(1, Ordering::Relaxed);
+            self.account.remove_device();
         }
     }
 }
@@ -385,6 +475,41 @@ mod tests {
     }
 
     #[test]
+    fn a_thousand_devices_of_a_known_peer_fit_beside_what_its_busy_ones_hold() {
+        let process = Account::of_process(Budget::DEFAULT);
+        let peer = Account::of_known_peer(&process);
+        let mut all = Vec::new();
+        for number in 0..1000 {
+            let base = peer.take(CONNECTION_BYTES).and_then(|connection| {
+                let mut session = Allowance::of(Arc::clone(&peer));
+                assert!(session.covers(SESSION_BYTES), "session {number}: {} of {}", peer.used(), peer.max());
+                Ok((connection, session, peer.take_for_device(1000)?))
+            });
+            all.push(base.unwrap_or_else(|exhausted| panic!("device {number}: {exhausted}")));
+        }
+        let credits = all.iter().map(|(_, _, (_, credit))| *credit);
+        assert!(credits.clone().min() >= Some(CREDIT_BYTES_MIN));
+        let beyond: usize =
+            all.iter().map(|(_, _, (taken, _))| taken.bytes() - attachment_bytes(CREDIT_BYTES_MIN)).sum();
+        assert!(beyond <= Budget::DEFAULT.peer_bytes, "{beyond} bytes of credit beyond the smallest");
+        assert!(peer.used() <= Budget::DEFAULT.peer_bytes + 1000 * ROOM_BYTES);
+        let stranger = Account::of_peer(&process);
+        assert!(stranger.take(64 * MIB).is_ok(), "others may hold what they could before");
+        drop(all);
+        assert_eq!((peer.used(), process.used(), peer.max(), process.max()), (0, 0, 64 * MIB, 1024 * MIB));
+    }
+
+    #[test]
+    fn questions_of_a_peer_are_answered_when_its_devices_hold_all() {
+        let process = Account::of_process(Budget { process_bytes: 300 * MIB, ..Budget::DEFAULT });
+        let peer = Account::of_known_peer(&process);
+        let _device = peer.take_for_device(1000).unwrap();
+        let _all = peer.take(peer.left()).unwrap();
+        assert!(peer.take(1).is_err());
+        assert!(Account::of_questions(&process).take(MIB).is_ok());
+    }
+
+    #[test]
     fn the_document_says_the_same() {
         let document = include_str!("../../../docs/security.md");
         let budget = Budget::DEFAULT;
@@ -395,6 +520,11 @@ mod tests {
         rows.push(format!("| all peers together | {} MiB,", budget.process_bytes >> 20));
         let session = CONNECTION_BYTES + SESSION_BYTES;
         rows.push(format!("A session takes {} KiB when it begins", session >> 10));
+        rows.push(format!(
+            "| a paired host, or a user of this machine, for each device that it uses | {} KiB more",
+            ROOM_BYTES >> 10
+        ));
+        rows.push(format!("{} devices", budget.devices_max));
         for row in rows {
             assert!(document.contains(&row), "docs/security.md, \"Memory\", does not say: {row}");
         }
@@ -402,7 +532,8 @@ mod tests {
 
     #[test]
     fn a_peer_without_a_device_is_stopped_sooner_and_leaves_half_to_others() {
-        let process = Account::of_process(Budget { stranger_bytes: 8, peer_bytes: 16, process_bytes: 24 });
+        let process =
+            Account::of_process(Budget { stranger_bytes: 8, peer_bytes: 16, process_bytes: 24, ..Budget::DEFAULT });
         let (a, b) = (Account::of_peer(&process), Account::of_peer(&process));
         let of_a = a.take(8).unwrap();
         assert_eq!(a.take(1).unwrap_err(), Exhausted::Peer(8));

@@ -21,6 +21,12 @@ pub(crate) struct Incoming {
     /// Bytes the frame at `start` needs, as far as is known.
     wanted: usize,
     capacity: usize,
+    /// The size of the chunk until bytes have filled what they were offered; at most `capacity`.
+    first: usize,
+    /// Whether they have.
+    is_filled: bool,
+    /// The size of the last space.
+    offered: usize,
     /// The length limit of a frame, if following frames are received together with the first.
     ahead: Option<usize>,
     /// Chunks left behind while windows pointed at them; reused once the windows are gone.
@@ -65,6 +71,9 @@ impl Incoming {
             end: 0,
             wanted: 0,
             capacity,
+            first: capacity,
+            is_filled: false,
+            offered: 0,
             ahead: None,
             left: Vec::new(),
             left_bytes: 0,
@@ -81,6 +90,12 @@ impl Incoming {
         self.keeping_many()
     }
 
+    /// Begins with a chunk of `bytes`; takes one of the full capacity as soon as so much arrives that it fills.
+    pub fn beginning_with(mut self, bytes: usize) -> Self {
+        self.first = bytes.min(self.capacity);
+        self
+    }
+
     /// Keeps many chunks: for a user that keeps windows for a while, as a relay does.
     pub fn keeping_many(mut self) -> Self {
         self.left_max = RECEIVE_BUFFERS_KEPT_MAX;
@@ -91,6 +106,7 @@ impl Incoming {
     pub fn release(&mut self) {
         (self.chunk, self.start, self.end, self.wanted) = (Arc::default(), 0, 0, 0);
         (self.left, self.left_bytes, self.is_at_limit) = (Vec::new(), 0, false);
+        (self.is_filled, self.offered) = (false, 0);
     }
 
     /// Bytes of all chunks, including those that windows show and those kept for reuse.
@@ -115,7 +131,9 @@ impl Incoming {
     /// The space for the next bytes. Never empty. `header_bytes` is the size of the protocol's header.
     pub fn space(&mut self, header_bytes: usize) -> &mut [u8] {
         if self.chunk.is_empty() {
-            self.chunk = new_chunk(self.capacity);
+            self.chunk = new_chunk(if self.is_filled { self.capacity } else { self.first });
+        } else if self.is_filled && self.chunk.len() < self.capacity {
+            self.leave_chunk(self.capacity);
         }
         if self.is_at_limit {
             self.see_who_looks();
@@ -140,6 +158,7 @@ impl Incoming {
         } else {
             all
         };
+        self.offered = limit - end;
         let chunk = Arc::get_mut(&mut self.chunk).expect("a chunk that others look at was left just now");
         &mut chunk[end..limit]
     }
@@ -147,6 +166,7 @@ impl Incoming {
     /// Reports that `count` bytes were put into [`Incoming::space`].
     pub fn received(&mut self, count: usize) {
         self.end += count;
+        self.is_filled |= count > 0 && count == self.offered;
         debug_assert!(self.end <= self.chunk.len());
     }
 

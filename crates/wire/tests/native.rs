@@ -16,7 +16,8 @@ use farbus_wire::native::{
 };
 use fuzzing::{Input, fuzz};
 
-const LIMITS: LaneLimits = LaneLimits { receive_bytes: 4 << 10, unacknowledged_bytes_max: 1 << 20 };
+const LIMITS: LaneLimits =
+    LaneLimits { receive_bytes: 4 << 10, first_receive_bytes: 1 << 10, unacknowledged_bytes_max: 1 << 20 };
 
 fn target(name: &str, act: impl Fn(&mut Input<'_>)) {
     fuzz(env!("CARGO_MANIFEST_DIR"), name, act);

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 
 use farbus_io::store::FileStore;
-use farbus_io::sys::passing::Passage;
+use farbus_io::sys::passing::{Parcel, Passage};
 use farbus_io::trust::{DeviceId, Event};
 use rustix::process::{getgid, getuid};
 use serde::de::DeserializeOwned;
@@ -23,12 +23,56 @@ use crate::devices::identities::Identified;
 /// The most characters of a recorded field. A device's name has fewer.
 const RECORDED_MAX: usize = 256;
 
-/// A line to the broker, on which the confined process asks one question at a time.
+/// How many lines that nobody uses are kept open for the next questions.
+const IDLE_LINES_MAX: usize = 8;
+
+/// The confined process's way to its broker: one line, on which it asks one question at a time, or several.
 #[derive(Debug)]
 pub struct Broker {
-    passage: Mutex<Passage>,
+    way: Way,
     /// The user and group that own the broker's mounts.
     pub(super) owner: (u32, u32),
+}
+
+#[derive(Debug)]
+enum Way {
+    /// One line. A question waits for the one before it.
+    One(Mutex<Passage>),
+    /// A line for each question that is under way: none waits for another.
+    Several(Lines),
+}
+
+/// Lines that are opened as they are needed, and shared by all that ask.
+#[derive(Debug)]
+struct Lines {
+    /// Opens the others, and is used for nothing else.
+    first: Box<Broker>,
+    idle: Mutex<Vec<Passage>>,
+}
+
+impl Lines {
+    /// Asks on a line that nobody else uses meanwhile.
+    fn ask(&self, question: &[u8], fd: Option<BorrowedFd<'_>>) -> io::Result<Parcel> {
+        let idle = || self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let taken = idle().pop();
+        let passage = match taken {
+            Some(passage) => passage,
+            None => Passage::over(self.first.ask_for_descriptor(&Question::Line)?),
+        };
+        // A line on which asking failed is closed.
+        let parcel = converse(&passage, question, fd)?;
+        let mut idle = idle();
+        if idle.len() < IDLE_LINES_MAX {
+            idle.push(passage);
+        }
+        Ok(parcel)
+    }
+}
+
+fn converse(passage: &Passage, question: &[u8], fd: Option<BorrowedFd<'_>>) -> io::Result<Parcel> {
+    passage.send(question, fd)?;
+    let ended = || io::Error::new(io::ErrorKind::BrokenPipe, "the process that keeps the rights has ended");
+    passage.receive()?.ok_or_else(ended)
 }
 
 impl Broker {
@@ -44,12 +88,19 @@ impl Broker {
         // The child is not waited for: it ends after this process.
         command.spawn()?;
         passage.send(&to_json(broker_policy)?, None)?;
-        Ok(Self { passage: Mutex::new(passage), owner: (getuid().as_raw(), getgid().as_raw()) })
+        Ok(Self::over(passage, (getuid().as_raw(), getgid().as_raw())))
+    }
+
+    fn over(passage: Passage, owner: (u32, u32)) -> Self {
+        Self { way: Way::One(Mutex::new(passage)), owner }
     }
 
     /// The passage to a broker, for another process, which that broker then serves until that process ends.
     pub fn into_descriptor(self) -> OwnedFd {
-        self.passage.into_inner().unwrap_or_else(PoisonError::into_inner).into_descriptor()
+        match self.way {
+            Way::One(passage) => passage.into_inner().unwrap_or_else(PoisonError::into_inner).into_descriptor(),
+            Way::Several(lines) => lines.first.into_descriptor(),
+        }
     }
 
     /// A duplicate of the passage, for a replacement process, which uses it once this process uses it no more.
@@ -57,13 +108,15 @@ impl Broker {
     /// # Errors
     /// The system has no more descriptors.
     pub fn duplicate(&self) -> io::Result<OwnedFd> {
-        self.passage.lock().unwrap_or_else(PoisonError::into_inner).duplicate()
+        match &self.way {
+            Way::One(passage) => passage.lock().unwrap_or_else(PoisonError::into_inner).duplicate(),
+            Way::Several(lines) => lines.first.duplicate(),
+        }
     }
 
     /// The broker that another process of this owner started and passed.
     pub fn passed(passage: OwnedFd) -> Self {
-        let passage = Mutex::new(Passage::over(passage));
-        Self { passage, owner: (getuid().as_raw(), getgid().as_raw()) }
+        Self::over(Passage::over(passage), (getuid().as_raw(), getgid().as_raw()))
     }
 
     /// Opens a further line. A question there does not wait for a question here.
@@ -72,7 +125,22 @@ impl Broker {
     /// The system has no more descriptors or threads.
     pub fn line(&self) -> io::Result<Self> {
         let line = self.ask_for_descriptor(&Question::Line)?;
-        Ok(Self { passage: Mutex::new(Passage::over(line)), owner: self.owner })
+        Ok(Self::over(Passage::over(line), self.owner))
+    }
+
+    /// Opens lines of its own as they are needed: a question on them waits for no other, and each costs a descriptor
+    /// and a thread of the broker only while it is asked. Of several lines it returns `None`: they may be shared.
+    ///
+    /// # Errors
+    /// The system has no more descriptors or threads.
+    pub fn lines(&self) -> io::Result<Option<Self>> {
+        match &self.way {
+            Way::Several(_) => Ok(None),
+            Way::One(_) => {
+                let lines = Lines { first: Box::new(self.line()?), idle: Mutex::default() };
+                Ok(Some(Self { way: Way::Several(lines), owner: self.owner }))
+            }
+        }
     }
 
     /// Asks for the current text of the configuration.
@@ -260,10 +328,11 @@ impl Broker {
         question: &Question,
         fd: Option<BorrowedFd<'_>>,
     ) -> io::Result<(T, Option<OwnedFd>)> {
-        let passage = self.passage.lock().unwrap_or_else(PoisonError::into_inner);
-        passage.send(&to_json(question)?, fd)?;
-        let ended = || io::Error::new(io::ErrorKind::BrokenPipe, "the process that keeps the rights has ended");
-        let parcel = passage.receive()?.ok_or_else(ended)?;
+        let question = to_json(question)?;
+        let parcel = match &self.way {
+            Way::One(passage) => converse(&passage.lock().unwrap_or_else(PoisonError::into_inner), &question, fd)?,
+            Way::Several(lines) => lines.ask(&question, fd)?,
+        };
         match serde_json::from_slice(&parcel.bytes)? {
             Answer::Done(value) => Ok((serde_json::from_value(value)?, parcel.fd)),
             Answer::Refused { why, kind } => Err(kind.error(why)),

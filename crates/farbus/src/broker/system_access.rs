@@ -49,7 +49,7 @@ impl SystemAccess {
     pub fn apart(&self) -> io::Result<Self> {
         match self {
             SystemAccess::Own => Ok(SystemAccess::Own),
-            SystemAccess::Through(broker) => Ok(SystemAccess::Through(Arc::new(broker.line()?))),
+            SystemAccess::Through(broker) => Ok(SystemAccess::Through(several(broker)?)),
         }
     }
 
@@ -157,9 +157,9 @@ impl SystemAccess {
         let SystemAccess::Through(broker) = self else {
             return Err(io::Error::other("only a daemon's other half keeps what another process mounted"));
         };
-        let (line, for_abort) = (broker.line()?, broker.line()?);
+        let line = several(broker)?;
         let (MountedAt { mount, .. }, _) = line.ask(&Question::KeepMount { at: at.to_owned() }, None)?;
-        Ok(Arc::new(FarKeeper { mount, line, for_abort }))
+        Ok(Arc::new(FarKeeper { mount, line }))
     }
 
     /// Finds the user of this machine at the other end of a TCP connection.
@@ -437,12 +437,12 @@ impl Mounter for SystemAccess {
             SystemAccess::Through(broker) => broker,
         };
         let told = |error: io::Error| MountError::Told(error.to_string());
-        // Two lines, so that an abort does not wait for an unmount.
-        let (line, for_abort) = (broker.line().map_err(told)?, broker.line().map_err(told)?);
+        // Several lines, so that an abort does not wait for an unmount.
+        let line = several(broker).map_err(told)?;
         let question = Question::Mount { at: at.to_owned(), read_only };
         let (MountedAt { mount, at }, device) = line.ask(&question, None).map_err(told)?;
         let device = device.ok_or_else(|| MountError::Told("no descriptor came along".into()))?;
-        Ok(Mounted { at, device, keeper: Arc::new(FarKeeper { mount, line, for_abort }) })
+        Ok(Mounted { at, device, keeper: Arc::new(FarKeeper { mount, line }) })
     }
 
     fn owner(&self) -> (u32, u32) {
@@ -453,12 +453,16 @@ impl Mounter for SystemAccess {
     }
 }
 
+/// The broker, on lines on which no question waits for another.
+fn several(broker: &Arc<Broker>) -> io::Result<Arc<Broker>> {
+    Ok(broker.lines()?.map_or_else(|| Arc::clone(broker), Arc::new))
+}
+
 /// A mount that the broker keeps.
 #[derive(Debug)]
 struct FarKeeper {
     mount: u64,
-    line: Broker,
-    for_abort: Broker,
+    line: Arc<Broker>,
 }
 
 /// The words for what became of a mount.
@@ -481,7 +485,7 @@ impl Keeper for FarKeeper {
     }
 
     fn abort(&self) {
-        let _best_effort = self.for_abort.ask::<Value>(&Question::Abort { mount: self.mount }, None);
+        let _best_effort = self.line.ask::<Value>(&Question::Abort { mount: self.mount }, None);
     }
 }
 

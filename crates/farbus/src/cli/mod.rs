@@ -44,6 +44,7 @@ mod watch;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use farbus_io::module::Way;
+use farbus_io::sys::descriptors;
 
 pub use output::{Failure, report};
 
@@ -186,6 +187,14 @@ enum Verb {
     /// The process that speaks multicast DNS; started by others alone.
     #[command(hide = true)]
     Nearby,
+    /// The process that has the daemons of `farbus demo --lab`; started by it alone.
+    #[command(hide = true, name = demo::lab::KEEPER_VERB)]
+    DemoLab {
+        /// The folder that all of it is in.
+        folder: std::path::PathBuf,
+        /// The address of the page.
+        listen: std::net::SocketAddr,
+    },
 }
 
 impl Cli {
@@ -255,6 +264,10 @@ impl Cli {
 /// # Errors
 /// A failure, which has its exit code.
 pub fn run(cli: Cli) -> Result<(), Failure> {
+    if matches!(cli.verb, Verb::Share(_) | Verb::Attach(_) | Verb::Daemon(_) | Verb::Nbd(_)) {
+        // Before the process gives its rights away. The broker that it starts inherits the limit.
+        descriptors::raise();
+    }
     match cli.verb {
         Verb::Share(args) => share::run(args),
         Verb::Unshare(args) => share::by_daemon::unshare(&args),
@@ -309,6 +322,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
             run::become_program(parent, &usbfs::Inside { tree, hears_events, with_local }, &program)
         }
         Verb::RunEvents => usbfs::be_source().map_err(Failure::local),
+        Verb::DemoLab { folder, listen } => demo::lab::keep(&folder, listen),
         Verb::Nearby => crate::hosts::mdns::run().map_err(Failure::local),
     }
 }

@@ -173,7 +173,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         eprintln!("farbus: warning: {warning}");
     }
     match ended.failure {
-        Some(FailureReport { attribute, message }) => Err(Failure::new(attribute, message)),
+        Some(FailureReport { attribute, message, limit }) => Err(Failure::new(attribute, message).at_limit(limit)),
         None if args.json => Ok(()),
         None if owner.medium.is_none() => {
             say(format!(

@@ -52,9 +52,17 @@ pub struct FailureReport {
     pub attribute: Attribute,
     /// A sentence for a person.
     pub message: String,
+    /// The name of the limit that was reached, if that is the failure.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit: Option<String>,
 }
 
 impl FailureReport {
+    /// A failure of this kind that is not a limit.
+    pub fn new(attribute: Attribute, message: impl Into<String>) -> Self {
+        Self { attribute, message: message.into(), limit: None }
+    }
+
     /// Reports why a session ended.
     pub fn of(end: &End) -> Self {
         let attribute = match end.cause {
@@ -69,7 +77,7 @@ impl FailureReport {
             | Cause::Module
             | Cause::Reservation => Attribute::Refused,
         };
-        Self { attribute, message: end.message.clone() }
+        Self { attribute, message: end.message.clone(), limit: end.limit().map(str::to_owned) }
     }
 }
 
@@ -80,6 +88,7 @@ pub struct Failure {
     message: String,
     is_told: bool,
     exit_code: Option<u8>,
+    limit: Option<String>,
 }
 
 impl Failure {
@@ -90,7 +99,7 @@ impl Failure {
 
     /// A failure of this kind.
     pub fn new(attribute: Attribute, message: impl fmt::Display) -> Self {
-        Self { attribute, message: message.to_string(), is_told: false, exit_code: None }
+        Self { attribute, message: message.to_string(), is_told: false, exit_code: None, limit: None }
     }
 
     /// Marks the failure as part of the JSON that was printed already.
@@ -103,6 +112,12 @@ impl Failure {
     #[must_use]
     pub fn with_exit_code(self, code: u8) -> Self {
         Self { exit_code: Some(code), ..self }
+    }
+
+    /// Names the limit that was reached, for JSON.
+    #[must_use]
+    pub fn at_limit(self, limit: Option<String>) -> Self {
+        Self { limit, ..self }
     }
 
     /// The exit code of the command.
@@ -122,7 +137,7 @@ impl Failure {
 
     /// The failure, as JSON reports it.
     pub fn report(&self) -> FailureReport {
-        FailureReport { attribute: self.attribute, message: self.message.clone() }
+        FailureReport { attribute: self.attribute, message: self.message.clone(), limit: self.limit.clone() }
     }
 }
 

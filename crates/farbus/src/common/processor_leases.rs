@@ -88,7 +88,7 @@ impl ProcessorLeases {
 
     /// Reserves for `owner`, in place of what it had, until the other end of `lease` is closed.
     pub fn keep(&self, owner: &str, reserves: &[(u64, u64)], lease: OwnedFd) -> Answer {
-        let refused = |message: String| Answer::Failed(FailureReport { attribute: Attribute::Refused, message });
+        let refused = |message: String| Answer::Failed(FailureReport::new(Attribute::Refused, message));
         let mut leases = self.leases();
         if !leases.of.contains_key(owner) && leases.of.len() >= OWNERS_MAX {
             return refused(format!("{OWNERS_MAX} processes have parts of its processors already"));

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farbus_io::trust::DeviceNotes;
-use farbus_model::budget::Budget;
+use farbus_model::budget::{Budget, DEVICES_MAX};
 use farbus_model::limits::LANES_MAX;
 use farbus_modules::{Asked, Catalogue, Files, Recipe, Sink};
 use farbus_session::reserve::Reservation;
@@ -118,6 +118,7 @@ impl std::error::Error for ConfigError {}
 struct File {
     observable: bool,
     peer_memory: Option<Spanned<u64>>,
+    peer_devices: Option<Spanned<u64>>,
     hold: Option<Spanned<u64>>,
     allow_modules: Vec<Spanned<String>>,
     plain: Plain,
@@ -368,6 +369,7 @@ impl Config {
         let allow_modules = file.allow_modules.iter().map(module_from).collect::<Result<_, _>>()?;
         let observable = file.observable;
         let budget = file.peer_memory.map_or(Ok(Budget::DEFAULT), budget_from)?;
+        let budget = file.peer_devices.map_or(Ok(budget), |count| devices_from(budget, &count))?;
         let hold = file.hold.as_ref().map(hold_from).transpose()?;
         let plan = file.topology_plan.map(|plan| plan.text);
         let joined = file.topology.map(|table| joined_from(table, &listen, plan.as_deref())).transpose()?;
@@ -670,6 +672,12 @@ fn budget_from(mib: Spanned<u64>) -> Result<Budget, Wrong> {
     }
 }
 
+fn devices_from(budget: Budget, count: &Spanned<u64>) -> Result<Budget, Wrong> {
+    let devices = usize::try_from(*count.get_ref()).ok().filter(|count| (1..=DEVICES_MAX).contains(count));
+    let wrong = || (Some(count.span()), format!("a host may use 1 to {DEVICES_MAX} devices at a time"));
+    devices.map(|devices| budget.with_devices(devices)).ok_or_else(wrong)
+}
+
 fn grace_from(seconds: Spanned<u64>) -> Result<Duration, Wrong> {
     let grace = Duration::from_secs(*seconds.get_ref());
     if grace <= GRACE_MAX {
@@ -903,6 +911,7 @@ mod tests {
             ("[page]", "1:1", "missing field `listen`"),
             ("[page]\nlisten = \"unix\"\ntls = true", "3:1", "`listen`"),
             ("peer_memory = 15", "1:15", "16 to 65536 MiB"),
+            ("peer_devices = 0", "1:16", "1 to 65536 devices"),
             ("hold = 0", "1:8", "1 to 120 s"),
             ("[[attach]]\ntarget = \"a/b\"\nhold = 121", "3:8", "1 to 120 s"),
             ("[[attach]]\ntarget = \"a/b\"\nvia = \"nbd\"\nhold = 26", "4:8", "25 s at most"),

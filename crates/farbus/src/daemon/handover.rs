@@ -15,11 +15,12 @@
 //! must not skip is never added. Release 0.1.0 skips fields only: the replacement says no other words to it than those
 //! below.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use farbus_io::link::{Interest, Listener, wait};
@@ -42,11 +43,15 @@ use crate::saving::{SaveReply, Saved};
 pub const BEGINNING_TIME_MAX: Duration = Duration::from_secs(10);
 /// How long each process may take to answer the other from then on. The kernel's disks wait meanwhile, and give up a
 /// command after 30 s.
-pub const ANSWER_TIME_MAX: Duration = Duration::from_secs(5);
+const ANSWER_TIME_MAX: Duration = Duration::from_secs(5);
+/// How much longer everything may take for each attachment and session: four times what a slow machine needs.
+const ENTRY_TIME_MAX: Duration = Duration::from_millis(15);
+/// The longest time for any number of them.
+const ALL_TIME_MAX: Duration = Duration::from_secs(20);
 /// How long the old process may take to end and make its disks durable.
 const END_TIME_MAX: Duration = Duration::from_secs(90);
 /// The most parcels that are accepted. No configuration names as many devices.
-const PARCELS_MAX: usize = 4096;
+const PARCELS_MAX: usize = 1 << 16;
 /// The most descriptors of one attachment: an NBD server's clients, its listening socket, and its medium.
 const DESCRIPTORS_MAX: usize = 2 + NBD_CONNECTIONS_MAX;
 
@@ -147,7 +152,19 @@ pub struct PassedOn {
     pub is_down: bool,
 }
 
+/// How long each process may take to answer the other if so many attachments and sessions are handed over.
+pub fn answer_time(entries: usize) -> Duration {
+    let more = ENTRY_TIME_MAX.saturating_mul(u32::try_from(entries).unwrap_or(u32::MAX));
+    (ANSWER_TIME_MAX + more).min(ALL_TIME_MAX)
+}
+
+/// Sends a word, once there is room for it.
 fn say(passage: &Passage, word: &Word, fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
+    let mut interests = [Interest::room(passage.as_fd())];
+    wait(&mut interests, Some(ANSWER_TIME_MAX))?;
+    if !interests[0].writable {
+        return Err(io::Error::new(io::ErrorKind::TimedOut, "the other process does not listen"));
+    }
     passage.send(&serde_json::to_vec(word)?, fd)
 }
 
@@ -204,6 +221,17 @@ impl ReplacementPassage {
     /// # Errors
     /// The passage failed, or the replacement said something unexpected.
     pub fn pass(&self, passed_on: &PassedOn) -> io::Result<Taken> {
+        let until = Instant::now() + answer_time(passed_on.leaving.len() + passed_on.sessions.len());
+        // The replacement answers while it is still told: a passage has room for some hundred words.
+        thread::scope(|scope| {
+            let heard =
+                thread::Builder::new().name("handover".into()).spawn_scoped(scope, || self.hear_taken(until))?;
+            self.say_all(passed_on)?;
+            heard.join().map_err(|_| io::Error::other("hearing the replacement failed"))?
+        })
+    }
+
+    fn say_all(&self, passed_on: &PassedOn) -> io::Result<()> {
         for Passed { asked, is_secure, listener } in &passed_on.listeners {
             let is_passed = listener.is_passed();
             let word = Word::Listener { asked: *asked, is_secure: *is_secure, is_passed };
@@ -238,8 +266,11 @@ impl ReplacementPassage {
         if passed_on.is_down {
             say(&self.passage, &Word::Down, None)?;
         }
-        say(&self.passage, &Word::All, None)?;
-        let until = Instant::now() + ANSWER_TIME_MAX;
+        say(&self.passage, &Word::All, None)
+    }
+
+    /// What the replacement can continue, as it says one after the other.
+    fn hear_taken(&self, until: Instant) -> io::Result<Taken> {
         let mut taken = Taken::default();
         loop {
             match hear(&self.passage, until)?.0 {
@@ -332,10 +363,15 @@ impl Predecessor {
         let mut inherited = TakenOver::default();
         let (mut count, mut sessions) = (0, 0);
         let mut shared_files: Vec<Arc<OwnedFd>> = Vec::new();
-        // The old process's attachments come to rest first.
-        let until = Instant::now() + 2 * ANSWER_TIME_MAX;
+        let requests: BTreeMap<String, &Request> =
+            config.all_attachments().map(|request| (request.target.to_string(), request)).collect();
+        // The old process's attachments come to rest first. It knows how many there are, and ends what takes too long.
+        let mut until = Instant::now() + 2 * ALL_TIME_MAX;
         loop {
             count += 1;
+            if count > 1 {
+                until = Instant::now() + ANSWER_TIME_MAX;
+            }
             if count > PARCELS_MAX {
                 return Err(io::Error::new(io::ErrorKind::InvalidData, "nobody has so many attachments"));
             }
@@ -354,12 +390,13 @@ impl Predecessor {
                     }
                     let medium = if has_medium { descriptors.pop() } else { None };
                     let kept = contents(memory).map_err(|error| error.to_string()).and_then(|snapshot| {
-                        let request = wanted(config, &target).ok_or("the configuration does not name it any more")?;
+                        let request = requests.get(&target).ok_or("the configuration does not name it any more")?;
                         if request.manner(system) != manner {
                             return Err(format!("it was attached in another manner: {manner}"));
                         }
                         let saved = Saved { snapshot, descriptors, medium };
-                        Kept::restored(request, ready_modules, system, ports, saved).map_err(|error| error.to_string())
+                        Kept::restored((*request).clone(), ready_modules, system, ports, saved)
+                            .map_err(|error| error.to_string())
                     });
                     match kept {
                         Ok(kept) => {
@@ -390,7 +427,7 @@ impl Predecessor {
             }
         }
         say(&self.passage, &Word::Ready, None)?;
-        match hear(&self.passage, Instant::now() + ANSWER_TIME_MAX)? {
+        match hear(&self.passage, Instant::now() + ALL_TIME_MAX)? {
             (Word::Go, _) => Ok(inherited),
             (Word::Stay, _) => Err(io::Error::other("the other process goes on")),
             (word, _) => Err(unexpected(&word)),
@@ -409,14 +446,12 @@ impl Predecessor {
     }
 }
 
-fn wanted(config: &Config, target: &str) -> Option<Request> {
-    config.all_attachments().find(|request| request.target.to_string() == target).cloned()
-}
-
 #[cfg(test)]
 mod tests {
+    use farbus_io::link::Wake;
+
     use super::*;
-    use std::thread;
+    use crate::saving::SaveRequester;
 
     fn both() -> (ReplacementPassage, Predecessor) {
         let (ours, theirs) = Passage::pair().unwrap();
@@ -483,6 +518,31 @@ mod tests {
         let (replacement, predecessor) = both();
         drop(predecessor);
         assert!(replacement.wait().is_err(), "and one that does not come up is not waited for");
+    }
+
+    #[test]
+    fn more_sessions_than_a_passage_has_room_for_are_handed_over() {
+        const SESSIONS: usize = 1000;
+        let (replacement, predecessor) = both();
+        let new = thread::spawn(move || {
+            predecessor.inherit(&Config::default(), &ReadyModules::default(), &SystemAccess::Own, &[], &|_| Ok(()))
+        });
+        replacement.wait().unwrap();
+        let wake = Arc::new(Wake::new().unwrap());
+        let taken = thread::scope(|scope| {
+            let save = |_| {
+                let requester = SaveRequester::new(Arc::clone(&wake));
+                let asked = requester.ask();
+                scope.spawn(move || requester.asked().map(|request| request.part(b"session".to_vec())));
+                asked.wait(Duration::from_secs(60)).unwrap()
+            };
+            let sessions = (0..SESSIONS).map(save).collect();
+            replacement.pass(&PassedOn { sessions, ..passed_on() }).unwrap()
+        });
+        assert_eq!(taken.sessions.len(), SESSIONS);
+        replacement.go().unwrap();
+        assert!(new.join().unwrap().is_ok());
+        assert!(answer_time(SESSIONS) > answer_time(1) && answer_time(usize::MAX) == ALL_TIME_MAX);
     }
 
     const WORDS_OF_0_1_0: [&str; 9] = [

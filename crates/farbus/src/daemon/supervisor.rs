@@ -152,7 +152,8 @@ impl Supervisor {
         if let Some(modules) = ready_modules.allowed() {
             share.allow_modules(modules);
         }
-        let system = SystemAccess::Through(Arc::clone(&broker));
+        // All attachments share its lines: a thousand of them have no thousand threads in the broker.
+        let system = SystemAccess::Through(Arc::clone(&broker)).apart()?;
         let real = usb::Shared::new(Arc::new(broker.line()?)).inheriting(&devices);
         let real = Follower::start(Arc::clone(&share), real, hotplug)?;
         // An own line to the broker, so that a connecting program does not wait for slow questions.
@@ -372,7 +373,7 @@ impl Supervisor {
             for name in &names {
                 let _ = self.share.remove(name);
             }
-            return Err(FailureReport { attribute: Attribute::Refused, message: error.to_string() });
+            return Err(FailureReport::new(Attribute::Refused, error.to_string()));
         }
         Ok(names)
     }
@@ -557,20 +558,22 @@ impl Supervisor {
             })
             .collect();
         let sessions = self.share.ask_sessions();
+        let until = began + handover::answer_time(asked.len() + sessions.len());
+        let left = || until.saturating_duration_since(Instant::now());
         let mut leaving = Vec::new();
         for (target, handle, asked) in asked {
             let late = || std::io::Error::other(format!("{target} did not come to rest in time; try again"));
-            let mut save_reply = asked.wait(handover::ANSWER_TIME_MAX).ok_or_else(late)?;
+            let mut save_reply = asked.wait(left()).ok_or_else(late)?;
             // While it is at rest, its medium does not change.
             save_reply.saved.medium = handle.medium()?;
             let manner = has.attachments[target].request().manner(&self.system);
             leaving.push(Leaving { target: target.clone(), manner, save_reply });
         }
         let sessions = match interrupt {
-            true => sessions.into_iter().filter_map(|asked| asked.wait(handover::ANSWER_TIME_MAX)).collect(),
+            true => sessions.into_iter().filter_map(|asked| asked.wait(left())).collect(),
             false => {
                 let late = || std::io::Error::other("a device that is shared did not come to rest in time; try again");
-                let all = sessions.into_iter().map(|asked| asked.wait(handover::ANSWER_TIME_MAX).ok_or_else(late));
+                let all = sessions.into_iter().map(|asked| asked.wait(left()).ok_or_else(late));
                 all.collect::<std::io::Result<Vec<_>>>()?
             }
         };
@@ -668,7 +671,7 @@ impl Supervisor {
         }
         let troubles = has.real.iter().flat_map(|real| real.shared().troubles());
         devices.extend(troubles.map(|usb::Trouble { name, attribute, message }| {
-            json!({ "name": name, "state": "failed", "failure": FailureReport { attribute, message } })
+            json!({ "name": name, "state": "failed", "failure": FailureReport::new(attribute, message) })
         }));
         for kept in has.attachments.values() {
             let (status, failure) = kept.status();

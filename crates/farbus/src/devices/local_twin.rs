@@ -29,7 +29,7 @@ pub fn begun(device: &str, from: String, to: &str) -> SwapStatus {
 
 /// The report of a swap of `device` for `to` that did not begin.
 pub fn not_begun(device: &str, to: &str, attribute: Attribute, why: &dyn Display, hint: &dyn Display) -> FailureReport {
-    FailureReport { attribute, message: format!("{device} was not swapped for {to}: {why}\n  {hint}") }
+    FailureReport::new(attribute, format!("{device} was not swapped for {to}: {why}\n  {hint}"))
 }
 
 /// Opens the device at `to` (`usb:BUSID`), whose `node` is open, to take the place of `device`.

@@ -217,5 +217,5 @@ pub fn report(error: &SwapError, device: &str, to: &str) -> FailureReport {
         }
         SwapError::Cancelled => (Attribute::Refused, format!("{device} stays where it was; the same again continues")),
     };
-    FailureReport { attribute, message: format!("{device} was not moved to {to}: {error}\n  {hint}") }
+    FailureReport::new(attribute, format!("{device} was not moved to {to}: {error}\n  {hint}"))
 }

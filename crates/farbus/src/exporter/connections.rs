@@ -12,7 +12,7 @@ use farbus_model::Instant;
 use farbus_model::budget::Allowance;
 use farbus_session::native::hello;
 use farbus_session::{Ending, Exporter};
-use tracing::{error, info, warn};
+use tracing::{debug, error, info, warn};
 
 use crate::common::events::{Event, Kind, publish};
 use crate::common::socket_place::Origin;
@@ -172,7 +172,11 @@ impl ConnectionHandler for Shared {
             _ => Some(link.try_clone()?),
         };
         let (peer, visitor) = (link.peer().to_owned(), Visitor::Host(guest.fingerprint()));
-        let (number, session) = self.sessions.enter(of_its_own, peer, Some(guest), visitor)?;
+        let entered = match protocol {
+            Protocol::Control => self.sessions.enter_questions(of_its_own, peer, Some(guest), visitor),
+            _ => self.sessions.enter(of_its_own, peer, Some(guest), visitor),
+        };
+        let (number, session) = entered.inspect_err(|error| tell_why(&self, protocol, &link, error))?;
         match protocol {
             Protocol::UsbIp => {
                 let since = self.serving.clock.now();
@@ -198,6 +202,19 @@ impl ConnectionHandler for Shared {
     }
 }
 
+/// Tells a paired host that its connection has no place, as its protocol can.
+fn tell_why(shared: &Shared, protocol: Protocol, link: &Link, error: &io::Error) {
+    let told = match protocol {
+        Protocol::Control => questions::refuse(link, &error.to_string()),
+        Protocol::Session => shared.native.refuse(link),
+        Protocol::UsbIp | Protocol::Pairing => Ok(()),
+    };
+    if let Err(error) = told {
+        debug!(peer = link.peer(), %error, "it was not told why it was turned away");
+    }
+    link.shut_down();
+}
+
 /// Once a second, ends sessions of hosts that are no longer paired or hold a device that they may no longer use,
 /// however the list of peers was changed.
 pub fn recheck(shared: &Shared, trust: &Trust) {
@@ -206,13 +223,14 @@ pub fn recheck(shared: &Shared, trust: &Trust) {
         thread::sleep(RECHECK_EVERY);
         // While the list cannot be read, no host is trusted.
         let peers = trust.peers().inspect_err(|error| error!(%error, "who is paired cannot be read")).ok();
+        let names = registry.names();
         for session in shared.sessions.all() {
             let Some(guest) = &session.guest else { continue };
             let held = session.device().or_else(|| session.observes.get().cloned());
-            let device = held.and_then(|bus_id| registry.device_name(&bus_id));
-            let is_lent =
-                device.as_deref().is_some_and(|device| permissions.lent_to(session.visitor, device) == Some(true));
-            let asked = device.as_deref().filter(|_| !is_lent).map(|device| (device, registry.id_of(device)));
+            let device = held.and_then(|bus_id| names.get(&bus_id));
+            let is_lent = device.is_some_and(|(name, _)| permissions.lent_to(session.visitor, name) == Some(true));
+            let asked = device.filter(|_| !is_lent).map(|(name, id)| (name.as_str(), *id));
+            let device = device.map(|(name, _)| name.as_str());
             if !peers.as_ref().is_some_and(|peers| guest.may_stay(peers, asked)) {
                 warn!(peer = session.peer, device, "cut off: its permission was taken back");
                 session.end();

@@ -152,7 +152,7 @@ fn with_claims<T>(
 }
 
 fn report(attribute: Attribute, message: impl Into<String>) -> FailureReport {
-    FailureReport { attribute, message: message.into() }
+    FailureReport::new(attribute, message.into())
 }
 
 fn refused(message: impl Into<String>) -> FailureReport {

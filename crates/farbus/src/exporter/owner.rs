@@ -1,6 +1,7 @@
 //! What the owner of this process asks for: the devices' status, commands, taking a device back, removing one, and the
 //! end.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
@@ -30,9 +31,14 @@ const BETWEEN_USERS: Duration = Duration::from_millis(2);
 pub fn status(shared: &Shared) -> Vec<DeviceStatus> {
     let Shared { registry: devices, reservations, .. } = shared;
     let sessions = shared.sessions.lock();
+    let mut holders: BTreeMap<String, &Arc<Session>> = BTreeMap::new();
+    for session in sessions.values() {
+        if let Some(bus_id) = session.device() {
+            holders.entry(bus_id).or_insert(session);
+        }
+    }
     let counted_of = |bus_id: &str| {
-        let holder = sessions.values().find(|session| session.holds(bus_id));
-        holder.map_or_else(Counted::default, |session| Counted {
+        holders.get(bus_id).map_or_else(Counted::default, |session| Counted {
             meters: Some(session.meters.read()),
             links: session.links.status(),
         })
@@ -50,7 +56,9 @@ pub fn status(shared: &Shared) -> Vec<DeviceStatus> {
     };
     let mut all: Vec<DeviceStatus> = entries.map(status).collect();
     // The leases are never locked together with the registry.
-    drop((registry, sessions));
+    drop(registry);
+    drop(holders);
+    drop(sessions);
     for (status, key) in all.iter_mut().zip(&keys) {
         let successor = devices.leases().successor(key);
         status.successor_left_ms = successor.map(|(_, until)| (until - now).as_millis() as u64);

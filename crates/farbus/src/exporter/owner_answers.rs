@@ -108,7 +108,7 @@ fn may_lose(status: &DeviceStatus) -> bool {
 }
 
 fn answer_to(result: Result<serde_json::Value, ShareError>) -> Answer {
-    let failed = |attribute, error: ShareError| Answer::Failed(FailureReport { attribute, message: error.to_string() });
+    let failed = |attribute, error: ShareError| Answer::Failed(FailureReport::new(attribute, error.to_string()));
     match result {
         Ok(value) => Answer::Ok(value),
         Err(ShareError::NoDevice(_)) => Answer::Unknown,

@@ -14,7 +14,7 @@ use crate::common::lease_words::LeaseAct;
 use crate::devices::lease::LeaseAnswer;
 use crate::devices::status::DeviceStatus;
 use crate::exporter::access::paired_host::Guest;
-use crate::exporter::access::quota::{self, Place, Visitor};
+use crate::exporter::access::quota::Visitor;
 use crate::exporter::leasing::{self, Asking};
 use crate::exporter::owner;
 use crate::exporter::session::entry::Session;
@@ -23,6 +23,8 @@ use crate::hosts::questions::{Answer, HostStatus, Lines, NOT_A_QUESTION, Questio
 
 /// How long a paired host may stay silent.
 const QUESTION_TIME_MAX: Duration = Duration::from_secs(10);
+/// How long a host may take to be told that its question has no place.
+const REFUSAL_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// Answers the questions of the session's paired host until it closes the link.
 ///
@@ -33,13 +35,24 @@ pub fn answer(shared: &Arc<Shared>, session: &Session, link: &Link) -> io::Resul
     let mut lines = Lines::over(link, QUESTION_TIME_MAX)?;
     while let Some(line) = lines.receive()? {
         let answer = match serde_json::from_slice(&line) {
-            _ if session.place == Place::Surplus => Answer::Refused(quota::REFUSAL.to_owned()),
             Ok(question) => answer_to(question, shared, session, guest),
             Err(error) => Answer::Refused(format!("{NOT_A_QUESTION}{error}")),
         };
         lines.send(&answer)?;
     }
     Ok(())
+}
+
+/// Refuses the first question on a link that has no place.
+///
+/// # Errors
+/// The link was lost, or the host is silent.
+pub fn refuse(link: &Link, why: &str) -> io::Result<()> {
+    let mut lines = Lines::over(link, REFUSAL_TIME_MAX)?;
+    match lines.receive()? {
+        Some(_) => lines.send(&Answer::Refused(why.to_owned())),
+        None => Ok(()),
+    }
 }
 
 fn answer_to(question: Question, shared: &Arc<Shared>, session: &Session, guest: &Guest) -> Answer {
@@ -88,9 +101,9 @@ fn lease(
 ) -> Result<LeaseAnswer, FailureReport> {
     let Shared { registry, permissions, .. } = &**shared;
     // A device that the guest may not use does not exist for it.
-    let gone = || FailureReport {
-        attribute: Attribute::Gone,
-        message: format!("no device called '{}' is shared with this host", shortened(device)),
+    let gone = || {
+        let message = format!("no device called '{}' is shared with this host", shortened(device));
+        FailureReport::new(Attribute::Gone, message)
     };
     let bus_id = registry.bus_id_of(device).map_err(|_| gone())?;
     let name = registry.device_name(&bus_id).ok_or_else(gone)?;

@@ -34,7 +34,10 @@ pub fn inherit(shared: &Shared, saved: &[u8], trust: Option<&Trust>) -> io::Resu
         }
         Credentials::Address(address) => (None, Visitor::from(address)),
     };
-    let (number, caller) = shared.sessions.enter(None, peer, guest, visitor)?;
+    let (number, caller) = match left.is_empty() {
+        true => shared.sessions.enter(None, peer, guest, visitor)?,
+        false => shared.sessions.enter_inherited(peer, guest, visitor)?,
+    };
     let names: Vec<String> = left.iter().map(|left| left.open.name.clone()).collect();
     let pending = match shared.native.expect(caller, session, left) {
         Ok(pending) => pending,

@@ -95,7 +95,7 @@ impl Swaps {
                 "{device} is shared here, and moves to a place of this machine: --to block:PATH\n  only a disk that is \
                  attached moves to another host's: farbus swap HOST/{device} --to HOST/DISK, where it is attached"
             );
-            return Err(FailureReport { attribute: Attribute::Refused, message });
+            return Err(FailureReport::new(Attribute::Refused, message));
         };
         let clock = Clock::start();
         let from = export.place().unwrap_or_default();
@@ -138,7 +138,7 @@ impl Swaps {
         spawned.map(drop).map_err(|error| {
             // The swap was dropped with the closure, which cancelled it.
             lock(&self.runs).remove(bus_id);
-            FailureReport { attribute: Attribute::Local, message: format!("no thread for it: {error}") }
+            FailureReport::new(Attribute::Local, format!("no thread for it: {error}"))
         })
     }
 

@@ -79,14 +79,13 @@ pub fn begin(share: &Share, device: &str, bus_id: &str, to: &str, node: OwnedFd)
         warn!(device, to, why = failure, "not swapped: it stays what it was");
         let message = format!("{device} was not swapped for {to}: {failure}\n  {device} stays what it was");
         run.end(FAILED, |status| {
-            status.failure = Some(FailureReport { attribute: Attribute::Device, message });
+            status.failure = Some(FailureReport::new(Attribute::Device, message));
         });
     };
     let spawned = thread::Builder::new().name("twin".into()).spawn(wait);
-    spawned.map(drop).map_err(|error| FailureReport {
-        attribute: Attribute::Local,
-        message: format!("no thread to wait for it: {error}"),
-    })
+    spawned
+        .map(drop)
+        .map_err(|error| FailureReport::new(Attribute::Local, format!("no thread to wait for it: {error}")))
 }
 
 fn status(share: &Share, device: &str, bus_id: &str, to: &str) -> SwapStatus {

@@ -79,8 +79,9 @@ impl Ended {
 const UNPLUGGED: &str = "the device was unplugged here";
 
 /// The failure that reports the end of a session.
-pub fn over(target: &Target, FailureReport { attribute, message }: &FailureReport) -> Failure {
-    Failure::new(*attribute, format!("{}: {message}\n  {UNPLUGGED}", target.shown()))
+pub fn over(target: &Target, FailureReport { attribute, message, limit }: &FailureReport) -> Failure {
+    let what = format!("{}: {message}\n  {UNPLUGGED}", target.shown());
+    Failure::new(*attribute, what).at_limit(limit.clone())
 }
 
 /// The message for a disk that was detached before all writes were durable.

@@ -96,7 +96,7 @@ fn swap(handle: Option<&Handle>, question: Question) -> Answer {
     };
     let none = |device: &str| {
         let message = format!("{device} is not being swapped\n  begin: farbus swap {device} --to block:PATH");
-        Answer::Failed(FailureReport { attribute: Attribute::Gone, message })
+        Answer::Failed(FailureReport::new(Attribute::Gone, message))
     };
     match question {
         Question::SwapStatus { device } => {
@@ -120,7 +120,7 @@ fn swap(handle: Option<&Handle>, question: Question) -> Answer {
 pub(super) fn swap_usb(swap: &UsbSwap, question: Question) -> Answer {
     let none = |device: &str| {
         let message = format!("{device} is not being swapped\n  begin: farbus swap {device} --to usb:BUSID");
-        Answer::Failed(FailureReport { attribute: Attribute::Gone, message })
+        Answer::Failed(FailureReport::new(Attribute::Gone, message))
     };
     match question {
         Question::Swap { device, to, peer, files, .. } => match swap.begin(&device, &to, peer.map(|it| *it), &files) {

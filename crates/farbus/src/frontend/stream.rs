@@ -83,7 +83,7 @@ impl Frames {
 }
 
 fn local(error: io::Error) -> FailureReport {
-    FailureReport { attribute: Attribute::Local, message: error.to_string() }
+    FailureReport::new(Attribute::Local, error.to_string())
 }
 
 impl Drop for Frames {

@@ -373,7 +373,7 @@ impl SwapUsb {
             Place::Far(device) => device.ended(),
             Place::Here(device, at) => Device::is_gone(&**device).then(|| {
                 let message = format!("its twin at {at} on this machine was unplugged");
-                Ended::Over(FailureReport { attribute: Attribute::Gone, message })
+                Ended::Over(FailureReport::new(Attribute::Gone, message))
             }),
         }
     }

@@ -204,11 +204,11 @@ impl DiskSwap {
         let needed = self.0.info.size_bytes;
         if self.0.info.is_read_only {
             let message = format!("{device} is attached to be read: who may write to it can move it");
-            return Err(FailureReport { attribute: Attribute::Refused, message });
+            return Err(FailureReport::new(Attribute::Refused, message));
         }
         if self.0.session.is_expected() || !self.0.session.is_ours() {
             let message = format!("{device} is on its way between two hosts: try again when it has arrived");
-            return Err(FailureReport { attribute: Attribute::Refused, message });
+            return Err(FailureReport::new(Attribute::Refused, message));
         }
         let mut last = lock(&self.0.last);
         if last.run.as_ref().is_some_and(|run| !run.is_over()) {
@@ -466,7 +466,7 @@ impl DiskSwap {
 type Names<'a> = (&'a str, &'a str);
 
 fn not_moved(attribute: Attribute, (device, to): Names<'_>, what: &dyn std::fmt::Display) -> FailureReport {
-    FailureReport { attribute, message: format!("{device} was not moved to {to}: {what}") }
+    FailureReport::new(attribute, format!("{device} was not moved to {to}: {what}"))
 }
 
 /// Tells the exporter of the new disk that it has all data: it is a disk like any other. If the exporter does not hear
@@ -557,7 +557,7 @@ impl OldDisk {
             "{device} was not moved to {to}: its exporter does not answer, so it is not known whether it would give the \
              old disk to others\n  {device} stays where it was; the same again continues"
         );
-        self.is_silent.then_some(FailureReport { attribute: Attribute::Network, message })
+        self.is_silent.then_some(FailureReport::new(Attribute::Network, message))
     }
 }
 

@@ -2,7 +2,6 @@
 
 use std::convert::Infallible;
 use std::future::Future;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -13,7 +12,6 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::timeout;
 
 use super::api::journal::Follower;
-use super::html::table;
 use super::status::Status;
 use super::view::{Shown, View};
 
@@ -61,7 +59,7 @@ struct Followed {
 
 /// What the client wants to know, and what it was told last.
 enum What {
-    /// Whether there is anything new: a hash of the table of devices.
+    /// Whether there is anything new: a hash of what is seen of all devices.
     Any(u64),
     /// What a view consists of.
     View {
@@ -79,9 +77,7 @@ impl What {
     fn event(&mut self, status: &Status) -> Option<Bytes> {
         match self {
             Self::Any(told) => {
-                let mut hasher = DefaultHasher::new();
-                table(status).hash(&mut hasher);
-                let now = hasher.finish();
+                let now = View::fingerprint(status);
                 (std::mem::replace(told, now) != now).then(|| format!("event: status\ndata: {now:016x}\n\n").into())
             }
             Self::View { view, version, shown } => {

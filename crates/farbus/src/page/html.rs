@@ -58,7 +58,7 @@ pub fn document(view: &View, address: &str, status: &Status, details: Option<&De
     (drawing.is_there, out)
 }
 
-/// What was the page's part that changes, before each view had many: a table of all devices.
+/// What was the page's part that changes, before each view had many: the first devices.
 pub fn table(status: &Status) -> String {
     let drawing = View::devices().draw(status);
     drawing.lists().flat_map(|list| &list.parts).map(|part| part.html.as_str()).collect()

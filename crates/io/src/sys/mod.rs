@@ -6,6 +6,7 @@ pub mod activation;
 pub mod confine;
 pub mod confine_program;
 pub mod cpuset;
+pub mod descriptors;
 pub mod errno;
 pub mod event_sockets;
 pub mod file_handle;

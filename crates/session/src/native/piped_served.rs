@@ -31,7 +31,7 @@ impl PipedServed {
     }
 
     fn over(attachment: u16, served: Box<dyn Served>, pipe: Pipe) -> Self {
-        let inner = Lanes::new(LaneLimits { receive_bytes: 0, unacknowledged_bytes_max: 0 });
+        let inner = Lanes::new(LaneLimits { receive_bytes: 0, first_receive_bytes: 0, unacknowledged_bytes_max: 0 });
         Self { attachment, served, pipe, inner, end: None, is_resting: false }
     }
 

@@ -17,7 +17,8 @@ use crate::random::Random;
 use crate::recorded;
 
 pub const GRACE: Duration = Duration::from_secs(20);
-pub const LIMITS: LaneLimits = LaneLimits { receive_bytes: 8 << 10, unacknowledged_bytes_max: 4 << 20 };
+pub const LIMITS: LaneLimits =
+    LaneLimits { receive_bytes: 8 << 10, first_receive_bytes: 2 << 10, unacknowledged_bytes_max: 4 << 20 };
 
 /// Number of links in the sessions of a disk or a USB device.
 pub const LINKS: [u16; 6] = [1, 1, 1, 2, 2, 3];

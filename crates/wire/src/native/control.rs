@@ -207,8 +207,25 @@ impl Cause {
     ];
 }
 
+/// Begins an [`End::message`] that says which limit of the exporter was reached: the limit's name follows, and a colon.
+/// The cause is [`Cause::Refused`].
+pub const LIMIT: &str = "limit ";
+/// The name of the limit of a process's descriptors.
+pub const DESCRIPTORS: &str = "descriptors";
+/// The name of the limit of what a peer may make a process hold.
+pub const PEER_MEMORY: &str = "peer_memory";
+
 /// [`End::message`] of a device that migrated to its successor.
 pub const HANDED_OVER: &str = "handed over";
+
+impl End {
+    /// The name of the exporter's limit that was reached, if that is the cause.
+    pub fn limit(&self) -> Option<&str> {
+        let (name, _) = self.message.strip_prefix(LIMIT).filter(|_| self.cause == Cause::Refused)?.split_once(": ")?;
+        let is_name = name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
+        (is_name && (1..=32).contains(&name.len())).then_some(name)
+    }
+}
 
 /// Importer: close the attachment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

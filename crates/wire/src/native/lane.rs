@@ -49,13 +49,19 @@ const CUT_AHEAD_BYTES_MAX: usize = 1 << 20;
 pub struct LaneLimits {
     /// Receive buffer.
     pub receive_bytes: usize,
+    /// The same until so many bytes arrive at once.
+    pub first_receive_bytes: usize,
     /// Unacknowledged bytes, including their overhead, beyond which no more frames are cut.
     pub unacknowledged_bytes_max: usize,
 }
 
 impl LaneLimits {
     /// The default.
-    pub const DEFAULT: LaneLimits = LaneLimits { receive_bytes: 256 << 10, unacknowledged_bytes_max: 16 << 20 };
+    pub const DEFAULT: LaneLimits =
+        LaneLimits { receive_bytes: 256 << 10, first_receive_bytes: 256 << 10, unacknowledged_bytes_max: 16 << 20 };
+    /// As the default, for a process with a thousand sessions, of which few are busy: a receive buffer is small until
+    /// it is filled.
+    pub const SPARING: LaneLimits = LaneLimits { first_receive_bytes: 16 << 10, ..LaneLimits::DEFAULT };
 }
 
 /// A lane's two directions.
@@ -183,7 +189,9 @@ impl Lane {
         Self {
             limits,
             is_linked: false,
-            incoming: Incoming::new(limits.receive_bytes).ahead(FRAME_BYTES_MAX),
+            incoming: Incoming::new(limits.receive_bytes)
+                .beginning_with(limits.first_receive_bytes)
+                .ahead(FRAME_BYTES_MAX),
             received: 0,
             unthanked_bytes: 0,
             unthanked_frames: 0,

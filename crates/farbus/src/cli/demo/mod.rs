@@ -5,8 +5,10 @@
 
 mod image;
 mod kernel;
+pub mod lab;
 mod stage;
 mod tool;
+mod traffic;
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -23,6 +25,7 @@ use self::image::{Image, TAIL_BYTES};
 use self::stage::{Scratch, Stage};
 use super::Failure;
 use super::output::say;
+use super::page::loopback;
 use crate::broker::SystemAccess;
 use crate::common::units::format_bytes;
 use crate::devices::class_words::classes;
@@ -36,12 +39,22 @@ use crate::importer::port::DevicePort;
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "It makes a small disk image in the temporary folder, shares it on a free port of this machine, attaches it as another machine would, and leaves nothing behind. As root it also mounts the disk.\n\n\
-    Examples:\n  farbus demo\n  sudo farbus demo      with the mount"
+    With --lab it starts three daemons that know each other, with twenty made-up devices, traffic, and the page, until Ctrl-C.\n\n\
+    Examples:\n  farbus demo\n  sudo farbus demo      with the mount\n  farbus demo --lab     a lab to look at in a browser"
 )]
 pub struct Args {
     /// Print the result as JSON, for programs.
     #[arg(long)]
     pub json: bool,
+    /// Run a lab and its page, until Ctrl-C.
+    #[arg(long, conflicts_with = "json")]
+    lab: bool,
+    /// Address of the lab's page, of the loopback.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7240", requires = "lab", value_parser = loopback)]
+    listen: SocketAddr,
+    /// End the lab after so long.
+    #[arg(long, value_name = "SECONDS", requires = "lab")]
+    seconds: Option<u64>,
 }
 
 /// The bytes of one command: as many as a FUSE request or a loop device asks for.
@@ -54,6 +67,9 @@ const REOFFER_TIME_MAX: Duration = Duration::from_secs(2);
 type Disk = RemoteDisk<DevicePort>;
 
 pub fn run(args: &Args) -> Result<(), Failure> {
+    if args.lab {
+        return lab::run(args.listen, args.seconds);
+    }
     let mut stage = Stage::new(args.json)?;
     stage.begin("a disk is shared here, and used as another machine would use it");
     let scratch = Scratch::new()?;

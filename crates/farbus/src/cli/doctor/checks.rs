@@ -7,6 +7,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use farbus_io::sys::descriptors;
 use farbus_io::sys::vhci::Vhci;
 use farbus_io::usb::{Inventory, Obstacle};
 use rustix::process::{Resource, getrlimit};
@@ -25,6 +26,7 @@ pub const CHECKS: &[Check] = &[
     Check { name: "fuse", needed_for: "attaching a disk as a file", look: fuse },
     Check { name: "namespaces", needed_for: "mounting and testing without root", look: namespaces },
     Check { name: "memory", needed_for: "disks that keep working when memory is short", look: memory },
+    Check { name: "descriptors", needed_for: "using or sharing hundreds of devices at a time", look: open_files },
     Check { name: "realtime", needed_for: "pipes and reservations with promised times", look: realtime },
     Check { name: "clock", needed_for: "audit lines with the right time; short waits", look: clock },
     Check { name: "ports", needed_for: "sharing with other hosts", look: ports },
@@ -155,6 +157,31 @@ fn memory() -> Finding {
              disks that this machine writes to while it is short of memory",
         ),
     }
+}
+
+/// Descriptors of a daemon for each device that it shares or has attached, in use by another host: its link, what wakes
+/// and is waited on, and the sockets of two programs.
+const DESCRIPTORS_OF_DEVICE: u64 = 10;
+/// Descriptors of a daemon beside those.
+const DESCRIPTORS_BESIDE: u64 = 200;
+/// Devices for which the limit should be enough: as many as one host may use without its owner saying so.
+const DEVICES_WANTED: u64 = farbus_model::budget::DEVICES_MAX_DEFAULT as u64;
+
+fn open_files() -> Finding {
+    enough_for(descriptors::limit().hard)
+}
+
+fn enough_for(hard: Option<u64>) -> Finding {
+    let Some(hard) = hard else { return Finding::ok("a process may have any number of descriptors") };
+    let devices = hard.saturating_sub(DESCRIPTORS_BESIDE) / DESCRIPTORS_OF_DEVICE;
+    let found = format!("a process may have {hard} descriptors: about {devices} devices in use at a time");
+    if devices >= DEVICES_WANTED {
+        return Finding::ok(found);
+    }
+    let wanted = DEVICES_WANTED * DESCRIPTORS_OF_DEVICE + DESCRIPTORS_BESIDE;
+    let next =
+        format!("for {DEVICES_WANTED}: LimitNOFILE={wanted} in the unit, or as root 'ulimit -Hn {wanted}' before");
+    Finding::limited(found, next)
 }
 
 /// The least memory.max of this process's cgroups (cgroup v2), bytes.
@@ -322,6 +349,17 @@ fn directory() -> Finding {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::doctor::finding::State;
+
+    #[test]
+    fn limit_of_descriptors_is_enough_or_says_for_how_many_devices_it_is() {
+        assert_eq!(enough_for(None).state, State::Ok);
+        assert_eq!(enough_for(Some(524_288)).state, State::Ok);
+        let few = enough_for(Some(4096));
+        assert_eq!(few.state, State::Limited);
+        assert!(few.found.contains("about 389 devices"), "{}", few.found);
+        assert!(few.next.is_some_and(|next| next.contains("LimitNOFILE=10440")));
+    }
 
     #[test]
     fn every_check_finds_something_and_says_what_to_do_if_it_is_missing() {

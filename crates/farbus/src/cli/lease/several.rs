@@ -297,7 +297,7 @@ fn put(
         Ask::Confirm => LeaseAct::Confirm,
         Ask::Release => LeaseAct::Release { force: false },
     };
-    let refused = |message: &str| FailureReport { attribute: Attribute::Refused, message: message.to_owned() };
+    let refused = |message: &str| FailureReport::new(Attribute::Refused, message.to_owned());
     let (heard, report) = match client.lease_within(target, act, ANSWER_TIME) {
         Ok(Ok(said)) => {
             let heard = heard_of(ask, &said);
@@ -307,11 +307,9 @@ fn put(
         Ok(Err(report)) if report.attribute == Attribute::Gone => (Heard::Never, Some(report)),
         Ok(Err(report)) => (Heard::NotNow, Some(report)),
         Err(error @ ClientError::Untrusted { .. }) => {
-            (Heard::Never, Some(FailureReport { attribute: error.attribute(), message: error.to_string() }))
+            (Heard::Never, Some(FailureReport::new(error.attribute(), error.to_string())))
         }
-        Err(error) => {
-            (Heard::Nothing, Some(FailureReport { attribute: error.attribute(), message: error.to_string() }))
-        }
+        Err(error) => (Heard::Nothing, Some(FailureReport::new(error.attribute(), error.to_string()))),
     };
     // The message of a release says nothing of why it was needed.
     if ask != Ask::Release {

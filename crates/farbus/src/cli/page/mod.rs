@@ -52,7 +52,11 @@ impl Args {
     }
 }
 
-fn loopback(text: &str) -> Result<SocketAddr, String> {
+/// Parses an address of the loopback.
+///
+/// # Errors
+/// A sentence for a person.
+pub fn loopback(text: &str) -> Result<SocketAddr, String> {
     let address: SocketAddr = text.parse().map_err(|_| format!("'{text}' is no ADDRESS:PORT"))?;
     match address.ip().is_loopback() {
         true => Ok(address),

@@ -57,6 +57,8 @@ use words::{Called, Reach, quoted_all, say_device, say_of_serial_port, say_what_
 
 /// The default of `--peer-memory`.
 pub const PEER_MEMORY_MIB: u32 = (Budget::DEFAULT.peer_bytes >> 20) as u32;
+/// The default of `--peer-devices`.
+const PEER_DEVICES: u32 = Budget::DEFAULT.devices_max as u32;
 
 /// Offer devices to other machines until interrupted.
 #[derive(Debug, clap::Args)]
@@ -212,6 +214,12 @@ pub struct Args {
     /// So much may a peer that uses devices make this process hold, 16 to 65536. A peer that uses none has 64 at most.
     #[arg(long, group = "own", value_name = "MIB", default_value_t = PEER_MEMORY_MIB, value_parser = clap::value_parser!(u32).range(16..=65536))]
     peer_memory: u32,
+    /// Devices that one host may use.
+    ///
+    /// So many devices of this process may one paired host use at a time, or one user of this machine, 1 to 65536. All
+    /// of them together may use four times as many.
+    #[arg(long, group = "own", value_name = "N", default_value_t = PEER_DEVICES, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    peer_devices: u32,
     /// How long a device that moves may wait, in s.
     ///
     /// A device that its user hands over to another host ('farbus migrate') waits for that host for so long, 1 to 120
@@ -236,8 +244,9 @@ impl Args {
     fn is_own_process(&self) -> bool {
         let listens = !self.listen.is_empty() || self.secure.is_some() || self.socket_mode != SocketMode::default();
         let admits = !self.local_users.is_empty() || self.observable || !self.reserve_high.is_empty();
-        let serves = !self.allow_module.is_empty() || !self.reserve.is_empty() || self.peer_memory != PEER_MEMORY_MIB;
-        listens || admits || serves || self.hold != HOLD || self.trace.is_some() || self.no_sandbox
+        let serves = !self.allow_module.is_empty() || !self.reserve.is_empty();
+        let limits = self.peer_memory != PEER_MEMORY_MIB || self.peer_devices != PEER_DEVICES;
+        listens || admits || serves || limits || self.hold != HOLD || self.trace.is_some() || self.no_sandbox
     }
 
     /// Whether `--json` was given.
@@ -291,7 +300,8 @@ pub fn run(args: Args) -> Result<(), Failure> {
     reserve(&share, &args.reserve)?;
     share.allow_reserve_high(args.reserve_high);
     share.show(args.observable);
-    share.set_budget(Budget::DEFAULT.with_peer_bytes((args.peer_memory as usize) << 20));
+    let budget = Budget::DEFAULT.with_peer_bytes((args.peer_memory as usize) << 20);
+    share.set_budget(budget.with_devices(args.peer_devices as usize));
     share.wait_for_successors(args.hold);
     share.allow_modules(allowed(&args.allow_module).map_err(Failure::local)?);
     if let Some(path) = &args.trace {

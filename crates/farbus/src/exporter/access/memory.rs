@@ -21,7 +21,15 @@ pub struct Accounts(Mutex<Table>);
 #[derive(Debug)]
 struct Table {
     process: Arc<Account>,
-    peers: Vec<(Visitor, Weak<Account>)>,
+    peers: Vec<(Of, Weak<Account>)>,
+}
+
+/// What an account of a peer is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Of {
+    Devices(Visitor),
+    /// Questions of a peer whose identity is certain.
+    Questions(Visitor),
 }
 
 impl Default for Accounts {
@@ -44,17 +52,34 @@ impl Accounts {
         }
     }
 
+    /// How many devices one peer whose identity is certain may use at a time.
+    pub fn devices_max(&self) -> usize {
+        self.table().process.budget().devices_max
+    }
+
     /// Returns the account of a peer, which all its connections share; a new one if the peer holds nothing.
     pub fn of(&self, visitor: Visitor) -> Arc<Account> {
+        self.find(Of::Devices(visitor))
+    }
+
+    /// Returns the account that a peer's connections with questions share.
+    pub fn of_questions(&self, visitor: Visitor) -> Arc<Account> {
+        self.find(if visitor.is_known() { Of::Questions(visitor) } else { Of::Devices(visitor) })
+    }
+
+    fn find(&self, of: Of) -> Arc<Account> {
         let mut table = self.table();
-        if let Some(account) =
-            table.peers.iter().find(|(who, _)| *who == visitor).and_then(|(_, account)| account.upgrade())
+        if let Some(account) = table.peers.iter().find(|(who, _)| *who == of).and_then(|(_, account)| account.upgrade())
         {
             return account;
         }
         table.peers.retain(|(_, account)| account.strong_count() > 0);
-        let account = Account::of_peer(&table.process);
-        table.peers.push((visitor, Arc::downgrade(&account)));
+        let account = match of {
+            Of::Questions(_) => Account::of_questions(&table.process),
+            Of::Devices(visitor) if visitor.is_known() => Account::of_known_peer(&table.process),
+            Of::Devices(_) => Account::of_peer(&table.process),
+        };
+        table.peers.push((of, Arc::downgrade(&account)));
         account
     }
 }

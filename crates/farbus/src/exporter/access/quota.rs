@@ -7,20 +7,27 @@ use std::time::Duration;
 
 use farbus_io::trust::{Fingerprint, subscriber};
 use farbus_model::Instant;
+use farbus_session::native::control::LIMIT;
 
 use crate::common::socket_place::Origin;
 
-/// Connections at once. One device takes one; the rest are device lists and unknown peers.
-const SESSIONS_MAX: usize = STRANGERS_MAX + KNOWN_PLACES;
 /// The most connections of all peers together that are known by address only, at the port without encryption.
 const STRANGERS_MAX: usize = 512;
-/// Connections that remain for paired hosts and this machine's users, whatever others do.
-const KNOWN_PLACES: usize = 64;
+/// How many times as many connections as one paired host, or user of this machine, all of them together may have. The
+/// connections of strangers are counted apart.
+const KNOWN_PEERS_FULL: usize = 4;
+/// Connections of one paired host at a time that ask questions alone. They are counted apart from all others: a host
+/// that uses as many devices as it may can still list them.
+const QUESTIONS_OF_HOST_MAX: usize = 16;
+/// The same of all paired hosts.
+const QUESTIONS_MAX: usize = 256;
 /// How long a connection known by address only may stay without a device when another connection has no place.
 pub const IDLE_TIME: Duration = Duration::from_secs(1);
 /// How many connections beyond their peer's share are served at once, only to be told that they are refused. Further
 /// ones are closed unread: a tool asks again, and a flood gets no answers.
 const SURPLUS_MAX: usize = 8;
+/// The same of a paired host or a user of this machine: a daemon that asks for many devices is told of each.
+const KNOWN_SURPLUS_MAX: usize = 32;
 /// How often the log reports that connections are closed unread.
 const TOLD_EVERY: Duration = Duration::from_secs(10);
 
@@ -46,15 +53,19 @@ pub enum Place {
     Surplus,
     /// The entry is a device of a session, which is counted instead.
     Within,
+    /// Ask questions. Such connections are counted apart.
+    Questions,
 }
 
 /// Why a connection is closed unread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QuotaError {
-    /// There are [`SESSIONS_MAX`] connections already, or [`STRANGERS_MAX`] known by address only.
+    /// There are as many connections as may be of its kind: of strangers, of known peers, or with questions.
     Full,
     /// The peer has as many connections as are left for all others.
     Share,
+    /// The peer, whose identity is certain, uses as many devices as one such peer may.
+    Devices(usize),
 }
 
 impl fmt::Display for QuotaError {
@@ -62,13 +73,21 @@ impl fmt::Display for QuotaError {
         match self {
             QuotaError::Full => f.write_str("there are as many connections as may be"),
             QuotaError::Share => f.write_str(REFUSAL),
+            QuotaError::Devices(most) => write!(
+                f,
+                "{LIMIT}{PEER_DEVICES}: it uses {most} devices here already, as many as one host may\n  \
+                 their owner may allow more: peer_devices = N in the daemon's file, 'farbus share --peer-devices N'"
+            ),
         }
     }
 }
 
 impl std::error::Error for QuotaError {}
 
-/// The message to a surplus connection.
+/// The name of the limit of devices that one peer may use, which is also the key of the configuration.
+pub const PEER_DEVICES: &str = "peer_devices";
+
+/// The message to a surplus connection of a stranger.
 pub const REFUSAL: &str = "this peer has as many connections as are left for all others";
 
 impl Visitor {
@@ -92,34 +111,79 @@ impl Visitor {
     }
 }
 
-/// Decides the place of a new connection of `visitor` among those that are `present`.
+/// Decides the place of a new connection of `visitor` among those that are `present`. A known peer may use
+/// `devices_max` devices, and have as many connections.
 ///
-/// Peers known by address only are counted against [`STRANGERS_MAX`], all peers against [`SESSIONS_MAX`]. A peer may
-/// not have more connections than are left. So the first peer may have half of all, a second one that does the same
-/// half of the rest, and only nine that work together leave nothing. A peer that needs a connection for each of 200
-/// devices can have them.
+/// Peers known by address only are counted against [`STRANGERS_MAX`], and known ones apart from them against
+/// [`KNOWN_PEERS_FULL`] times `devices_max`. A peer may not have more connections than are left. So the first stranger
+/// may have half of all, a second one that does the same half of the rest, and only nine that work together leave
+/// nothing.
 ///
 /// # Errors
-/// [`QuotaError`] if the connection is to be closed unread.
-pub fn place(visitor: Visitor, present: impl IntoIterator<Item = (Visitor, Place)>) -> Result<Place, QuotaError> {
-    let (mut all, mut strangers, mut own, mut surplus) = (0, 0, 0, 0);
-    for (who, place) in present.into_iter().filter(|(_, place)| *place != Place::Within) {
+/// [`QuotaError`] if the connection is to be closed unread, or told so by its protocol.
+pub fn place(
+    visitor: Visitor,
+    devices_max: usize,
+    present: impl IntoIterator<Item = (Visitor, Place)>,
+) -> Result<Place, QuotaError> {
+    let is_known = visitor.is_known();
+    let (mut all, mut own, mut surplus) = (0, 0, 0);
+    let is_counted =
+        |(who, place): &(Visitor, Place)| who.is_known() == is_known && matches!(place, Place::Own | Place::Surplus);
+    for (who, place) in present.into_iter().filter(is_counted) {
         all += 1;
-        strangers += usize::from(!who.is_known());
         own += usize::from(who == visitor && place == Place::Own);
         surplus += usize::from(place == Place::Surplus);
     }
-    let left_of_all = SESSIONS_MAX.saturating_sub(all);
-    let left = match visitor.is_known() {
-        true => left_of_all,
-        false => left_of_all.min(STRANGERS_MAX.saturating_sub(strangers)),
+    let (places, own_max, surplus_max) = match is_known {
+        true => (devices_max.saturating_mul(KNOWN_PEERS_FULL), devices_max, KNOWN_SURPLUS_MAX),
+        false => (STRANGERS_MAX, STRANGERS_MAX, SURPLUS_MAX),
     };
+    let left = places.saturating_sub(all);
     match () {
-        () if left == 0 => Err(QuotaError::Full),
-        () if own < left => Ok(Place::Own),
-        () if surplus < SURPLUS_MAX => Ok(Place::Surplus),
+        () if own < left.min(own_max) => Ok(Place::Own),
+        // The surplus of known peers has places of its own: their devices cannot take it.
+        () if left == 0 && !is_known => Err(QuotaError::Full),
+        () if surplus < surplus_max => Ok(Place::Surplus),
+        () if is_known => Err(QuotaError::Devices(devices_max)),
         () => Err(QuotaError::Share),
     }
+}
+
+/// Whether one more connection with questions of `visitor` has a place among those that are `present`.
+///
+/// # Errors
+/// [`QuotaError::Full`]: there are as many of this peer, or of all.
+pub fn place_of_questions(
+    visitor: Visitor,
+    present: impl IntoIterator<Item = (Visitor, Place)>,
+) -> Result<Place, QuotaError> {
+    let (mut all, mut own) = (0, 0);
+    for (who, _) in present.into_iter().filter(|(_, place)| *place == Place::Questions) {
+        all += 1;
+        own += usize::from(who == visitor);
+    }
+    if all < QUESTIONS_MAX && own < QUESTIONS_OF_HOST_MAX { Ok(Place::Questions) } else { Err(QuotaError::Full) }
+}
+
+/// Whether `visitor` may use one more device, beside those that are `present`. For peers that are known by address
+/// only, their connections and their memory are the limit.
+///
+/// # Errors
+/// [`QuotaError::Devices`].
+pub fn may_use_another(
+    visitor: Visitor,
+    devices_max: usize,
+    present: impl IntoIterator<Item = (Visitor, Place)>,
+) -> Result<(), QuotaError> {
+    let is_its_own = |(who, place): &(Visitor, Place)| *who == visitor && *place == Place::Within;
+    let used = present.into_iter().filter(is_its_own).count();
+    if !visitor.is_known() || used < devices_max { Ok(()) } else { Err(QuotaError::Devices(devices_max)) }
+}
+
+/// The message to a surplus connection of `visitor`.
+pub fn refusal(visitor: Visitor, devices_max: usize) -> String {
+    if visitor.is_known() { QuotaError::Devices(devices_max).to_string() } else { REFUSAL.to_owned() }
 }
 
 /// Limits how often the log reports refused connections, because outsiders must not be able to fill a log.
@@ -142,6 +206,8 @@ impl Complaint {
 mod tests {
     use super::*;
 
+    const DEVICES_MAX: usize = 1024;
+
     fn from(last: u8) -> Visitor {
         Visitor::from(IpAddr::from([10, 0, 0, last]))
     }
@@ -152,34 +218,92 @@ mod tests {
         let mut shares = Vec::new();
         for greedy in 1..=9 {
             let before = present.len();
-            while place(from(greedy), present.iter().copied()) == Ok(Place::Own) {
+            while place(from(greedy), DEVICES_MAX, present.iter().copied()) == Ok(Place::Own) {
                 present.push((from(greedy), Place::Own));
             }
             shares.push(present.len() - before);
         }
         assert_eq!(shares, [256, 128, 64, 32, 16, 8, 4, 2, 1]);
-        assert_eq!(place(from(99), present.iter().copied()), Ok(Place::Own), "the last place is anybody's");
+        assert_eq!(
+            place(from(99), DEVICES_MAX, present.iter().copied()),
+            Ok(Place::Own),
+            "the last place is anybody's"
+        );
         present.push((from(99), Place::Own));
-        assert_eq!(place(from(100), present.iter().copied()), Err(QuotaError::Full));
+        assert_eq!(place(from(100), DEVICES_MAX, present.iter().copied()), Err(QuotaError::Full));
     }
 
     #[test]
     fn devices_of_a_session_take_no_places_of_their_own() {
         let mut present = vec![(from(1), Place::Own); 200];
         present.extend(vec![(from(1), Place::Within); 200]);
-        assert_eq!(place(from(1), present.iter().copied()), Ok(Place::Own), "200 devices, a session each, are 200");
-        assert_eq!(place(from(2), present.iter().copied()), Ok(Place::Own));
+        assert_eq!(
+            place(from(1), DEVICES_MAX, present.iter().copied()),
+            Ok(Place::Own),
+            "200 devices, a session each, are 200"
+        );
+        assert_eq!(place(from(2), DEVICES_MAX, present.iter().copied()), Ok(Place::Own));
     }
 
     #[test]
     fn peer_at_its_share_gets_a_few_surplus_connections_and_then_none() {
         let mut present = vec![(from(1), Place::Own); 256];
         for _ in 0..SURPLUS_MAX {
-            assert_eq!(place(from(1), present.iter().copied()), Ok(Place::Surplus));
+            assert_eq!(place(from(1), DEVICES_MAX, present.iter().copied()), Ok(Place::Surplus));
             present.push((from(1), Place::Surplus));
         }
-        assert_eq!(place(from(1), present.iter().copied()), Err(QuotaError::Share));
-        assert_eq!(place(from(2), present.iter().copied()), Ok(Place::Own));
+        assert_eq!(place(from(1), DEVICES_MAX, present.iter().copied()), Err(QuotaError::Share));
+        assert_eq!(place(from(2), DEVICES_MAX, present.iter().copied()), Ok(Place::Own));
+    }
+
+    fn host(number: u8) -> Visitor {
+        Visitor::Host(Fingerprint::from_bytes([number; 32]))
+    }
+
+    /// Opens connections of `visitor` until it gets no place of its own. Returns how many it got.
+    fn fill(visitor: Visitor, devices_max: usize, present: &mut Vec<(Visitor, Place)>) -> usize {
+        let before = present.len();
+        while place(visitor, devices_max, present.iter().copied()) == Ok(Place::Own) {
+            present.push((visitor, Place::Own));
+        }
+        present.len() - before
+    }
+
+    #[test]
+    fn paired_host_gets_as_many_connections_as_it_may_use_devices_and_is_told_of_those_beyond() {
+        let mut present = Vec::new();
+        assert_eq!(fill(host(1), 1000, &mut present), 1000);
+        for _ in 0..KNOWN_SURPLUS_MAX {
+            assert_eq!(place(host(1), 1000, present.iter().copied()), Ok(Place::Surplus));
+            present.push((host(1), Place::Surplus));
+        }
+        let refused = place(host(1), 1000, present.iter().copied()).unwrap_err();
+        assert_eq!(refused, QuotaError::Devices(1000));
+        assert!(refused.to_string().starts_with("limit peer_devices: it uses 1000 devices here already"));
+        assert!(fill(host(2), 1000, &mut present) == 1000 && fill(Visitor::User(0), 1000, &mut present) > 900);
+        assert_eq!(place(from(1), 1000, present.iter().copied()), Ok(Place::Own), "strangers are counted apart");
+    }
+
+    #[test]
+    fn paired_host_with_all_its_devices_may_still_ask_questions_but_not_without_end() {
+        let mut present = Vec::new();
+        fill(host(1), 8, &mut present);
+        for _ in 0..QUESTIONS_OF_HOST_MAX {
+            assert_eq!(place_of_questions(host(1), present.iter().copied()), Ok(Place::Questions));
+            present.push((host(1), Place::Questions));
+        }
+        assert_eq!(place_of_questions(host(1), present.iter().copied()), Err(QuotaError::Full));
+        assert_eq!(place_of_questions(host(2), present.iter().copied()), Ok(Place::Questions));
+    }
+
+    #[test]
+    fn devices_of_one_session_count_as_those_of_many_do() {
+        let mut present = vec![(host(1), Place::Own)];
+        present.extend(vec![(host(1), Place::Within); 7]);
+        assert_eq!(may_use_another(host(1), 8, present.iter().copied()), Ok(()));
+        present.push((host(1), Place::Within));
+        assert_eq!(may_use_another(host(1), 8, present.iter().copied()), Err(QuotaError::Devices(8)));
+        assert_eq!(may_use_another(host(2), 8, present.iter().copied()), Ok(()));
     }
 
     #[test]
@@ -187,16 +311,15 @@ mod tests {
         let mut present = Vec::new();
         let address = |n: u32| Visitor::from(IpAddr::from((0x0a00_0000 + n).to_be_bytes()));
         for n in 0..1000 {
-            present.extend(place(address(n), present.iter().copied()).map(|place| (address(n), place)));
+            present.extend(place(address(n), DEVICES_MAX, present.iter().copied()).map(|place| (address(n), place)));
         }
         assert_eq!(present.len(), STRANGERS_MAX);
-        assert_eq!(place(address(2000), present.iter().copied()), Err(QuotaError::Full));
+        assert_eq!(place(address(2000), DEVICES_MAX, present.iter().copied()), Err(QuotaError::Full));
         for n in 0..12 {
-            let host = Visitor::Host(Fingerprint::from_bytes([n; 32]));
-            assert_eq!(place(host, present.iter().copied()), Ok(Place::Own));
-            present.push((host, Place::Own));
+            assert_eq!(place(host(n), DEVICES_MAX, present.iter().copied()), Ok(Place::Own));
+            present.push((host(n), Place::Own));
         }
-        assert_eq!(place(Visitor::User(0), present.iter().copied()), Ok(Place::Own));
+        assert_eq!(place(Visitor::User(0), DEVICES_MAX, present.iter().copied()), Ok(Place::Own));
     }
 
     #[test]

@@ -80,8 +80,9 @@ impl Offer<'_> {
             (None, _) => {}
         }
         if self.session.place == Place::Surplus {
-            warn!(device = bus_id, peer, "refused: {}", quota::REFUSAL);
-            permissions.record(self.session, Use::Attach, bus_id, Err(quota::REFUSAL));
+            let why = quota::refusal(self.session.visitor, self.shared.sessions.accounts.devices_max());
+            warn!(device = bus_id, peer, "refused: {why}");
+            permissions.record(self.session, Use::Attach, bus_id, Err(&why));
             return Err(OpStatus::NotAvailable);
         }
         if !self.session.is_successor() && name.is_some_and(|name| self.shared.predecessor.uses(&name)) {

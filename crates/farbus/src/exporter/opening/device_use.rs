@@ -10,6 +10,7 @@ use farbus_io::link::{Wake, Watched};
 use farbus_model::{BlockDevice, BufferPool, Command, Completions, Device, Instant, Readiness};
 use farbus_session::block::{BlockExport, make_durable};
 use farbus_session::claims::Mode;
+use farbus_session::native::control::{LIMIT, PEER_MEMORY};
 use farbus_session::native::{HOLD_MAX, HOLD_STORAGE_MAX, Migration, control as native};
 use farbus_session::registry::ClaimedBlock;
 use farbus_session::stream::Policy;
@@ -44,9 +45,10 @@ impl DeviceUse {
     pub fn enter(shared: &Arc<Shared>, caller: &Session, peer: &str, open: &native::Open) -> Result<Self, native::End> {
         let refused = |why: String| refusal(native::Cause::Refused, why);
         if caller.place == Place::Surplus {
-            warn!(device = open.name, peer, "refused: {}", quota::REFUSAL);
-            caller.guest.iter().for_each(|guest| guest.record_refused(&open.name, quota::REFUSAL));
-            return Err(refused(quota::REFUSAL.to_owned()));
+            let why = quota::refusal(caller.visitor, shared.sessions.accounts.devices_max());
+            warn!(device = open.name, peer, "refused: {why}");
+            caller.guest.iter().for_each(|guest| guest.record_refused(&open.name, &why));
+            return Err(refused(why));
         }
         if let Ok(bus_id) = shared.registry.bus_id_of(&open.name)
             && let Err(why) = shared.registry.check_is_here(&bus_id, &caller.proof())
@@ -62,7 +64,8 @@ impl DeviceUse {
         used.session.take_for(open, devices).map_err(|exhausted| {
             used.end();
             warn!(device = open.name, peer, "refused: {exhausted}");
-            refused(format!("{exhausted}: its owner may allow more ('farbus share --peer-memory MIB')"))
+            let next = "its owner may allow more ('farbus share --peer-memory MIB')";
+            refused(format!("{LIMIT}{PEER_MEMORY}: {exhausted}: {next}"))
         })?;
         Ok(used)
     }

@@ -106,7 +106,7 @@ pub fn restore(now: Instant, bytes: &[u8]) -> Result<SavedSession, Reject> {
         other => return Err(Reject::new("credentials", other.into(), "a host, a user or an address")),
     };
     let reservations = from.bytes("reservations")?.to_vec();
-    let (session, left) = ExporterSession::restore(now, LaneLimits::DEFAULT, &mut from)?;
+    let (session, left) = ExporterSession::restore(now, LaneLimits::SPARING, &mut from)?;
     from.end("snapshot")?;
     Ok(SavedSession { owner: Owner { peer, credentials }, reservations, session, left })
 }

@@ -7,8 +7,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
 use farbus_io::link::{Clock, Link};
+use farbus_io::sys::descriptors;
 use farbus_model::Instant;
-use farbus_model::budget::CONNECTION_BYTES;
+use farbus_model::budget::{Account, CONNECTION_BYTES, Taken};
+use farbus_session::native::control::{DESCRIPTORS, LIMIT};
 
 use crate::exporter::access::memory::Accounts;
 use crate::exporter::access::paired_host::Guest;
@@ -18,6 +20,12 @@ use crate::link::status::Links;
 
 /// How long sessions may take to make their devices durable when the share ends.
 const SHUTDOWN_TIME_MAX: Duration = Duration::from_secs(20);
+
+/// Says which limit it is, if the process has as many descriptors as it may.
+fn out_of_descriptors(error: io::Error) -> io::Error {
+    let what = "the process that shares it has no more descriptors\n  see there: farbus doctor";
+    if descriptors::are_used_up(&error) { io::Error::other(format!("{LIMIT}{DESCRIPTORS}: {what}")) } else { error }
+}
 
 /// Sessions by number, under one lock, the table's. Locks of a session and of the registry may be taken while it is
 /// held.
@@ -71,9 +79,37 @@ impl SessionTable {
     ) -> io::Result<(u64, Arc<Session>)> {
         let account = self.accounts.of(visitor);
         let taken = account.take(CONNECTION_BYTES).map_err(io::Error::other)?;
+        self.enter_with((account, taken), link, peer, guest, visitor)
+    }
+
+    /// Enters a session of another process, which used devices there. Until it has them here, it counts as their user:
+    /// a peer whose sessions continue is no peer without a device.
+    ///
+    /// # Errors
+    /// As [`SessionTable::enter`].
+    pub fn enter_inherited(
+        &self,
+        peer: String,
+        guest: Option<Guest>,
+        visitor: Visitor,
+    ) -> io::Result<(u64, Arc<Session>)> {
+        let account = self.accounts.of(visitor);
+        let taken = account.take_fixed_for_device(CONNECTION_BYTES).map_err(io::Error::other)?;
+        self.enter_with((account, taken), None, peer, guest, visitor)
+    }
+
+    fn enter_with(
+        &self,
+        (account, taken): (Arc<Account>, Taken),
+        link: Option<Link>,
+        peer: String,
+        guest: Option<Guest>,
+        visitor: Visitor,
+    ) -> io::Result<(u64, Arc<Session>)> {
+        let devices_max = self.accounts.devices_max();
         let mut sessions = self.lock();
         let now = self.clock.now();
-        let find = || quota::place(visitor, sessions.values().filter_map(|session| session.counted()));
+        let find = || quota::place(visitor, devices_max, sessions.values().filter_map(|session| session.counted()));
         let place = match find() {
             // The oldest idle connection gives way.
             Err(QuotaError::Full) if sessions.values().any(|session| session.gave_way(now)) => find(),
@@ -86,11 +122,35 @@ impl SessionTable {
         Ok(self.insert(&mut sessions, session))
     }
 
+    /// Enters a paired host's connection that asks questions alone. Such connections have places and memory of their
+    /// own.
+    ///
+    /// # Errors
+    /// The host, or all hosts together, have as many of them as they may; or the system has no more descriptors.
+    pub fn enter_questions(
+        &self,
+        link: Option<Link>,
+        peer: String,
+        guest: Option<Guest>,
+        visitor: Visitor,
+    ) -> io::Result<(u64, Arc<Session>)> {
+        let account = self.accounts.of_questions(visitor);
+        let taken = account.take(CONNECTION_BYTES).map_err(io::Error::other)?;
+        let mut sessions = self.lock();
+        let present = sessions.values().filter_map(|session| session.counted());
+        let place = quota::place_of_questions(visitor, present).map_err(io::Error::other)?;
+        let of = Belonging { guest, visitor, place, account, links: Links::default() };
+        let session = Session::new(self.clock.now(), link, peer, of)?;
+        session.keep(taken);
+        Ok(self.insert(&mut sessions, session))
+    }
+
     /// Enters a device that the session `of` has open. The session has an entry already.
     ///
     /// # Errors
-    /// The system has no more descriptors.
+    /// The peer uses as many devices as it may, or the system has no more descriptors.
     pub fn enter_attachment(&self, of: &Session, peer: String) -> io::Result<(u64, Arc<Session>)> {
+        let devices_max = self.accounts.devices_max();
         let of = Belonging {
             guest: of.guest.clone(),
             visitor: of.visitor,
@@ -98,8 +158,11 @@ impl SessionTable {
             account: Arc::clone(&of.account),
             links: of.links.clone(),
         };
-        let session = Session::new(self.clock.now(), None, peer, of)?;
-        Ok(self.insert(&mut self.lock(), session))
+        let session = Session::new(self.clock.now(), None, peer, of).map_err(out_of_descriptors)?;
+        let mut sessions = self.lock();
+        let present = sessions.values().filter_map(|session| session.counted());
+        quota::may_use_another(session.visitor, devices_max, present).map_err(io::Error::other)?;
+        Ok(self.insert(&mut sessions, session))
     }
 
     fn insert(&self, sessions: &mut BTreeMap<u64, Arc<Session>>, session: Session) -> (u64, Arc<Session>) {

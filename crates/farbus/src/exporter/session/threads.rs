@@ -35,6 +35,8 @@ use crate::saving::{Asked, SaveRequest, SaveRequester, Verdict};
 
 /// How long the hello and welcome of a link may take.
 const GREETING_TIME_MAX: Duration = Duration::from_secs(10);
+/// How long the greeting of a link that has no place may take.
+const REFUSAL_TIME_MAX: Duration = Duration::from_secs(1);
 /// The longest grace period. An importer may ask for a shorter one.
 pub const GRACE_MAX: Duration = Duration::from_secs(120);
 /// How long requests may take to complete before a handover, until those that wait without limit are taken back.
@@ -107,7 +109,7 @@ impl Sessions {
             return self.hand_over(link, hello, H::owner(caller));
         }
         let id = SessionId(random());
-        let limits = LaneLimits::DEFAULT;
+        let limits = LaneLimits::SPARING;
         let begun = ExporterSession::begin(&hello, id, self.incarnation, GRACE_MAX, limits);
         let (mut session, mut welcome) = match begun {
             Ok(begun) => begun,
@@ -118,7 +120,7 @@ impl Sessions {
             warn!(peer = link.peer(), "no session begins: its peer holds as much memory as it may");
             return greeting::welcome(
                 &link,
-                &exporter::refusal(&hello, self.incarnation, Outcome::Refused),
+                &exporter::refusal(&hello, self.incarnation, Outcome::Full),
                 GREETING_TIME_MAX,
             );
         }
@@ -130,6 +132,19 @@ impl Sessions {
         let served = greeted.and(engine).map(Engine::run);
         self.table().remove(&id);
         served
+    }
+
+    /// Answers the hello of a link that has no place: no new session begins. A link for a session that exists gets no
+    /// answer: its importer tries again.
+    ///
+    /// # Errors
+    /// The link was lost, or its peer is silent.
+    pub fn refuse(&self, link: &Link) -> io::Result<()> {
+        let hello = greeting::hear_hello(link, REFUSAL_TIME_MAX)?;
+        if hello.position.session != SessionId::NONE {
+            return Ok(());
+        }
+        greeting::welcome(link, &exporter::refusal(&hello, self.incarnation, Outcome::Full), REFUSAL_TIME_MAX)
     }
 
     /// Asks every session to save itself for another process.
@@ -639,7 +654,11 @@ impl<'a, H: DeviceProvider> Engine<'a, H> {
                 session_handles: &mut self.session_handles,
                 session_thread: &mut self.session_thread,
             };
-            if !self.session.advance(now, &mut opening)? {
+            let has_more = self.session.advance(now, &mut opening)?;
+            if let Some((number, reject)) = self.session.take_cut_off() {
+                warn!(peer = self.peer, number, %reject, "a device was cut off; the others of its session go on");
+            }
+            if !has_more {
                 return Ok(());
             }
             if !self.link_set.is_blocked() {

@@ -1,5 +1,6 @@
 //! The registry of shared devices: which there are, who uses each, who has it next, and their names and identities.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -134,6 +135,15 @@ impl DeviceRegistry {
     pub fn device_name(&self, bus_id: &str) -> Option<String> {
         let registry = self.lock();
         registry.entries().find(|entry| entry.record.bus_id == bus_id).map(|entry| entry.name.to_owned())
+    }
+
+    /// The names and ids of all devices, by their bus ids: for one who asks for many.
+    pub fn names(&self) -> BTreeMap<String, (String, Option<DeviceId>)> {
+        let registry = self.lock();
+        let named = registry
+            .entries()
+            .map(|entry| (entry.record.bus_id.clone(), (entry.name.to_owned(), entry.identity.map(DeviceId::of))));
+        named.collect()
     }
 
     /// The id of the device with this name.

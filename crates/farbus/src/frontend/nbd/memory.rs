@@ -39,7 +39,7 @@ impl ClientBudget {
 
     /// A separate budget of `bytes` bytes. `stuck_time_max`: how long a client may hold what another waits for.
     pub fn new(bytes: usize, stuck_time_max: Duration) -> Self {
-        let budget = Budget { stranger_bytes: bytes, peer_bytes: bytes, process_bytes: bytes };
+        let budget = Budget { stranger_bytes: bytes, peer_bytes: bytes, process_bytes: bytes, ..Budget::DEFAULT };
         Self(Arc::new(Shared { account: Account::of_process(budget), waiting: AtomicUsize::new(0), stuck_time_max }))
     }
 

@@ -44,6 +44,15 @@ pub enum ClientError {
         /// Who does not trust whom, and what to do about it.
         what: String,
     },
+    /// A limit of the exporter was reached.
+    Limit {
+        /// The exporter, or the device that was asked for.
+        address: String,
+        /// The name of the limit.
+        limit: String,
+        /// Which limit it is, whose, and what to do about it.
+        what: String,
+    },
     /// The exporter closed the connection in the middle of a message.
     Closed {
         /// The address of the exporter, as it was named.
@@ -100,6 +109,7 @@ impl ClientError {
             ClientError::Refused { status: OpStatus::NoDevice, .. } | ClientError::NoDevice { .. } => Attribute::Gone,
             ClientError::Refused { status: OpStatus::DeviceError, .. } => Attribute::Device,
             ClientError::Refused { .. }
+            | ClientError::Limit { .. }
             | ClientError::Untrusted { .. }
             | ClientError::Elsewhere { .. }
             | ClientError::Moved { .. } => Attribute::Refused,
@@ -136,7 +146,9 @@ impl fmt::Display for ClientError {
             ClientError::Lost { address, source } => {
                 with_hint(f, &format_args!("the link to {} was lost: {source}", shown(address)), address)
             }
-            ClientError::Untrusted { address, what } | ClientError::Elsewhere { address, what } => {
+            ClientError::Untrusted { address, what }
+            | ClientError::Elsewhere { address, what }
+            | ClientError::Limit { address, what, .. } => {
                 write!(f, "{}: {what}", shown(address))
             }
             ClientError::Closed { address } => {
@@ -197,6 +209,9 @@ impl fmt::Display for ClientError {
     }
 }
 
+/// The name of the exporter's limits of connections and sessions, where it does not say which was reached.
+const SESSIONS: &str = "sessions";
+
 /// What to type if nothing answers at the port of plain USB/IP.
 const PAIRED_INSTEAD: &str = "\n  for other machines: 'farbus share … --secure' and 'farbus pair' there, \
                               'farbus pair HOST CODE' here, and then the name that it has here";
@@ -220,7 +235,11 @@ impl std::error::Error for ClientError {}
 
 impl From<ClientError> for Failure {
     fn from(error: ClientError) -> Self {
-        Self::new(error.attribute(), error)
+        let limit = match &error {
+            ClientError::Limit { limit, .. } => Some(limit.clone()),
+            _ => None,
+        };
+        Self::new(error.attribute(), error).at_limit(limit)
     }
 }
 
@@ -265,6 +284,9 @@ pub(super) fn lost(address: &str, source: io::Error) -> ClientError {
                 .into(),
         },
         Some(error) => ClientError::Untrusted { address, what: error.to_string() },
+        None if source.kind() == io::ErrorKind::QuotaExceeded => {
+            ClientError::Limit { address, limit: SESSIONS.to_owned(), what: source.to_string() }
+        }
         None => ClientError::Lost { address, source },
     }
 }

@@ -575,6 +575,9 @@ impl Client {
     /// The error of a refusal. Who uses the device, or what there is instead, is asked of the exporter now.
     pub(crate) fn refusal(&self, target: &Target, end: &native::End) -> ClientError {
         let (target, what) = (target.clone(), end.message.clone());
+        if let Some(limit) = end.limit() {
+            return ClientError::Limit { address: target.to_string(), limit: limit.to_owned(), what };
+        }
         match end.cause {
             native::Cause::Busy => {
                 let user = offers::resolve(&self.connector, &target).ok().as_ref().and_then(in_use);

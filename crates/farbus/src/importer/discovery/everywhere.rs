@@ -104,9 +104,8 @@ fn ask(hosts: Vec<Candidate>, each: Duration, all: Duration) -> Vec<Neighbour> {
         });
     }
     drop(answers);
-    let silent = |host: &Candidate| FailureReport {
-        attribute: Attribute::Network,
-        message: format!("{} did not say in time what it offers", host.asked),
+    let silent = |host: &Candidate| {
+        FailureReport::new(Attribute::Network, format!("{} did not say in time what it offers", host.asked))
     };
     let mut results: Vec<_> = hosts.iter().map(|host| Err(silent(host))).collect();
     while let Ok((at, result)) = answered.recv_timeout(until.saturating_duration_since(Instant::now())) {
@@ -117,7 +116,7 @@ fn ask(hosts: Vec<Candidate>, each: Duration, all: Duration) -> Vec<Neighbour> {
 }
 
 fn error_report(error: &ClientError) -> FailureReport {
-    FailureReport { attribute: error.attribute(), message: error.to_string() }
+    FailureReport::new(error.attribute(), error.to_string())
 }
 
 /// Names this machine's shares as `attach` takes them, unless two of them have a device of the same name.

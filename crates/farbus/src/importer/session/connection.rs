@@ -1,20 +1,20 @@
 //! A device of another host, in a session: the device stays while links come and go.
 //!
 //! One thread owns it, for example a kernel's relay or a disk's driver. It waits on [`Linked::readiness`] and calls
-//! [`Linked::turn`]. A second thread makes new links, because name lookups and handshakes take time.
+//! [`Linked::turn`]. A second thread makes new links, because name lookups and handshakes take time; it is there only
+//! while a link is wanted.
 
 use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 use std::time::Duration;
 
-use farbus_io::link::{Clock, Link, LinkEnd, Wake};
+use farbus_io::link::{Clock, Link, LinkEnd};
 use farbus_model::{
     BlockDone, BlockLayer, Command, CommandError, Completions, DeviceLayer, Identity, Instant, Readiness,
 };
 use farbus_session::native::control::{Cause, End, HANDED_OVER};
-use farbus_session::native::hello::{Hello, Welcome};
+use farbus_session::native::hello::Outcome;
 use farbus_session::native::reserve::{self, ReservationReport};
 use farbus_session::native::retire::Step;
 use farbus_session::native::{
@@ -27,29 +27,25 @@ use crate::common::events::{Event, Kind, publish};
 use crate::common::stop_signal::StopSignal;
 use crate::common::write_out::WriteOut;
 use crate::devices::reservation::in_words;
+pub use crate::importer::session::dialer::Dial;
+use crate::importer::session::dialer::{Dialer, GREETING_TIME_MAX, PAUSE_MAX};
 use crate::importer::session::status::{Discarded, SessionStatus};
 use crate::link::greeting;
 use crate::link::link_set::LinkSet;
 
-/// How long a greeting may take.
-const GREETING_TIME_MAX: Duration = Duration::from_secs(5);
-/// The first pause between two tries for a link; each pause is twice the one before.
-const PAUSE: Duration = Duration::from_millis(50);
-/// The longest pause.
-const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// How long the exporter may take to end the requests of a device whose requests are thrown away.
 const DISCARD_TIME_MAX: Duration = Duration::from_secs(2);
 /// How long the exporter may take to confirm that a device was given back.
 const FAREWELL_TIME_MAX: Duration = Duration::from_secs(2);
 
+/// Why a session does not begin whose exporter has no place for it.
+const FULL: &str = "this host has as many sessions there, or holds as much memory there, as its owner allows\n  \
+                    there: 'farbus status' shows who uses what; peer_devices and peer_memory are the limits";
+
 /// Kind of the snapshots of a block device.
 pub const BLOCK_KIND: u16 = 4;
 /// How long ago a session in a snapshot may have lost its link.
 const PAST_MAX: Duration = Duration::from_secs(600);
-
-/// Makes a link to the exporter. The error `PermissionDenied` means that the exporter refuses, and is final; after any
-/// other error the session tries again.
-pub type Dial = Box<dyn FnMut() -> io::Result<Link> + Send>;
 
 /// What a session from another process needs to continue: links, and its device's modules.
 pub struct Redial {
@@ -169,7 +165,7 @@ impl<A: Attached> Linked<A> {
         let mut incarnation = [0; 8];
         farbus_io::trust::fill_random(&mut incarnation);
         let mut session =
-            ImporterSession::new(clock.now(), u64::from_le_bytes(incarnation), terms.grace, LaneLimits::DEFAULT);
+            ImporterSession::new(clock.now(), u64::from_le_bytes(incarnation), terms.grace, LaneLimits::SPARING);
         // Modules need the order of one lane.
         session = session.over_links(if remote.has_modules() { 1 } else { terms.links }).holding(terms.hold);
         let link = dial()?;
@@ -178,6 +174,9 @@ impl<A: Attached> Linked<A> {
         let wrong = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
         match session.handle_welcome(&welcome).map_err(|reject| wrong(reject.to_string()))? {
             Progress::Linked => {}
+            Progress::Refused(Outcome::Full) => {
+                return Err(io::Error::new(io::ErrorKind::QuotaExceeded, FULL));
+            }
             other => return Err(wrong(format!("it begins no session: {other:?}"))),
         }
         session.their_incarnation().into_iter().for_each(|incarnation| remote.note_exporter(incarnation));
@@ -186,11 +185,11 @@ impl<A: Attached> Linked<A> {
         link_set.put(0, link)?;
         link_further(&mut session, &mut dial, &mut link_set)?;
         remote.use_lanes(session.usable_lanes());
-        let dialer = Dialer::start(dial)?;
-        link_set.watch(&*dialer.wake)?;
+        let dialer = Dialer::new(dial)?;
+        link_set.watch(dialer.wake())?;
         let readiness = link_set.readiness();
-        let stop_signal = StopSignal::waking(Arc::clone(&dialer.wake));
-        let status = SessionStatus::waking(Arc::clone(&dialer.wake), link_set.shown().clone());
+        let stop_signal = StopSignal::waking(Arc::clone(dialer.wake()));
+        let status = SessionStatus::waking(Arc::clone(dialer.wake()), link_set.shown().clone());
         status.note_expected(remote.is_expected());
         status.note_hold(session.hold());
         if remote.goes_through("pause") {
@@ -490,12 +489,12 @@ impl<A: Attached> Linked<A> {
         let clock = Clock::started_ago(PAST_MAX);
         let host = String::from_utf8_lossy(from.bytes("host").map_err(wrong)?).into_owned();
         let Redial { dial, through, hold } = redial;
-        let dialer = Dialer::start(dial)?;
+        let dialer = Dialer::new(dial)?;
         let link_set = LinkSet::new()?;
-        link_set.watch(&*dialer.wake)?;
+        link_set.watch(dialer.wake())?;
         let readiness = link_set.readiness();
-        let stop_signal = StopSignal::waking(Arc::clone(&dialer.wake));
-        let restored = ImporterSession::restore(clock.now(), LaneLimits::DEFAULT, from).map_err(wrong)?;
+        let stop_signal = StopSignal::waking(Arc::clone(dialer.wake()));
+        let restored = ImporterSession::restore(clock.now(), LaneLimits::SPARING, from).map_err(wrong)?;
         let (session, mut remote): (ImporterSession, Piped<A>) = restored;
         let session = session.holding(hold);
         if let Err(reject) = remote.resume(through) {
@@ -503,7 +502,7 @@ impl<A: Attached> Linked<A> {
             return Err(wrong(reject));
         }
         let (relinks, is_migrating, is_new_here) = (0, false, true);
-        let status = SessionStatus::waking(Arc::clone(&dialer.wake), link_set.shown().clone());
+        let status = SessionStatus::waking(Arc::clone(dialer.wake()), link_set.shown().clone());
         status.note_link(false);
         status.note_hold(session.hold());
         if remote.goes_through("pause") {
@@ -551,10 +550,10 @@ impl<A: Attached> Linked<A> {
     }
 
     fn take_new_link(&mut self, done: &mut A::Done) {
-        if !self.dialer.wake.take() {
+        if !self.dialer.wake().take() {
             return;
         }
-        while let Ok(dialled) = self.dialer.links.try_recv() {
+        while let Some(dialled) = self.dialer.poll_link() {
             let (link, welcome) = match dialled {
                 Ok(linked) => linked,
                 Err(refused) => {
@@ -581,6 +580,8 @@ impl<A: Attached> Linked<A> {
                 Ok(Progress::Again) => self.dialer.dial(self.session.hello(0), Duration::ZERO),
                 // The exporter may accept the lane later, if it still has the session.
                 Ok(Progress::Without) => self.dial_further(PAUSE_MAX),
+                // Others may end before this session's grace does.
+                Ok(Progress::Refused(Outcome::Full)) => self.dialer.dial(self.session.hello(0), PAUSE_MAX),
                 Ok(Progress::Refused(outcome)) => {
                     let message = format!("its exporter does not take us back: {outcome:?}");
                     self.remote.handle_over(Cause::Refused, &message, done);
@@ -731,9 +732,6 @@ impl<A: Attached> Drop for Linked<A> {
     }
 }
 
-/// The result of dialling: a link on which the exporter has answered, or the exporter's refusal.
-type Dialled = Result<(Link, Welcome), String>;
-
 /// Makes the links of further lanes before the device is opened, so that its first requests can use them. Links that
 /// cannot be made now are made later.
 fn link_further(session: &mut ImporterSession, dial: &mut Dial, link_set: &mut LinkSet) -> io::Result<()> {
@@ -749,88 +747,6 @@ fn link_further(session: &mut ImporterSession, dial: &mut Dial, link_set: &mut L
         }
     }
     Ok(())
-}
-
-/// The thread that makes links.
-struct Dialer {
-    wanted: Sender<(Hello, Duration)>,
-    links: Receiver<Dialled>,
-    wake: Arc<Wake>,
-}
-
-impl Dialer {
-    fn start(mut dial: Dial) -> io::Result<Self> {
-        let (wanted, asked) = mpsc::channel();
-        let (made, links) = mpsc::channel();
-        let wake = Arc::new(Wake::new()?);
-        let for_thread = Arc::clone(&wake);
-        thread::Builder::new().name("dial".into()).stack_size(512 << 10).spawn(move || {
-            let mut wanting = Vec::new();
-            while let Some(linked) = dial_until(&mut dial, &mut wanting, &asked) {
-                if made.send(linked).is_err() {
-                    return;
-                }
-                for_thread.wake();
-            }
-        })?;
-        Ok(Self { wanted, links, wake })
-    }
-
-    /// Asks for a link for the lane that this greeting names, after a pause.
-    fn dial(&self, hello: Hello, after: Duration) {
-        // The thread lives as long as the dialer.
-        let _ = self.wanted.send((hello, after));
-    }
-}
-
-/// A lane that needs a link.
-struct Wanting {
-    hello: Hello,
-    /// When to try next, and how long to pause after that.
-    at: std::time::Instant,
-    pause: Duration,
-}
-
-/// Tries until there is a link on which the exporter has answered. `None` once the session no longer wants one.
-fn dial_until(dial: &mut Dial, wanting: &mut Vec<Wanting>, asked: &Receiver<(Hello, Duration)>) -> Option<Dialled> {
-    loop {
-        let next = (0..wanting.len()).min_by_key(|&at| wanting[at].at);
-        let heard = match next {
-            None => asked.recv().map_err(|_| mpsc::RecvTimeoutError::Disconnected),
-            Some(at) => asked.recv_timeout(wanting[at].at.saturating_duration_since(std::time::Instant::now())),
-        };
-        match (heard, next) {
-            (Ok((hello, after)), _) => {
-                wanting.retain(|other| other.hello.position.lane != hello.position.lane);
-                wanting.push(Wanting { hello, at: std::time::Instant::now() + after, pause: PAUSE });
-            }
-            (Err(mpsc::RecvTimeoutError::Timeout), Some(at)) => {
-                if let Some(dialled) = try_once(dial, &mut wanting[at]) {
-                    wanting.swap_remove(at);
-                    return Some(dialled);
-                }
-            }
-            (Err(_), _) => return None,
-        }
-    }
-}
-
-fn try_once(dial: &mut Dial, Wanting { hello, at, pause }: &mut Wanting) -> Option<Dialled> {
-    match dial() {
-        Ok(link) => match greeting::greet(&link, hello, GREETING_TIME_MAX) {
-            Ok(welcome) => return Some(Ok((link, welcome))),
-            // The exporter may have counted this link: the next try has another number.
-            Err(_) => hello.position.link += 1,
-        },
-        // The first lane decides about the session.
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied && hello.position.lane == 0 => {
-            return Some(Err(error.to_string()));
-        }
-        Err(_) => {}
-    }
-    *at = std::time::Instant::now() + *pause;
-    *pause = (*pause * 2).min(PAUSE_MAX);
-    None
 }
 
 impl DeviceLayer for Linked<RemoteUsb> {

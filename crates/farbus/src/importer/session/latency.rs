@@ -36,6 +36,8 @@ pub struct Latency {
 pub struct Spread {
     /// Median.
     pub p50: f64,
+    /// 90th percentile.
+    pub p90: f64,
     /// 99th percentile.
     pub p99: f64,
 }
@@ -71,7 +73,7 @@ impl Spread {
     fn of(mut spans_ns: Vec<u64>) -> Self {
         spans_ns.sort_unstable();
         let at = |percent: usize| spans_ns[(spans_ns.len() * percent / 100).min(spans_ns.len() - 1)] as f64 / 1000.0;
-        Self { p50: at(50), p99: at(99) }
+        Self { p50: at(50), p90: at(90), p99: at(99) }
     }
 }
 
@@ -93,8 +95,11 @@ mod tests {
         let last = samples.take_latest();
         assert_eq!((last, samples.take_latest()), (Some(timed(355_000)), None));
         let told = samples.summary().unwrap();
-        assert_eq!((told.samples, told.all_us), (256, Spread { p50: 228.0, p99: 353.0 }));
-        assert_eq!((told.back_end_us, told.bus_us), (Spread { p50: 20.0, p99: 20.0 }, Spread { p50: 3.0, p99: 3.0 }));
+        assert_eq!((told.samples, told.all_us), (256, Spread { p50: 228.0, p90: 330.0, p99: 353.0 }));
+        assert_eq!(
+            (told.back_end_us, told.bus_us),
+            (Spread { p50: 20.0, p90: 20.0, p99: 20.0 }, Spread { p50: 3.0, p90: 3.0, p99: 3.0 })
+        );
         assert_eq!(told.network_us.p50, 205.0);
     }
 }

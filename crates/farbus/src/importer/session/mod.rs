@@ -2,6 +2,7 @@
 
 pub mod bare;
 pub mod connection;
+pub mod dialer;
 pub mod distance;
 pub mod latency;
 pub mod status;

@@ -158,6 +158,7 @@ fn facts(process: &Value, device: &Value) -> String {
         |(name, value): (&String, &Value)| format!("{}={}", escaped(name), escaped(value.as_str().unwrap_or("")));
     let labels = device["labels"].as_object().into_iter().flatten().take(ROWS_MAX).map(label);
     facts.push(("Labels", labels.collect::<Vec<_>>().join(", ")));
+    facts.extend(process["host"].as_str().map(|host| ("Host", escaped(host))));
     let (pid, role) = (process["pid"].as_u64().unwrap_or_default(), process["role"].as_str().unwrap_or_default());
     facts.push(("Process", format!("{pid}, {}", escaped(role))));
     let mut out = String::from("<dl id=\"facts\">\n");
@@ -252,9 +253,14 @@ fn latency(device: &Value) -> String {
         latency[stage][percentile].as_f64().map(|us| format!("{:.3} ms", us / 1000.0)).unwrap_or_default()
     };
     let rows = stages.iter().filter(|(_, stage)| latency[*stage].is_object());
-    let rows: Vec<_> = rows.map(|(what, stage)| vec![(*what).to_owned(), ms(stage, "p50"), ms(stage, "p99")]).collect();
+    let rows: Vec<_> = rows
+        .map(|(what, stage)| {
+            let spread = ["p50", "p90", "p99"].map(|percentile| ms(stage, percentile));
+            std::iter::once((*what).to_owned()).chain(spread).collect()
+        })
+        .collect();
     let caption = format!("The latest {} requests that were timed", latency["samples"].as_u64().unwrap_or_default());
-    section("latency", "Latency", &table(&caption, &["Stage", "Median", "99th percentile"], &rows))
+    section("latency", "Latency", &table(&caption, &["Stage", "Median", "90th percentile", "99th percentile"], &rows))
 }
 
 fn history(device: &Value) -> String {

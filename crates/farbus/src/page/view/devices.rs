@@ -1,6 +1,7 @@
 //! All devices: a table of those that match, a page of it at a time.
 
 use std::fmt::Write;
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 use serde_json::Value;
 
@@ -42,11 +43,12 @@ impl Wanted {
         }
     }
 
-    fn has(&self, device: &Value) -> bool {
+    fn has(&self, process: &Value, device: &Value) -> bool {
         let texts = ["name", "title", "state", "user", "reason", "ids", "place", "comment", "bus_id"];
         let contains = |value: &Value| value.as_str().is_some_and(|text| text.to_lowercase().contains(&self.filter));
         self.filter.is_empty()
             || texts.iter().any(|name| contains(&device[*name]))
+            || contains(&process["host"])
             || device["interfaces"].as_array().into_iter().flatten().any(contains)
             || device["labels"]
                 .as_object()
@@ -58,7 +60,7 @@ impl Wanted {
     /// The table.
     pub fn draw(&self, status: &Status) -> Drawing {
         let all = status.devices().count();
-        let matching: Vec<_> = status.devices().filter(|(_, device)| self.has(device)).collect();
+        let matching: Vec<_> = status.devices().filter(|(process, device)| self.has(process, device)).collect();
         let pages = matching.len().div_ceil(ROWS_MAX).max(1);
         // Devices that went may have left fewer pages.
         let page = self.page.min(pages - 1);
@@ -147,6 +149,23 @@ pub fn link_to(process: &Value, device: &Value) -> String {
     }
 }
 
+/// A number that changes with what rows show, of all devices.
+pub fn fingerprint(status: &Status) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (&status.failure, status.silent).hash(&mut hasher);
+    for (process, device) in status.devices() {
+        (process["pid"].as_u64(), process["host"].as_str()).hash(&mut hasher);
+        for text in ["name", "title", "state", "user", "reason"] {
+            device[text].as_str().hash(&mut hasher);
+        }
+        device["failure"]["message"].as_str().hash(&mut hasher);
+        device["used_s"].as_f64().map(span).hash(&mut hasher);
+        let waiting = device["waiting"].as_array().into_iter().flatten();
+        waiting.for_each(|waiting| waiting["host"].as_str().hash(&mut hasher));
+    }
+    hasher.finish()
+}
+
 fn row(key: &str, process: &Value, device: &Value) -> String {
     let text = |name: &str| device[name].as_str().unwrap_or_default();
     let since = device["used_s"].as_f64().map(span).unwrap_or_default();
@@ -162,13 +181,15 @@ fn row(key: &str, process: &Value, device: &Value) -> String {
     }
     let failure = device["failure"]["message"].as_str().map(|why| format!("<br>{}", escaped(why)));
     let command = first_action(process, device).map(|line| format!("<code>{}</code>", escaped_whole(&line)));
+    let host = process["host"].as_str().map(|host| format!(" <small>{}</small>", escaped(host)));
     let mut row = String::new();
     let _ = write!(
         row,
-        "<tr id=\"{key}\"><th scope=\"row\">{}</th><td data-label=\"What\">{} {}</td>\
+        "<tr id=\"{key}\"><th scope=\"row\">{}{}</th><td data-label=\"What\">{} {}</td>\
          <td data-label=\"State\">{}{}</td><td data-label=\"User\">{}</td><td data-label=\"Since\">{since}</td>\
          <td data-label=\"Waiting\">{}</td><td data-label=\"Command\">{}</td></tr>",
         link_to(process, device),
+        host.unwrap_or_default(),
         icon(device),
         escaped(text("title")),
         escaped(text("state")),
@@ -269,6 +290,17 @@ mod tests {
         let (count, page) = rows("q=%22%3E%3Cscript%3E");
         assert!(count == 0 && page.contains("value=\"&quot;&gt;&lt;script&gt;\""), "{page}");
         assert!(page.contains("None of 1000 devices matches"));
+    }
+
+    #[test]
+    fn any_change_of_any_device_is_told_to_those_who_follow_no_view() {
+        let told =
+            |devices: &[Value]| fingerprint(&status(json!([{ "pid": 7, "role": "daemon", "devices": devices }])));
+        let mut devices = thousand();
+        let before = told(&devices);
+        assert_eq!(told(&devices), before);
+        devices[999]["state"] = json!("available");
+        assert_ne!(told(&devices), before, "one of the tenth page");
     }
 
     #[test]

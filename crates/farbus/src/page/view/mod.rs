@@ -54,6 +54,11 @@ impl View {
         Self::Devices(Wanted::default())
     }
 
+    /// A number that changes with what the view of all devices shows, on any page of it.
+    pub fn fingerprint(status: &Status) -> u64 {
+        devices::fingerprint(status)
+    }
+
     /// The path that leads to it from every other view; empty if there is none.
     pub fn path(&self) -> &'static str {
         match self {

@@ -1,6 +1,7 @@
 //! Two hosts, their disks and their processes, and what can be done to them.
 
 use std::fs;
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex};
@@ -49,11 +50,13 @@ impl<'h> Exporter<'h> {
         let program = host.harness.path("program");
         let mut exporter = Self { host, config, program, boot: 1, ahead_s: 0, running: None };
         exporter.install(Path::new(env!("CARGO_BIN_EXE_farbus")));
-        exporter.configure("127.0.0.1:0", shares);
-        let address = exporter.start();
-        // Every later process listens at the same port.
+        // Every later process listens at the same port. The kernel gives it to no connection while none does: not even
+        // to an importer that dials it.
+        let free = (20_000..30_000).find_map(|port| TcpListener::bind(("127.0.0.1", port)).ok()).expect("a free port");
+        let address = free.local_addr().unwrap().to_string();
+        drop(free);
         exporter.configure(&address, shares);
-        exporter.kill_and_start();
+        assert_eq!(exporter.start(), address);
         (exporter, address)
     }
 

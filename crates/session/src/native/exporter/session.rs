@@ -67,6 +67,8 @@ pub struct ExporterSession {
     pub(super) reserving: Reserving,
     /// The identities of the attachments' devices.
     pub(super) identities: Identities,
+    /// The attachment that was cut off last, until it is told.
+    cut_off: Option<(u16, Reject)>,
 }
 
 /// The exporter's halves of the modules, and their answers to the importer's halves.
@@ -134,6 +136,7 @@ impl ExporterSession {
             offers: BTreeMap::new(),
             reserving: Reserving::default(),
             identities: Identities::default(),
+            cut_off: None,
         };
         begun.hold.hear(hello.options.hold_ms);
         let first = begun.lanes.known_first_mut();
@@ -353,9 +356,13 @@ impl ExporterSession {
                 };
                 // It was on its way when this end closed the attachment: dropped.
                 let Some(served) = served else { return Ok(()) };
-                with_pool(served, &mut self.pool, |served| served.handle_arrived(now, arrived, &mut self.lanes))?;
+                let heard =
+                    with_pool(served, &mut self.pool, |served| served.handle_arrived(now, arrived, &mut self.lanes));
                 let asked = served.asked_bytes();
-                self.note_asked(asked)
+                match heard {
+                    Ok(()) => self.note_asked(asked),
+                    Err(reject) => self.cut_off(now, attachment, reject),
+                }
             }
             Kind::Modules | Kind::Reserve | Kind::Open | Kind::Inherit => self.handle_control(now, arrived, services),
             Kind::Identity => self.hear_identity(attachment, &arrived),
@@ -367,6 +374,22 @@ impl ExporterSession {
             }
             _ => Err(Reject::new("kind", kind.code().into(), "an importer does not say that")),
         }
+    }
+
+    /// Ends the attachment whose importer broke its class's protocol. The frames of the session are sound, so its other
+    /// attachments go on; if it has none, the session ends.
+    fn cut_off(&mut self, now: Instant, number: u16, reject: Reject) -> Result<(), Reject> {
+        if self.attachments() == 1 {
+            return Err(reject);
+        }
+        self.close(now, number, &End { cause: Cause::Refused, message: format!("cut off: {reject}") });
+        self.cut_off = Some((number, reject));
+        Ok(())
+    }
+
+    /// The attachment that was cut off alone since the last call, and why; the latest, if there were several.
+    pub fn take_cut_off(&mut self) -> Option<(u16, Reject)> {
+        self.cut_off.take()
     }
 
     pub(super) fn handle_control(
@@ -651,6 +674,7 @@ impl ExporterSession {
             offers,
             reserving,
             identities,
+            cut_off: None,
         };
         Ok((session, all))
     }

@@ -1,0 +1,183 @@
+//! A thousand disks of one host, attached to another: what each costs at either end, what both do while nothing
+//! happens, and how long lists, questions and restarts take.
+
+use std::fs;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+
+use super::database::Folder;
+use super::hosts::Host;
+use crate::{
+    lab::Lab,
+    probe::cpu_seconds,
+    report::{Finding, Quantity},
+    stats::{Spread, Target},
+};
+
+pub const NAME: &str = "thousand";
+
+const KIB_MAX: f64 = 200.0;
+const THREADS_MAX: f64 = 1.0;
+const IDLE_PERCENT_MAX: f64 = 1.0;
+const RESTART_S_MAX: f64 = 5.0;
+/// How long all disks may take to be attached.
+const ATTACH_TIME_MAX: Duration = Duration::from_secs(120);
+
+/// A daemon and its helpers.
+struct Family(Vec<u32>);
+
+/// What a daemon has that grows with its devices.
+struct Cost {
+    kib: f64,
+    threads: f64,
+}
+
+impl Family {
+    /// The daemon that runs now with this configuration, and the processes that it started.
+    fn of(config: &Path) -> Result<Self> {
+        let all = || fs::read_dir("/proc").into_iter().flatten().flatten();
+        let pids = all().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+        let text = config.to_str().context("a plain path")?.as_bytes();
+        let is_it = |pid: &u32| {
+            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            line.split(|byte| *byte == 0).any(|word| word == text)
+        };
+        let daemon = pids.filter(is_it).max().context("no daemon runs")?;
+        let children = fs::read_to_string(format!("/proc/{daemon}/task/{daemon}/children"))?;
+        let children = children.split_whitespace().filter_map(|child| child.parse().ok());
+        Ok(Self([daemon].into_iter().chain(children).collect()))
+    }
+
+    fn cost(&self) -> Cost {
+        let sum = |key: &str| {
+            let of = |pid: &u32| {
+                let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+                let line = status.lines().find(|line| line.starts_with(key))?;
+                line.split_whitespace().nth(1)?.parse::<f64>().ok()
+            };
+            self.0.iter().filter_map(of).sum()
+        };
+        Cost { kib: sum("RssAnon:"), threads: sum("Threads:") }
+    }
+
+    fn cpu_seconds(&self) -> f64 {
+        self.0.iter().filter_map(|pid| cpu_seconds(*pid).ok()).sum()
+    }
+}
+
+/// The configurations of both hosts, with so many disks.
+fn configure(folder: &Folder, port: u16, disks: usize) -> Result<[std::path::PathBuf; 2]> {
+    let (images, sockets) = (folder.folder("images")?, folder.folder("sockets")?);
+    let mut shared = format!("plain.listen = []\nsecure.listen = ['127.0.0.1:{port}']\n");
+    let mut attached = "plain.listen = []\n".to_owned();
+    for number in 0..disks {
+        let image = images.join(format!("d{number}"));
+        fs::File::create(&image)?.set_len(1 << 20)?;
+        shared += &format!("[[share]]\nwhat = 'block:{}'\nname = 'd{number}'\n", image.display());
+        let socket = sockets.join(format!("s{number}"));
+        attached += &format!(
+            "[[attach]]\ntarget = 'lab3:{port}/d{number}'\nvia = 'nbd'\ngrace = 60\nsocket = '{}'\n",
+            socket.display()
+        );
+    }
+    let [at, of] = ["lab3.toml", "desk.toml"].map(|name| folder.place(name));
+    fs::write(&at, shared)?;
+    fs::write(&of, attached)?;
+    Ok([at, of])
+}
+
+/// How many devices of a host are in this state.
+fn count(host: &Host<'_>, state: &str) -> Result<usize> {
+    let status = host.command(&["status", "--json"])?.output()?;
+    let status: Value = serde_json::from_slice(&status.stdout).unwrap_or_default();
+    let devices = status.as_array().into_iter().flatten().filter_map(|process| process["devices"].as_array()).flatten();
+    Ok(devices.filter(|device| device["state"] == state).count())
+}
+
+fn wait_for(host: &Host<'_>, state: &str, disks: usize) -> Result<Duration> {
+    let began = Instant::now();
+    while count(host, state)? < disks {
+        if began.elapsed() > ATTACH_TIME_MAX {
+            bail!("{} of {disks} disks are {state} after {ATTACH_TIME_MAX:?}", count(host, state)?);
+        }
+        thread::sleep(Duration::from_millis(100));
+    }
+    Ok(began.elapsed())
+}
+
+fn timed(host: &Host<'_>, words: &[&str], rounds: usize) -> Result<Quantity> {
+    let mut samples = Vec::new();
+    for _ in 0..rounds {
+        let began = Instant::now();
+        host.ok(words)?;
+        samples.push(began.elapsed().as_secs_f64() * 1000.0);
+    }
+    Ok(Quantity::new(Spread::new(samples), "ms"))
+}
+
+pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
+    let disks = if lab.quick { 300 } else { 1000 };
+    let folder = Folder::new(NAME)?;
+    let [lab3, desk] = [Host::new(lab, &folder, "lab3")?, Host::new(lab, &folder, "desk")?];
+    lab3.pair(&desk)?;
+    lab3.ok(&["allow", "desk", "all"])?;
+    let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+    let [shared, attached] = configure(&folder, port, disks)?;
+    let place = |path: &Path| path.to_str().map(str::to_owned).context("a plain path");
+    let mut exporter = lab3.start(&["daemon", "--config", &place(&shared)?])?;
+    exporter.wait_for("for paired hosts")?;
+    let (exporters, alone) = (Family::of(&shared)?, Family::of(&shared)?.cost());
+    let _importer = desk.start(&["daemon", "--config", &place(&attached)?])?;
+    let took = wait_for(&desk, "attached", disks)?;
+    let importers = Family::of(&attached)?;
+    let mut findings = Vec::new();
+    let mut add = |what: String, quantity: Quantity, target: Target, detail: String| {
+        findings.push(Finding::absolute(NAME, what, quantity, target).with_detail(detail));
+    };
+    let each = |value: f64| value / disks as f64;
+    for (end, now, before) in [("exporter", exporters.cost(), alone.kib), ("importer", importers.cost(), 0.0)] {
+        let kib = Quantity::new(Spread::once(each(now.kib - before)), "KiB");
+        let detail = format!("{disks} disks, attached in {:.1} s", took.as_secs_f64());
+        add(format!("memory of a disk at its {end}"), kib, Target::AtMost(KIB_MAX), detail);
+        // A process has some threads that no device has.
+        let threads = Quantity::new(Spread::once((each(now.threads) * 10.0).floor() / 10.0), "");
+        add(format!("threads of a disk at its {end}"), threads, Target::AtMost(THREADS_MAX), String::new());
+    }
+    let (span, before) = (Duration::from_secs(20), [exporters.cpu_seconds(), importers.cpu_seconds()]);
+    thread::sleep(span);
+    for (end, used) in
+        [("exporter", exporters.cpu_seconds() - before[0]), ("importer", importers.cpu_seconds() - before[1])]
+    {
+        let percent = Quantity::new(Spread::once(used * 100.0 / span.as_secs_f64()), "%");
+        add(format!("processor of an idle {end}"), percent, Target::AtMost(IDLE_PERCENT_MAX), String::new());
+    }
+    let list = format!("lab3:{port}");
+    add("farbus list".into(), timed(&desk, &["list", &list], 5)?, Target::Context, String::new());
+    add("farbus status at the importer".into(), timed(&desk, &["status"], 5)?, Target::Context, String::new());
+    for (end, host, state, config) in
+        [("importer", &desk, "attached", &attached), ("exporter", &lab3, "in use", &shared)]
+    {
+        let began = Instant::now();
+        let outcome = host.command(&["daemon", "restart", "--json"])?.output()?;
+        ensure!(outcome.status.success(), "{}", String::from_utf8_lossy(&outcome.stderr));
+        let answer: Value = serde_json::from_slice(&outcome.stdout)?;
+        let kept = answer["kept"].as_array().map_or(0, Vec::len) as u64 + answer["sessions"].as_u64().unwrap_or(0);
+        ensure!(kept == disks as u64, "{kept} of {disks} go on");
+        let took = Quantity::new(Spread::once(began.elapsed().as_secs_f64()), "s");
+        wait_for(host, state, disks)?;
+        let detail =
+            format!("still for {} ms, all {state} after {:.1} s", answer["still_ms"], began.elapsed().as_secs_f64());
+        add(format!("daemon restart at the {end}"), took, Target::AtMost(RESTART_S_MAX), detail);
+        Family::of(config)?;
+    }
+    for config in [&attached, &shared] {
+        let family = Family::of(config)?;
+        let daemon = family.0.first().and_then(|pid| rustix::process::Pid::from_raw(i32::try_from(*pid).ok()?));
+        rustix::process::kill_process(daemon.context("a daemon has a number")?, rustix::process::Signal::TERM)?;
+    }
+    Ok(findings)
+}
