@@ -14,7 +14,7 @@ const BEGIN: &str = "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=
     <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
     <meta name=\"color-scheme\" content=\"light dark\">\n\
     <link rel=\"stylesheet\" href=\"/page.css\">\n<script src=\"/page.js\" defer></script>\n";
-const END: &str = "</main>\n<footer><p>This page changes nothing: copy a command into a terminal. \
+const END: &str = "</main>\n<footer><p>What this page does, it does by the command that it shows. \
     <a href=\"/api/v1/status\">JSON</a> · <a href=\"/metrics\">metrics</a></p></footer>\n</body>\n</html>\n";
 
 /// The parts of the page that the head of each leads to: path and name.

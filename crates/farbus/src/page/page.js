@@ -124,6 +124,26 @@ document.addEventListener("click", async (event) => {
     document.getSelection().selectAllChildren(line);
   }
 });
+document.addEventListener("click", async (event) => {
+  const button = event.target.closest("button.do");
+  if (!button) { return; }
+  const line = button.parentElement.querySelector("code").textContent;
+  button.disabled = true;
+  live.textContent = line + " …";
+  try {
+    const headers = { "Content-Type": "application/json" };
+    const at = "/api/v1/actions/" + button.dataset.action;
+    const answer = await fetch(at, { method: "POST", headers, body: button.dataset.given });
+    const text = await answer.text();
+    const isJson = answer.headers.get("Content-Type") === "application/json";
+    const failure = isJson ? JSON.parse(text).failure : { message: text };
+    live.textContent = failure ? "failed: " + failure.message : answer.status === 202 ? "begun" : "done";
+  } catch (error) {
+    live.textContent = "failed: " + error.message;
+  } finally {
+    button.disabled = false;
+  }
+});
 let typed = null;
 document.getElementById("filter")?.addEventListener("input", (event) => {
   clearTimeout(typed);

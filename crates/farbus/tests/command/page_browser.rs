@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde_json::{Value, json};
 
 use super::browser::{Browser, ENTER, MadeUp, Pages, TAB, has_browser};
-use super::harness::{Harness, PATIENCE, Running, finish};
+use super::harness::{Harness, PATIENCE, Running, finish, wait_until};
 
 /// What is heard of a device has to be seen within this time, milliseconds.
 const SEEN_WITHIN_MS: f64 = 1000.0;
@@ -663,4 +663,62 @@ fn every_view_is_accessible_as_far_as_the_browser_can_tell_by_day_and_by_night()
     }
     println!("the least contrast of a text: {least:.2}");
     assert_no_complaint(&browser);
+}
+
+#[test]
+fn a_button_does_what_its_command_does_and_a_page_of_another_site_presses_none() {
+    if !has_browser() {
+        return;
+    }
+    let harness = Harness::new();
+    let image = harness.image("a.img", 1 << 20);
+    let share = harness.share(&[&format!("disk:{},name=disk", image.display())]);
+    let socket = harness.path("nbd");
+    let arguments = ["attach", &share.target("disk"), "--via", "nbd", "--socket", socket.to_str().unwrap()];
+    let mut attached = Running::start(harness.command(&arguments));
+    attached.wait_for_line("attached as");
+    let (_page, url) = open_page(&harness);
+    let browser = Browser::start(&harness, &["--host-resolver-rules=MAP evil.example 127.0.0.1"]);
+    let state = || {
+        let status = harness.json(&["status", "--json"]);
+        let of_share = status.as_array().unwrap().iter().find(|process| process["role"] == "share").unwrap();
+        of_share["devices"][0]["state"].as_str().unwrap().to_owned()
+    };
+
+    // Every way in which a page of another site can make a browser send something.
+    let hostile = Pages::serve("<!doctype html><title>x</title>".to_owned());
+    let body = r#"{\"device\":\"disk\",\"force\":true}"#;
+    for origin in ["127.0.0.1", "evil.example"] {
+        browser.open(&format!("http://{origin}:{}/", hostile.address.port()));
+        let script = format!(
+            "const at = '{url}/api/v1/actions/release', body = \"{body}\";\n\
+             const ways = [];\n\
+             for (const mode of ['no-cors', 'cors']) for (const kind of ['text/plain', 'application/json'])\n\
+               ways.push(fetch(at, {{ method: 'POST', mode, body, credentials: 'include', headers: {{ 'Content-Type': \
+             kind }} }}).catch(() => null));\n\
+             ways.push(Promise.resolve(navigator.sendBeacon(at, body)));\n\
+             const frame = document.createElement('iframe'); frame.name = 'frame'; document.body.append(frame);\n\
+             const form = document.createElement('form'); form.method = 'post'; form.action = at;\n\
+             form.target = 'frame'; form.enctype = 'text/plain';\n\
+             const field = document.createElement('input'); field.name = body; form.append(field);\n\
+             document.body.append(form);\n\
+             frame.addEventListener('load', () => Promise.all(ways).then(() => done('tried')));\n\
+             form.submit();"
+        );
+        assert_eq!(browser.script_with_done(&script), "tried", "{origin}");
+        assert_eq!(state(), "in use", "{origin}");
+    }
+    let _ = browser.complaints();
+
+    browser.open(&format!("{url}/device/{}?name=disk", attached.id()));
+    browser.wait_for("document.querySelector('#live').textContent === 'live'");
+    let line =
+        "document.querySelector('button.do[data-action=detach]').parentElement.querySelector('code').textContent";
+    let line = browser.script(&format!("return {line}"));
+    assert_eq!(line, format!("farbus detach {}", share.target("disk")));
+    browser.script("document.querySelector('button.do[data-action=detach]').click()");
+    assert_eq!(attached.wait_for_end(PATIENCE), Some(0), "{}", attached.log());
+    wait_until(PATIENCE, "the disk is free", || state() == "available");
+    let audited = harness.run(&["audit", "--all"]).stdout;
+    assert!(audited.contains("page-detach") && audited.contains("page-change"), "{audited}");
 }

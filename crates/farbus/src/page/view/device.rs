@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use serde_json::Value;
 
+use super::super::api::offers;
 use super::super::shell::{command, is_deceptive};
 use super::super::status::Status;
 use super::actions::actions;
@@ -170,19 +171,32 @@ fn facts(process: &Value, device: &Value) -> String {
 
 fn commands(process: &Value, device: &Value) -> String {
     let mut content = String::new();
+    let offers = offers::of(process, device);
     for action in actions(process, device) {
         let line = escaped_whole(&action.line);
+        // One that lacks nothing can be done at once, by the same command.
+        let offer = offers.iter().find(|offer| offer.command.as_ref() == Some(&action.line));
+        let doing = offer.map_or_else(String::new, |offer| {
+            let given = serde_json::to_string(&offer.parameters).unwrap_or_default();
+            format!(
+                " <button type=\"button\" class=\"do\" data-action=\"{}\" data-given=\"{}\" \
+                 aria-label=\"Do it: {}\">Do it</button>",
+                offer.action,
+                escaped_whole(&given),
+                action.what
+            )
+        });
         let _ = writeln!(
             content,
             "<li><span>{}</span> <code tabindex=\"0\">{line}</code> <button type=\"button\" class=\"copy\" hidden \
-             aria-label=\"Copy the command: {}\">Copy</button></li>",
+             aria-label=\"Copy the command: {}\">Copy</button>{doing}</li>",
             action.what, action.what
         );
     }
     if !content.is_empty() {
         content = format!("<ul class=\"commands\">\n{content}</ul>\n");
     }
-    section("commands", "What you can type", &content)
+    section("commands", "What you can do", &content)
 }
 
 /// What passed, and how fast at present.
