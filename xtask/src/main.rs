@@ -33,6 +33,7 @@ mod picture;
 mod prerequisites;
 mod rerun;
 mod rig;
+mod sanitize;
 mod size;
 mod soak;
 mod steps;
@@ -91,6 +92,8 @@ enum Command {
     Attack(attack::Arguments),
     /// Make faults of every kind under writers of several disks, and print what was lost
     Durability(durability::Arguments),
+    /// Run tests under AddressSanitizer, and some under Miri
+    Sanitize(sanitize::Arguments),
     /// Repeat the tests that time can break, for as long as told
     Soak(soak::Arguments),
     /// Test against real Linux kernels in virtual machines
@@ -129,6 +132,7 @@ fn main() -> ExitCode {
         Command::Fuzz(arguments) => fuzz::run(&arguments),
         Command::Attack(arguments) => attack::run(&arguments),
         Command::Durability(arguments) => durability::run(&arguments),
+        Command::Sanitize(arguments) => sanitize::run(&arguments),
         Command::Soak(arguments) => soak::run(&arguments),
         Command::Rig(arguments) => rig::run(&arguments),
         Command::Interop => rig::write_interop(),

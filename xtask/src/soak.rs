@@ -6,7 +6,7 @@ mod beside;
 
 use crate::cargo::{self, cargo};
 use crate::steps::Done;
-use crate::{attack, book, durability, fuzz, package, prerequisites, rig, test, upgrade};
+use crate::{attack, book, durability, fuzz, package, prerequisites, rig, sanitize, test, upgrade};
 use clap::Args;
 use std::time::{Duration, Instant};
 
@@ -98,6 +98,7 @@ fn one_round(arguments: &Arguments, round: u32) -> Result<(), String> {
     durability::run_for(DURABILITY_FAULTS, round.into())?;
     move_disks()?;
     attack::run_for(ATTACKED)?;
+    sanitize::run_all()?;
     carry_streams()?;
     run_programs()?;
     measure_pace()?;

@@ -281,6 +281,33 @@ fn device_returns_to_its_importer_when_its_successor_never_comes() {
 }
 
 #[test]
+fn a_command_to_a_device_that_is_handed_over_reaches_its_successor() {
+    let exporter = Exporter::new();
+    let mut first = exporter.keyboard(0);
+    let set_configuration = Setup::from_bytes([0, 9, 1, 0, 0, 0, 0, 0]);
+    assert_eq!(first.ask(|id| Urb::control(id, set_configuration, Payload::Empty)).0, Status::Ok);
+    let lease = first.linked.remote().lease();
+    first.linked.remote_mut().migrate([0; 32]);
+    first.linked.turn(&mut first.done);
+    while !first.linked.remote().is_moving() {
+        first.linked.wait(None).unwrap();
+        first.linked.turn(&mut first.done);
+    }
+    std::thread::scope(|scope| {
+        let typed = scope.spawn(|| exporter.share.command("keyboard", Command::Type("a".into())));
+        // Nobody but its successor gets it meanwhile, and the command does not give up.
+        for _ in 0..20 {
+            assert_eq!(cause(&exporter.keyboard(0).linked), Some(Cause::Busy));
+        }
+        let mut successor = had(|| exporter.keyboard(lease), |successor| cause(&successor.linked));
+        settle(&mut first.linked, &mut first.done);
+        typed.join().unwrap().unwrap();
+        let (status, keys) = successor.ask(|id| Urb::data_in(id, EpAddr::from_byte(0x81), 8));
+        assert_eq!((status, keys[2]), (Status::Ok, 4));
+    });
+}
+
+#[test]
 fn a_disk_goes_to_its_successor_with_all_that_was_written() {
     let exporter = Exporter::new();
     let mut first = exporter.disk(0);

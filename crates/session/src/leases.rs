@@ -117,10 +117,14 @@ impl<T> Leases<T> {
         self.given.get(device).copied()
     }
 
-    /// Gives a new lease of `device` with the count that was reserved for it, or a later one if that was given already.
+    /// Gives a new lease of `device` with the count that was reserved for it, or a later one if a lease of `device`
+    /// with that count was given already. Another device's later count does not matter: a higher one than was stored
+    /// would be forgotten with the process.
     pub fn give_reserved(&mut self, device: &DeviceKey, count: u64) -> u64 {
-        self.last = count.max(self.last + 1);
-        let lease = self.last << MARK_BITS | device.mark();
+        let latest = self.latest(device).map_or(0, |lease| lease >> MARK_BITS);
+        let count = if count > latest { count } else { self.last + 1 };
+        self.last = self.last.max(count);
+        let lease = count << MARK_BITS | device.mark();
         self.given.insert(device.clone(), lease);
         lease
     }
@@ -235,6 +239,17 @@ mod tests {
 
     fn at_s(s: u64) -> Instant {
         Instant::from_nanos(s * 1_000_000_000)
+    }
+
+    #[test]
+    fn a_lease_has_the_count_that_was_stored_for_it_whatever_other_devices_got() {
+        let mut leases: Leases<()> = Leases::after(1000);
+        let count = |lease: u64| lease >> MARK_BITS;
+        // Both counts were reserved above the same one.
+        assert_eq!(count(leases.give_reserved(&device("disk"), 1001)), 1001);
+        assert_eq!(count(leases.give_reserved(&device("keyboard"), 1001)), 1001);
+        assert_eq!(count(leases.give_reserved(&device("disk"), 1001)), 1002, "that was given already");
+        assert_eq!(leases.last_count(), 1002);
     }
 
     #[test]

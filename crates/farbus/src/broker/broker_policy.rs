@@ -72,6 +72,9 @@ pub struct BrokerPolicy {
     /// USB devices that may be opened in addition to `usb`.
     #[serde(skip)]
     pub wanted: Wanted,
+    /// The arguments of the page's process. Empty: there is none.
+    #[serde(skip)]
+    pub page: Vec<String>,
 }
 
 /// Reads a configuration. Returns its text, which the confined process parses itself, and the policy that it grants.

@@ -211,6 +211,15 @@ impl Broker {
         Ok(ReplacementProcess { pid, passage: Passage::over(fd) })
     }
 
+    /// Starts the page of the configuration, which ends when the returned end of a passage is closed, and says there
+    /// where it is.
+    ///
+    /// # Errors
+    /// The system or the policy refuses.
+    pub fn page(&self) -> io::Result<OwnedFd> {
+        self.ask_for_descriptor(&Question::Page)
+    }
+
     /// Identifies a USB device.
     pub(crate) fn identify_usb(&self, bus: u32, device: u32) -> Identified {
         self.identified(&Question::IdentifyUsb { bus, device })

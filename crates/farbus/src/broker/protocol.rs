@@ -199,6 +199,8 @@ pub(super) enum Question {
         mount: u64,
     },
     Replacement,
+    /// Starts the page of the configuration; one that runs is ended first.
+    Page,
 }
 
 /// The broker's answer.

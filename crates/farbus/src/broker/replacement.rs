@@ -47,6 +47,17 @@ pub(super) fn start(
     Ok((command.spawn()?, ours.into_descriptor()))
 }
 
+/// Starts this program as the page, which ends when the other end of the returned passage is closed.
+pub(super) fn start_page(arguments: &[String]) -> io::Result<(Child, OwnedFd)> {
+    let (ours, theirs) = Passage::pair()?;
+    let mut command = Command::new("/proc/self/exe");
+    command.args(arguments).stdin(theirs).stdout(Stdio::null());
+    for name in NOT_INHERITED {
+        command.env_remove(name);
+    }
+    Ok((command.spawn()?, ours.into_descriptor()))
+}
+
 /// The message that carries the open node of a device.
 const NODE: &[u8] = b"usb";
 

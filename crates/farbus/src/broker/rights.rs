@@ -10,7 +10,7 @@ use std::process::Child;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use farbus_io::frontend::fuse::{Keeper, Mounter, OwnMounter};
 use farbus_io::link::Link;
@@ -24,7 +24,7 @@ use farbus_io::trust::{Audit, Event, Folder};
 use farbus_io::usb::{Found, Inventory};
 use farbus_model::Speed;
 use rustix::fs::{MemfdFlags, Mode, OFlags, memfd_create};
-use rustix::process::{Pid, PidfdFlags, Signal, getppid, pidfd_open, pidfd_send_signal};
+use rustix::process::{Pid, PidfdFlags, Signal, getppid, kill_process, pidfd_open, pidfd_send_signal};
 use serde_json::{Value, json};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use tracing::warn;
@@ -51,6 +51,8 @@ use crate::hosts::trust::Use;
 const LINES_MAX: usize = 1024;
 /// Images that were passed and not opened yet: a disk, and the file of its users' changes.
 const PASSED_IMAGES_MAX: usize = 2;
+/// How long the page may take to end; then it is killed.
+const PAGE_END_TIME_MAX: Duration = Duration::from_secs(2);
 /// The longest time for connecting to a host.
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(60);
 
@@ -101,6 +103,8 @@ struct Rights {
     /// The replacement of the confined process, and a duplicate of its passage: the replacement sees the end once the
     /// broker has cleaned up.
     replacement: Mutex<Option<(Child, OwnedFd)>>,
+    /// The page's process.
+    page: Mutex<Option<Child>>,
 }
 
 #[derive(Clone)]
@@ -174,6 +178,7 @@ impl Rights {
             passed_images: Mutex::default(),
             program: PathBuf::new(),
             replacement: Mutex::default(),
+            page: Mutex::default(),
         }
     }
 
@@ -435,6 +440,7 @@ impl Rights {
                 done(Value::Null)
             }
             Question::Replacement => self.start_replacement(),
+            Question::Page => self.start_page(),
         }
     }
 
@@ -509,6 +515,17 @@ impl Rights {
         let pid = child.id();
         *replacement = Some((child, passage.try_clone()?));
         Ok((json!(pid), Some(passage)))
+    }
+
+    /// Starts the page, after the end of one that was started before.
+    fn start_page(&self) -> Reply {
+        let arguments = opened(&self.broker_policy).page.clone();
+        self.hold(!arguments.is_empty(), || "the configuration has no page".to_owned())?;
+        let mut page = opened(&self.page);
+        page.take().map(end_page).transpose()?;
+        let (child, passage) = replacement::start_page(&arguments)?;
+        *page = Some(child);
+        passed(passage)
     }
 
     fn config(&self) -> Reply {
@@ -601,11 +618,32 @@ impl Rights {
         if let Some(audit) = self.audit.get() {
             audit.finish();
         }
+        if let Some(page) = opened(&self.page).take() {
+            // It has seen the end of the confined process, too.
+            let _ = end_page(page);
+        }
         for program in &self.programs {
             // A program that has ended is fine.
             let _ = pidfd_send_signal(program, Signal::KILL);
         }
     }
+}
+
+/// Ends the page's process in good order.
+fn end_page(mut page: Child) -> io::Result<()> {
+    if page.try_wait()?.is_none()
+        && let Err(errno) = kill_process(Pid::from_child(&page), Signal::TERM)
+    {
+        return Err(errno.into());
+    }
+    let until = Instant::now() + PAGE_END_TIME_MAX;
+    while page.try_wait()?.is_none() {
+        if Instant::now() >= until {
+            page.kill()?;
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
 }
 
 fn usb_node(bus: u32, device: u32) -> PathBuf {
@@ -701,6 +739,7 @@ mod tests {
             Question::Leave { mount: 0 },
             Question::Abort { mount: 0 },
             Question::Replacement,
+            Question::Page,
         ];
         for question in everything {
             let (answer, has_fd) = asked(BrokerPolicy::default(), &to_json(&question).unwrap());

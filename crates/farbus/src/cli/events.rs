@@ -1,18 +1,17 @@
 //! `farbus events`: a stream of what happens in all processes of this user.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::thread;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
-use farbus_io::trust::timestamp;
 use serde_json::{Value, json};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use super::Failure;
 use super::output::say;
-use crate::common::control::{Answer, Question, ask_all, running};
-use crate::common::events::{Event, Kind, Latest};
+use crate::common::events::{Event, Kind};
+use crate::common::happenings::{Happened, Happenings};
 
 /// How often the processes are asked.
 const ASK_EVERY: Duration = Duration::from_millis(200);
@@ -50,12 +49,9 @@ impl Args {
     }
 }
 
-/// An event and its process.
-type Happened = (Event, u32);
-
 pub fn run(args: &Args) -> Result<(), Failure> {
     let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::local)?;
-    let mut known = BTreeMap::new();
+    let mut known = Happenings::default();
     let mut earlier: VecDeque<Happened> = ask(&mut known, args)?.into();
     while earlier.len() > args.lines {
         earlier.pop_front();
@@ -68,43 +64,14 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Asks all processes what happened since they were asked last; the earliest event first. `known` is the number of the
-/// last event of each process.
-fn ask(known: &mut BTreeMap<u32, u64>, args: &Args) -> Result<Vec<Happened>, Failure> {
-    let mut happened = Vec::new();
-    // One question goes to all: what each has after the least number is sorted out here. A new process is asked for
-    // everything that it keeps.
-    let is_known = |pid: &u32| known.contains_key(pid);
-    let all_known = running().map_err(Failure::local)?.iter().all(is_known);
-    let after = known.values().copied().min().filter(|_| all_known).unwrap_or(0);
-    let mut answered = BTreeSet::new();
-    for (pid, answer) in ask_all(&Question::Events { after }).map_err(Failure::local)? {
-        answered.insert(pid);
-        // A process of an earlier release does not know the question.
-        let Answer::Ok(value) = answer else { continue };
-        let Ok(latest) = serde_json::from_value::<Latest>(value) else { continue };
-        if after > 0 && !known.contains_key(&pid) {
-            // It has begun meanwhile, and is asked for everything next time.
-            continue;
-        }
-        let seen = known.insert(pid, latest.last);
-        let of_process = latest.events.into_iter().filter(|event| event.number > seen.unwrap_or(0));
-        let missed = seen.filter(|seen| latest.last > *seen).map_or(0, |_| latest.missed);
-        if missed > 0 {
-            eprintln!("farbus: process {pid}: {missed} events came too fast to be shown");
-        }
-        happened.extend(of_process.map(|event| (event, pid)));
+/// What has happened since the last time, as far as it is wanted.
+fn ask(happenings: &mut Happenings, args: &Args) -> Result<Vec<Happened>, Failure> {
+    let mut new = happenings.ask().map_err(Failure::local)?;
+    for (pid, missed) in new.missed {
+        eprintln!("farbus: process {pid}: {missed} events came too fast to be shown");
     }
-    // What a process published just before its end may not have been asked for in time.
-    let ended: Vec<u32> = known.keys().copied().filter(|pid| !answered.contains(pid)).collect();
-    for pid in ended {
-        known.remove(&pid);
-        let at = timestamp(SystemTime::now());
-        happened.push((Event { at, ..Event::new(Kind::Ended).how(format!("process {pid}")) }, pid));
-    }
-    happened.retain(|(event, _)| args.is_wanted(event));
-    happened.sort_by(|(a, _), (b, _)| a.at.cmp(&b.at));
-    Ok(happened)
+    new.happened.retain(|(event, _)| args.is_wanted(event));
+    Ok(new.happened)
 }
 
 fn show((event, pid): &Happened, as_json: bool) {

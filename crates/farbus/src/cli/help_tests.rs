@@ -106,10 +106,9 @@ fn every_command_has_examples() {
 }
 
 /// The commands without `--json`, and why.
-const WITHOUT_JSON: [(&str, &str); 4] = [
+const WITHOUT_JSON: [(&str, &str); 3] = [
     ("farbus run", "what it prints is the program's"),
     ("farbus shell", "what it prints is the shell's"),
-    ("farbus page", "its JSON is at /api/v1/status"),
     ("farbus bench", "it passes its words to another program, farbus-bench, which has options of its own"),
 ];
 

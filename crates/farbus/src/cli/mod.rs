@@ -222,6 +222,7 @@ impl Cli {
             Verb::Module(args) => args.is_for_programs(),
             Verb::Nbd(args) => args.json,
             Verb::Observe(args) => args.json,
+            Verb::Page(args) => args.is_for_programs(),
             Verb::Pipe(args) => args.json,
             Verb::Plan(args) => args.is_for_programs(),
             Verb::Topology(args) => args.is_for_programs(),

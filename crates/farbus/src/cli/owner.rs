@@ -125,8 +125,20 @@ pub fn status(args: &StatusArgs) -> Result<(), Failure> {
         if let Some(line) = directory_in_a_line(&process["directory"]) {
             say(line);
         }
+        if let Some(line) = page_in_a_line(&process["page"]) {
+            say(line);
+        }
     }
     Ok(())
+}
+
+/// Where the daemon's page is, if it is to have one.
+fn page_in_a_line(status: &Value) -> Option<String> {
+    status.is_object().then(|| match (status["at"].as_str(), status["failure"].as_str()) {
+        (Some(at), _) => format!("page at {at}"),
+        (None, Some(why)) => format!("no page: {why}"),
+        (None, None) => "the page is being started".to_owned(),
+    })
 }
 
 /// The state of the directory of all sites, if the process has one.

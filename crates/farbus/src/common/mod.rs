@@ -9,6 +9,8 @@ pub mod bus_drawing;
 pub mod control;
 pub mod events;
 pub mod failure;
+#[cfg(feature = "cli")]
+pub mod happenings;
 pub mod host_address;
 pub mod lease_words;
 pub mod listen_words;

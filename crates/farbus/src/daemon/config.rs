@@ -23,6 +23,7 @@ use toml::Spanned;
 use tracing::warn;
 
 use super::directory::settings::{Files as DirectoryFiles, Settings as DirectorySettings};
+use super::page::PagePlace;
 use super::spec::{Shared, Wrong};
 use super::topology_plan::{Joined, Part, TopologyTable, joined_from, plan_path};
 use crate::broker::BrokerPolicy;
@@ -86,6 +87,8 @@ pub struct Config {
     pub joined: Option<Joined>,
     /// The directory of all sites.
     pub directory: Option<DirectorySettings>,
+    /// Where the page is, if there is to be one.
+    pub page: Option<PagePlace>,
 }
 
 /// What is wrong with a file, and where.
@@ -124,6 +127,7 @@ struct File {
     attach: Vec<AttachTable>,
     topology: Option<TopologyTable>,
     directory: Option<Spanned<toml::Value>>,
+    page: Option<PageTable>,
     /// The texts of the files that `directory` names, appended by the process that can read them.
     directory_files: Option<DirectoryFiles>,
     /// The text of the plan that `topology` names, appended by the process that can read the file.
@@ -145,6 +149,12 @@ struct Plain {
     allow: Vec<Spanned<String>>,
     reserve_high: Vec<Spanned<String>>,
     announce: Option<bool>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PageTable {
+    listen: Spanned<String>,
 }
 
 #[derive(Default, Deserialize)]
@@ -287,6 +297,7 @@ impl Config {
             wanted: self.wanted(),
             schedules: true,
             directory: self.directory.iter().flat_map(|directory| directory.members.clone()).collect(),
+            page: self.page.iter().flat_map(PagePlace::arguments).collect(),
             ..BrokerPolicy::default()
         };
         // Every front end that may be chosen is allowed what it needs.
@@ -367,6 +378,7 @@ impl Config {
                 format!("'{}' is the name of a link between hosts: share it under another", link.device),
             ));
         }
+        let page = file.page.map(|page| PagePlace::from_config(&page.listen)).transpose()?;
         let files = file.directory_files;
         let directory = file.directory.map(|said| DirectorySettings::from_config(said, files)).transpose()?;
         Ok(Self {
@@ -389,6 +401,7 @@ impl Config {
             attachments,
             joined,
             directory,
+            page,
         })
     }
 }
@@ -885,6 +898,10 @@ mod tests {
             ("[[attach]]\ntarget = \"a/b\"\nmodules = [\"record:file=k\"]", "3:12", "'farbus attach --module'"),
             ("allow_modules = [\"zip\"]", "1:18", "there are lz4, zstd"),
             ("[[attach]]\ntarget = \"a/b\"\ngrace = 121", "3:9", "wait 120 s"),
+            ("[page]\nlisten = \"0.0.0.0:7240\"", "2:10", "\"unix\", or an address of the loopback"),
+            ("[page]\nlisten = \"lab3\"", "2:10", "127.0.0.1:7240"),
+            ("[page]", "1:1", "missing field `listen`"),
+            ("[page]\nlisten = \"unix\"\ntls = true", "3:1", "`listen`"),
             ("peer_memory = 15", "1:15", "16 to 65536 MiB"),
             ("hold = 0", "1:8", "1 to 120 s"),
             ("[[attach]]\ntarget = \"a/b\"\nhold = 121", "3:8", "1 to 120 s"),

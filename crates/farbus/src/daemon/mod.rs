@@ -8,6 +8,7 @@ mod handover;
 mod listening;
 mod modules;
 mod owner_shares;
+mod page;
 pub mod planned;
 mod requested;
 mod spec;

@@ -18,6 +18,7 @@ use super::config::Config;
 use super::directory::Directory;
 use super::handover::{self, Leaving, Passed, PassedOn, ReplacementPassage, Taken, TakenOver};
 use super::modules::ReadyModules;
+use super::page::Page;
 use super::requested::RequestedShares;
 use super::spec::Shared as DaemonShare;
 use super::topology_links::{Joining, Sight};
@@ -63,6 +64,7 @@ pub struct Supervisor {
     joining: Arc<Joining>,
     /// The directory of all sites.
     directory: Directory,
+    page: Page,
     has: Mutex<Has>,
     is_handed_over: AtomicBool,
     end: Mutex<Option<Box<dyn FnOnce() + Send>>>,
@@ -164,6 +166,7 @@ impl Supervisor {
         let neighbourhood: Arc<dyn Neighbourhood> = Arc::<Joining>::clone(&joining);
         share.answer_neighbours(neighbourhood);
         let directory = Directory::new(Arc::clone(&share), trust.clone(), system.clone());
+        let page = Page::new(Arc::new(broker.line()?));
         let has = Has {
             config: Config::default(),
             passed,
@@ -189,6 +192,7 @@ impl Supervisor {
             nearby,
             joining,
             directory,
+            page,
             has: Mutex::new(has),
             is_handed_over: AtomicBool::new(false),
             end: Mutex::new(None),
@@ -263,6 +267,7 @@ impl Supervisor {
         self.announce(&mut has, &config);
         self.attach_all(&mut has, &mut changes);
         self.directory.follow(has.config.directory.as_ref());
+        self.page.follow(has.config.page);
         Ok(changes)
     }
 
@@ -681,6 +686,9 @@ impl Supervisor {
             Answer::Ok(mut value) => {
                 value["config"] = json!(self.config_path);
                 value["takes"] = json!(TAKES);
+                if let Some(page) = self.page.status() {
+                    value["page"] = page;
+                }
                 if let Some(trust) = &self.trust {
                     value["host"] = json!(trust.name());
                 }
@@ -705,6 +713,7 @@ impl Supervisor {
     /// Ends everything in order. Returns whether all devices became durable in time.
     pub fn stop(&self) -> bool {
         self.joining.end();
+        self.page.end();
         self.directory.end(self.is_handed_over());
         if let Some(nearby) = self.nearby.as_ref().filter(|_| !self.is_handed_over())
             && let Err(error) = nearby.announce(&[])

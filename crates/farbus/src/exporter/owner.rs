@@ -3,9 +3,10 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
-use farbus_model::{BufferPool, Command, Completions};
+use farbus_model::{BufferPool, Command, CommandError, Completions};
 use farbus_session::Ending;
 use farbus_session::claims::shortened;
 use farbus_session::leases::DeviceKey;
@@ -22,6 +23,8 @@ use crate::exporter::state::shared::Shared;
 
 /// How long the owner waits for a device's answer to a command, or for a device to be released.
 const COMMAND_TIME_MAX: Duration = Duration::from_secs(5);
+/// How often a command looks for the next user of a device that is between two.
+const BETWEEN_USERS: Duration = Duration::from_millis(2);
 
 /// The status of every shared device, with its user.
 pub fn status(shared: &Shared) -> Vec<DeviceStatus> {
@@ -130,29 +133,44 @@ pub fn end_users_of(shared: &Shared, bus_id: &str, remark: Option<&str>, ending:
     shared.sessions.wait_for(&users, COMMAND_TIME_MAX);
 }
 
-/// Sends a command to a device, named by its name or bus id, whether it is in use or not.
+/// Sends a command to a device, named by its name or bus id, whether it is in use or not. If it is between two users,
+/// as while it is handed over, the command waits for the next, for [`COMMAND_TIME_MAX`] at most.
 ///
 /// # Errors
 /// [`ShareError`].
 pub fn command(shared: &Shared, device: &str, command: Command) -> Result<(), ShareError> {
-    let missing = || ShareError::NoDevice(device.to_owned());
-    let bus_id = {
-        let bus_id = shared.registry.bus_id_of(device)?;
-        if shared.registry.device_name(&bus_id).is_some_and(|name| shared.predecessor.uses(&name)) {
-            // Its session in the process before this one is about to continue here.
+    let begun = Instant::now();
+    loop {
+        let left = COMMAND_TIME_MAX.saturating_sub(begun.elapsed());
+        if let Some(answer) = command_now(shared, device, &command, left)? {
+            return answer.map_err(ShareError::Command);
+        }
+        if left <= BETWEEN_USERS {
             return Err(ShareError::Silent);
         }
-        let mut registry = shared.registry.lock();
-        let bus_id = registry.find(device).ok_or_else(missing)?.to_owned();
-        if let Some(idle) = registry.idle_device(&bus_id) {
-            let mut done = Completions::new(BufferPool::new(0));
-            return idle.command(shared.serving.clock.now(), &command, &mut done).map_err(ShareError::Command);
-        }
-        bus_id
-    };
-    let holder = shared.sessions.holders_of(&bus_id).pop().ok_or(ShareError::Silent)?;
-    let result = holder.mailbox.ask(command, COMMAND_TIME_MAX);
-    result.ok_or(ShareError::Silent)?.map_err(ShareError::Command)
+        thread::sleep(BETWEEN_USERS);
+    }
+}
+
+/// The device's answer; `None` if it did not take the command, and never will: nobody has it at this moment, or who had
+/// it has released it, or did not answer for `time_max`.
+fn command_now(
+    shared: &Shared,
+    device: &str,
+    command: &Command,
+    time_max: Duration,
+) -> Result<Option<Result<(), CommandError>>, ShareError> {
+    let bus_id = shared.registry.bus_id_of(device)?;
+    if shared.registry.device_name(&bus_id).is_some_and(|name| shared.predecessor.uses(&name)) {
+        // Its session in the process before this one is about to continue here.
+        return Ok(None);
+    }
+    if let Some(idle) = shared.registry.lock().idle_device(&bus_id) {
+        let mut done = Completions::new(BufferPool::new(0));
+        return Ok(Some(idle.command(shared.serving.clock.now(), command, &mut done)));
+    }
+    let holder = shared.sessions.holders_of(&bus_id).pop();
+    Ok(holder.and_then(|holder| holder.mailbox.ask(command.clone(), time_max)))
 }
 
 /// Ends all sessions and makes their devices durable. `is_replaced`: another process continues with them. Returns

@@ -11,6 +11,7 @@ use hyper::body::{Bytes, Frame, SizeHint};
 use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio::time::timeout;
 
+use super::api::journal::Follower;
 use super::status::Status;
 use super::view::{Shown, View};
 
@@ -26,7 +27,7 @@ pub enum Body {
 }
 
 /// An event with what it is followed by; `None` after the last.
-type Next = Option<(Followed, Bytes)>;
+type Next = Option<(Source, Bytes)>;
 
 /// The stream of events of one client. Nothing is queued: an event says what is different from what the client shows at
 /// the moment it can be sent.
@@ -34,7 +35,22 @@ pub struct Events {
     next: Pin<Box<dyn Future<Output = Next> + Send>>,
 }
 
-/// What the stream follows.
+/// Where the events come from.
+enum Source {
+    /// From the status: each says only that the table has changed.
+    Table(Followed),
+    /// From the journal.
+    Journal(Numbered),
+}
+
+/// The journal; the status is followed, too, so that the processes are asked.
+struct Numbered {
+    follower: Follower,
+    _status: watch::Receiver<Arc<Status>>,
+    _permit: OwnedSemaphorePermit,
+}
+
+/// The status.
 struct Followed {
     status: watch::Receiver<Arc<Status>>,
     what: What,
@@ -90,12 +106,30 @@ impl Events {
     ) -> Self {
         let of_view = |(view, version)| What::View { view, version, shown: None };
         let what = followed.map_or(What::Any(0), of_view);
-        Self { next: Box::pin(next(Followed { status, what, _permit: permit })) }
+        Self { next: Box::pin(next(Source::Table(Followed { status, what, _permit: permit }))) }
+    }
+
+    /// A stream of the journal's events; `status` keeps the processes being asked, and `permit` is kept until it ends.
+    pub fn numbered(follower: Follower, status: watch::Receiver<Arc<Status>>, permit: OwnedSemaphorePermit) -> Self {
+        Self { next: Box::pin(next(Source::Journal(Numbered { follower, _status: status, _permit: permit }))) }
     }
 }
 
 /// The next event, or a comment if there is none for a while; `None` after the last.
-async fn next(mut followed: Followed) -> Next {
+async fn next(source: Source) -> Next {
+    match source {
+        Source::Table(followed) => next_of_table(followed).await.map(|(source, bytes)| (Source::Table(source), bytes)),
+        Source::Journal(mut numbered) => {
+            let bytes = match timeout(SILENCE_MAX, numbered.follower.next()).await {
+                Ok(text) => Bytes::from(text?),
+                Err(_) => Bytes::from_static(b":\n\n"),
+            };
+            Some((Source::Journal(numbered), bytes))
+        }
+    }
+}
+
+async fn next_of_table(mut followed: Followed) -> Option<(Followed, Bytes)> {
     let changed = async {
         loop {
             followed.status.changed().await.ok()?;
@@ -120,8 +154,8 @@ impl hyper::body::Body for Body {
         match self.get_mut() {
             Self::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
             Self::Events(events) => events.next.as_mut().poll(cx).map(|next| {
-                let (followed, bytes) = next?;
-                events.next = Box::pin(self::next(followed));
+                let (source, bytes) = next?;
+                events.next = Box::pin(self::next(source));
                 Some(Ok(Frame::data(bytes)))
             }),
         }

@@ -1,30 +1,14 @@
 //! Which requests are refused before anything is looked at: those that a hostile page makes a browser send, and those
 //! of other users.
 
-use hyper::header::{CONTENT_LENGTH, HOST, HeaderMap, HeaderName, ORIGIN, TRANSFER_ENCODING};
+use farbus_io::trust::Scope;
+use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderMap, HeaderName, ORIGIN, TRANSFER_ENCODING};
 use hyper::{Method, StatusCode, Uri};
 
-/// Who is at the other end of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Client {
-    /// A program of this process's user, or of root.
-    Owner,
-    /// Somebody else.
-    Other,
-}
-
-/// Why a request is refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Refusal {
-    /// The status of the answer.
-    pub status: StatusCode,
-    /// The reason, a line without anything that the client sent.
-    pub why: &'static str,
-}
-
-fn refuse<T>(status: StatusCode, why: &'static str) -> Result<T, Refusal> {
-    Err(Refusal { status, why })
-}
+use super::api::callers::Caller;
+use super::api::refusal::{Refusal, only, refuse};
+use super::api::requests::BODY_BYTES_MAX;
+use super::api::routes::{self, Found};
 
 /// The names under which a listener is reached: a page whose name an attacker made to resolve to this address (DNS
 /// rebinding) sends its own name.
@@ -37,18 +21,16 @@ fn is_own_name(host: &str, port: Option<u16>) -> bool {
     ["localhost", "127.0.0.1", "[::1]"].into_iter().any(named)
 }
 
-/// The only value of a header; `None` if it is absent.
-fn only<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Result<Option<&'h str>, Refusal> {
-    let mut values = headers.get_all(name).iter();
-    let value = values.next();
-    if values.next().is_some() {
-        return refuse(StatusCode::BAD_REQUEST, "a header is there twice");
-    }
-    let text = value.map(|value| value.to_str()).transpose();
-    text.or_else(|_| refuse(StatusCode::BAD_REQUEST, "a header is no text"))
+/// A request that is answered.
+#[derive(Clone, Copy, Debug)]
+pub struct Passed {
+    /// What is asked for.
+    pub found: Found,
+    /// The length of the body, bytes; 0 for a question.
+    pub length: u64,
 }
 
-/// Whether the request is answered. `port` is the listener's TCP port; a Unix socket has none.
+/// Whether the request is answered, and by what. `port` is the listener's TCP port; a Unix socket has none.
 ///
 /// # Errors
 /// [`Refusal`].
@@ -56,9 +38,9 @@ pub fn check(
     method: &Method,
     uri: &Uri,
     headers: &HeaderMap,
-    client: Client,
+    caller: &Caller,
     port: Option<u16>,
-) -> Result<(), Refusal> {
+) -> Result<Passed, Refusal> {
     let Some(host) = only(headers, &HOST)? else {
         return refuse(StatusCode::BAD_REQUEST, "a request names its host");
     };
@@ -66,33 +48,92 @@ pub fn check(
     if !is_own || uri.authority().is_some_and(|named| !is_own_name(named.as_str(), port)) {
         return refuse(StatusCode::MISDIRECTED_REQUEST, "this page is at localhost alone");
     }
-    if method != Method::GET && method != Method::HEAD {
-        return refuse(StatusCode::METHOD_NOT_ALLOWED, "nothing is changed here: use the farbus command");
+    let found = routes::find(uri.path());
+    let needed = found.map_or(Some(Scope::Read), |found| found.scope());
+    if needed > caller.scope {
+        return refuse(
+            StatusCode::FORBIDDEN,
+            match caller.has_token {
+                true => "this token may not do that",
+                false => "this page is another user's",
+            },
+        );
     }
+    let is_question = method == Method::GET || method == Method::HEAD;
+    let Some(found) = found else {
+        return match is_question {
+            true => refuse(StatusCode::NOT_FOUND, "nothing is here"),
+            false => refuse(StatusCode::METHOD_NOT_ALLOWED, "nothing is changed here"),
+        };
+    };
+    if !found.route.takes(method) {
+        let why = if is_question { "this changes something: POST" } else { "nothing is changed here" };
+        return Err(Refusal { allow: found.route.methods(), ..Refusal::of(StatusCode::METHOD_NOT_ALLOWED, why) });
+    }
+    let length = if found.route.is_change() { check_change(headers, host, caller, port)? } else { 0 };
+    if !found.route.is_change() {
+        check_question(uri, headers, host)?;
+    }
+    Ok(Passed { found, length })
+}
+
+fn fetch<'h>(headers: &'h HeaderMap, name: &'static str) -> Result<Option<&'h str>, Refusal> {
+    only(headers, &HeaderName::from_static(name))
+}
+
+fn check_question(uri: &Uri, headers: &HeaderMap, host: &str) -> Result<(), Refusal> {
     if headers.contains_key(TRANSFER_ENCODING) || headers.get(CONTENT_LENGTH).is_some_and(|length| length != "0") {
         return refuse(StatusCode::PAYLOAD_TOO_LARGE, "a question has no body here");
     }
     if only(headers, &ORIGIN)?.is_some_and(|origin| origin.strip_prefix("http://") != Some(host)) {
         return refuse(StatusCode::FORBIDDEN, "another page may not ask");
     }
-    let fetch = |name: &'static str| only(headers, &HeaderName::from_static(name));
-    if let Some(site) = fetch("sec-fetch-site")? {
+    if let Some(site) = fetch(headers, "sec-fetch-site")? {
         // A link on another page may lead here: what it opens is not that page's.
         let is_link = uri.path() == "/"
-            && fetch("sec-fetch-mode")? == Some("navigate")
-            && fetch("sec-fetch-dest")? == Some("document");
+            && fetch(headers, "sec-fetch-mode")? == Some("navigate")
+            && fetch(headers, "sec-fetch-dest")? == Some("document");
         if site != "same-origin" && site != "none" && !is_link {
             return refuse(StatusCode::FORBIDDEN, "another page may not ask");
         }
     }
-    if client != Client::Owner && uri.path() != "/healthz" {
-        return refuse(StatusCode::FORBIDDEN, "this page is another user's");
-    }
     Ok(())
+}
+
+/// Whether a change is asked for by this page itself or by a program, and not by another page in a browser. Returns
+/// the length of its body.
+fn check_change(headers: &HeaderMap, host: &str, caller: &Caller, port: Option<u16>) -> Result<u64, Refusal> {
+    match (only(headers, &ORIGIN)?, fetch(headers, "sec-fetch-site")?) {
+        (Some(origin), Some("same-origin")) if origin.strip_prefix("http://") == Some(host) => {}
+        // No browser says neither, and none shows a token or reaches the socket by itself.
+        (None, None) if caller.has_token || port.is_none() => {}
+        (None, None) => {
+            return refuse(StatusCode::FORBIDDEN, "a program shows a token here, or comes over 'farbus page --socket'");
+        }
+        _ => return refuse(StatusCode::FORBIDDEN, "another page may not ask"),
+    }
+    // No form of another page can have this type without asking first, and that question is refused.
+    let kind = only(headers, &CONTENT_TYPE)?.unwrap_or_default();
+    let (kind, parameters) = kind.split_once(';').unwrap_or((kind, ""));
+    let is_utf8 = parameters.trim().is_empty() || parameters.trim().eq_ignore_ascii_case("charset=utf-8");
+    if !kind.trim().eq_ignore_ascii_case("application/json") || !is_utf8 {
+        return refuse(StatusCode::UNSUPPORTED_MEDIA_TYPE, "say: Content-Type: application/json");
+    }
+    let length = only(headers, &CONTENT_LENGTH)?.filter(|_| !headers.contains_key(TRANSFER_ENCODING));
+    let Some(length) = length else {
+        return refuse(StatusCode::LENGTH_REQUIRED, "say how long the body is: Content-Length");
+    };
+    match length.parse() {
+        Ok(length) if length <= BODY_BYTES_MAX => Ok(length),
+        _ => refuse(StatusCode::PAYLOAD_TOO_LARGE, "a body has 16384 bytes at most"),
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use farbus_io::trust::Tokens;
+
+    use super::super::api::callers::Client;
     use super::*;
 
     fn checked(client: Client, method: &str, uri: &str, lines: &[(&'static str, &str)]) -> u16 {
@@ -100,9 +141,19 @@ mod tests {
         for (name, value) in lines {
             headers.append(HeaderName::from_static(name), value.parse().unwrap());
         }
-        let method = method.parse().unwrap();
-        let checked = check(&method, &uri.parse().unwrap(), &headers, client, Some(7240));
-        checked.map_or_else(|refusal| refusal.status.as_u16(), |()| 200)
+        let caller = Caller::of(&headers, client, || Ok(Tokens::default()));
+        let checked = caller.and_then(|caller| of_caller(&caller, method, uri, &headers, Some(7240)));
+        checked.map_or_else(|refusal| refusal.status.as_u16(), |_| 200)
+    }
+
+    fn of_caller(
+        caller: &Caller,
+        method: &str,
+        uri: &str,
+        headers: &HeaderMap,
+        port: Option<u16>,
+    ) -> Result<Passed, Refusal> {
+        check(&method.parse().unwrap(), &uri.parse().unwrap(), headers, caller, port)
     }
 
     const OWN: (&str, &str) = ("host", "127.0.0.1:7240");
@@ -165,6 +216,84 @@ mod tests {
         assert_eq!(checked(Client::Other, "GET", "/healthz", &[OWN]), 200);
         for path in ["/", "/metrics", "/readyz", "/api/v1/status", "/events", "/healthz/", "/healthz/../metrics"] {
             assert_eq!(checked(Client::Other, "GET", path, &[OWN]), 403, "{path}");
+        }
+    }
+
+    /// The status of a change that a browser's page at the page's own address would ask for, with other headers in
+    /// place of its own; `None` leaves one out.
+    fn change(instead: &[(&'static str, Option<&str>)], caller: &Caller, port: Option<u16>) -> u16 {
+        let own = [
+            ("host", "127.0.0.1:7240"),
+            ("origin", "http://127.0.0.1:7240"),
+            ("sec-fetch-site", "same-origin"),
+            ("content-type", "application/json"),
+            ("content-length", "2"),
+        ];
+        let mut headers = HeaderMap::new();
+        for (name, value) in own {
+            let other = instead.iter().find(|(named, _)| *named == name).map(|(_, value)| *value);
+            if let Some(value) = other.unwrap_or(Some(value)) {
+                headers.append(HeaderName::from_static(name), value.parse().unwrap());
+            }
+        }
+        for (name, value) in instead.iter().filter(|(name, _)| own.iter().all(|(own, _)| own != name)) {
+            headers.append(HeaderName::from_static(name), value.unwrap_or_default().parse().unwrap());
+        }
+        let checked = of_caller(caller, "POST", "/api/v1/actions/release", &headers, port);
+        checked.map_or_else(|refusal| refusal.status.as_u16(), |_| 200)
+    }
+
+    fn owner() -> Caller {
+        Caller { scope: Some(Scope::Own), has_token: false, called: "page".into() }
+    }
+
+    #[test]
+    fn a_change_comes_from_the_page_itself_or_from_a_program_that_no_page_can_be() {
+        let by_browser = |instead: &[(&'static str, Option<&str>)]| change(instead, &owner(), Some(7240));
+        assert_eq!(by_browser(&[]), 200);
+        assert_eq!(by_browser(&[("content-type", Some("application/json; charset=UTF-8"))]), 200);
+        for origin in ["http://evil.example", "null", "https://127.0.0.1:7240", "http://127.0.0.1:8000", ""] {
+            assert_eq!(by_browser(&[("origin", Some(origin))]), 403, "{origin}");
+        }
+        for site in ["cross-site", "same-site", "none", ""] {
+            assert_eq!(by_browser(&[("sec-fetch-site", Some(site))]), 403, "{site}");
+        }
+        assert_eq!(by_browser(&[("origin", None)]), 403);
+        assert_eq!(by_browser(&[("sec-fetch-site", None)]), 403);
+        assert_eq!(by_browser(&[("host", Some("evil.example:7240"))]), 421, "rebinding");
+        // Forms send these without asking first.
+        for kind in ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""] {
+            assert_eq!(by_browser(&[("content-type", Some(kind))]), 415, "{kind}");
+        }
+        assert_eq!(by_browser(&[("content-type", Some("application/json; charset=utf-16"))]), 415);
+        let neither = [("origin", None), ("sec-fetch-site", None)];
+        let with_token = Caller { has_token: true, ..owner() };
+        assert_eq!(change(&neither, &owner(), Some(7240)), 403, "it could be an old browser");
+        assert_eq!(change(&neither, &with_token, Some(7240)), 200);
+        assert_eq!(change(&[&neither[..], &[("host", Some("localhost"))]].concat(), &owner(), None), 200, "the socket");
+        assert_eq!(change(&[("origin", Some("http://evil.example"))], &with_token, Some(7240)), 403);
+    }
+
+    #[test]
+    fn the_length_of_a_change_is_known_and_limited_before_it_is_read() {
+        let with = |instead: &[(&'static str, Option<&str>)]| change(instead, &owner(), Some(7240));
+        assert_eq!(with(&[("content-length", None)]), 411);
+        assert_eq!(with(&[("transfer-encoding", Some("chunked"))]), 411);
+        assert_eq!(with(&[("content-length", Some("16384"))]), 200);
+        for long in ["16385", "18446744073709551616", "-1", "x"] {
+            assert_eq!(with(&[("content-length", Some(long))]), 413, "{long}");
+        }
+    }
+
+    #[test]
+    fn a_scope_that_is_too_small_or_a_token_that_is_none_changes_nothing() {
+        for scope in [Some(Scope::Read), Some(Scope::Observe), None] {
+            let caller = Caller { scope, has_token: scope.is_some(), called: String::new() };
+            assert_eq!(change(&[], &caller, Some(7240)), 403, "{scope:?}");
+        }
+        let with = |said: &str| checked(Client::Owner, "GET", "/", &[OWN, ("authorization", said)]);
+        for said in ["Bearer farbus-page-x", "Bearer ", "Basic b3duZXI6", "farbus-page-x", ""] {
+            assert_eq!(with(said), 401, "{said}: even of the owner");
         }
     }
 }

@@ -12,33 +12,44 @@ use std::time::Duration;
 
 use farbus_io::sys::peer::Credentials;
 use farbus_io::sys::tcp_owner::{PeerOwner, peer_owner};
+use farbus_io::trust::{Folder, StateError, Tokens};
 use hyper::body::{Bytes, Incoming};
-use hyper::header::{ALLOW, CACHE_CONTROL, CONNECTION, CONTENT_TYPE, HeaderName, HeaderValue};
+use hyper::header::{
+    ALLOW, CACHE_CONTROL, CONNECTION, CONTENT_TYPE, HeaderName, HeaderValue, LOCATION, WWW_AUTHENTICATE,
+};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper::{Request, Response, StatusCode, Uri};
+use hyper::{Method, Request, Response, StatusCode, Uri};
+use serde::Serialize;
+use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{sleep, timeout};
 
+use super::api::callers::{Caller, Client};
+use super::api::journal::Journal;
+use super::api::operations::Operations;
+use super::api::refusal::Refusal;
+use super::api::routes::Endpoint;
+use super::api::{doing, openapi};
 use super::body::{Body, Events};
 use super::connection::{Clock, Connection, UNREAD_TIME_MAX};
-use super::guard::{Client, check};
+use super::guard::{Passed, check};
 use super::status::{Asker, Status};
 use super::view::View;
-use super::{html, metrics};
+use super::{answers, html, metrics};
 use crate::common::failure::Failure;
 use crate::common::runtime_folder::{self, RuntimeFolder};
 
 /// Connections of the owner at a time, and of others; a further one is closed at once.
-const CONNECTIONS_MAX: usize = 128;
+pub const CONNECTIONS_MAX: usize = 128;
 /// Connections of other users of this machine: theirs take nothing from the owner's.
-const OTHERS_MAX: usize = 16;
+pub const OTHERS_MAX: usize = 16;
 /// Streams of events at a time. Fewer than connections: the page can be loaded while all are taken.
 const STREAMS_MAX: usize = 64;
 /// The head of a request, bytes, and its lines.
-const HEAD_BYTES_MAX: usize = 16 << 10;
+pub const HEAD_BYTES_MAX: usize = 16 << 10;
 const HEAD_LINES_MAX: usize = 64;
 /// How long a client may take to send a head; also, how long it may send nothing between two requests.
 const HEAD_TIME_MAX: Duration = Duration::from_secs(10);
@@ -63,7 +74,8 @@ pub enum Place {
 pub fn serve(place: Place, tell: impl FnOnce(String), end: impl Future<Output = ()>) -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::local)?;
     runtime.block_on(async {
-        let asker = Asker::start().map_err(Failure::local)?;
+        let journal = Journal::default();
+        let asker = Asker::start(journal.clone()).map_err(Failure::local)?;
         let streams = Arc::new(Semaphore::new(STREAMS_MAX));
         match place {
             Place::Loopback(address) if !address.ip().is_loopback() => {
@@ -75,7 +87,7 @@ pub fn serve(place: Place, tell: impl FnOnce(String), end: impl Future<Output = 
                 listener.set_nonblocking(true).map_err(cannot)?;
                 let listener = TcpListener::from_std(listener).map_err(cannot)?;
                 let address = listener.local_addr().map_err(cannot)?;
-                let server = Arc::new(Server::new(asker, streams, Some(address.port())));
+                let server = Arc::new(Server::new(asker, journal, streams, Some(address.port())));
                 tell(format!("http://{address}/"));
                 let accept = async || listener.accept().await.map(|(stream, _)| (client_of_tcp(&stream), stream));
                 until(end, server.run(accept)).await;
@@ -89,7 +101,7 @@ pub fn serve(place: Place, tell: impl FnOnce(String), end: impl Future<Output = 
                 let listener = listener.map_err(cannot)?;
                 listener.set_nonblocking(true).map_err(cannot)?;
                 let listener = UnixListener::from_std(listener).map_err(cannot)?;
-                let server = Arc::new(Server::new(asker, streams, None));
+                let server = Arc::new(Server::new(asker, journal, streams, None));
                 tell(format!("unix:{}", path.display()));
                 let accept = async || listener.accept().await.map(|(stream, _)| (client_of_unix(&stream), stream));
                 until(end, server.run(accept)).await;
@@ -123,6 +135,8 @@ fn client_of_user(user: u32) -> Client {
 
 struct Server {
     asker: Asker,
+    journal: Journal,
+    operations: Operations,
     streams: Arc<Semaphore>,
     owners: Arc<Semaphore>,
     others: Arc<Semaphore>,
@@ -130,9 +144,10 @@ struct Server {
 }
 
 impl Server {
-    fn new(asker: Asker, streams: Arc<Semaphore>, port: Option<u16>) -> Self {
+    fn new(asker: Asker, journal: Journal, streams: Arc<Semaphore>, port: Option<u16>) -> Self {
         let (owners, others) = (Semaphore::new(CONNECTIONS_MAX), Semaphore::new(OTHERS_MAX));
-        Self { asker, streams, owners: Arc::new(owners), others: Arc::new(others), port }
+        let operations = Operations::new(journal.clone());
+        Self { asker, journal, operations, streams, owners: Arc::new(owners), others: Arc::new(others), port }
     }
 
     async fn run<S>(self: Arc<Self>, accept: impl AsyncFn() -> io::Result<(Client, S)>)
@@ -151,7 +166,7 @@ impl Server {
                 let answering = Arc::clone(&server);
                 let answer = move |request| {
                     let server = Arc::clone(&answering);
-                    async move { Ok::<_, Infallible>(server.answer(&request, client).await) }
+                    async move { Ok::<_, Infallible>(server.answer(request, client).await) }
                 };
                 let mut http = http1::Builder::new();
                 http.timer(Clock).header_read_timeout(HEAD_TIME_MAX).max_headers(HEAD_LINES_MAX);
@@ -163,30 +178,81 @@ impl Server {
         }
     }
 
-    async fn answer(&self, request: &Request<Incoming>, client: Client) -> Response<Body> {
-        if let Err(refusal) = check(request.method(), request.uri(), request.headers(), client, self.port) {
-            return error(refusal.status, refusal.why);
-        }
-        match request.uri().path() {
-            "/healthz" => text("text/plain; charset=utf-8", "ok\n".into()),
-            "/page.css" => text("text/css; charset=utf-8", html::STYLE.into()),
-            "/page.js" => text("text/javascript; charset=utf-8", html::SCRIPT.into()),
-            "/readyz" => self.with_status(ready).await,
-            "/devices" => self.with_status(|status| text("text/html; charset=utf-8", html::table(status))).await,
-            "/metrics" => self.with_status(|status| text(metrics::CONTENT_TYPE, metrics::metrics(status))).await,
-            "/api/v1/status" => self.with_status(status_json).await,
-            "/events" if request.method() == hyper::Method::HEAD => text("text/event-stream", String::new()),
-            "/events" => match Arc::clone(&self.streams).try_acquire_owned() {
-                Ok(permit) => {
-                    let events = Events::new(self.asker.follow(), permit, View::followed(request.uri().query()));
-                    response(StatusCode::OK, "text/event-stream", Body::Events(events))
+    async fn answer(&self, mut request: Request<Incoming>, client: Client) -> Response<Body> {
+        let caller = match Caller::of(request.headers(), client, load_tokens) {
+            Ok(caller) => caller,
+            Err(refusal) => return refused(&refusal),
+        };
+        let passed = check(request.method(), request.uri(), request.headers(), &caller, self.port);
+        let Passed { found, length } = match passed {
+            Ok(passed) => passed,
+            Err(refusal) => return refused(&refusal),
+        };
+        let all = |_: &Value, _: &Value| true;
+        match found.route.endpoint {
+            Endpoint::Health => text("text/plain; charset=utf-8", "ok\n".into()),
+            Endpoint::Style => text("text/css; charset=utf-8", html::STYLE.into()),
+            Endpoint::Script => text("text/javascript; charset=utf-8", html::SCRIPT.into()),
+            Endpoint::Ready => self.with_status(ready).await,
+            Endpoint::Page | Endpoint::Buses | Endpoint::Network | Endpoint::Device => {
+                match View::at(request.uri().path(), request.uri().query()) {
+                    Some(view) => self.view(view, request.uri()).await,
+                    None => error(StatusCode::NOT_FOUND, "nothing is here"),
                 }
-                Err(_) => error(StatusCode::SERVICE_UNAVAILABLE, "too many follow the events"),
+            }
+            Endpoint::Table => self.with_status(|status| text("text/html; charset=utf-8", html::table(status))).await,
+            Endpoint::Metrics => self.with_status(|status| text(metrics::CONTENT_TYPE, metrics::metrics(status))).await,
+            Endpoint::Status => self.with_status(|status| json(StatusCode::OK, &status.processes)).await,
+            Endpoint::Devices => self.with_status(|status| json(StatusCode::OK, &answers::devices(status, all))).await,
+            Endpoint::Shares => {
+                self.with_status(|status| json(StatusCode::OK, &answers::devices(status, answers::is_shared))).await
+            }
+            Endpoint::Attachments => {
+                self.with_status(|status| json(StatusCode::OK, &answers::devices(status, answers::is_attached))).await
+            }
+            Endpoint::Hosts => of_files(answers::hosts()),
+            Endpoint::Audit => of_files(answers::audit()),
+            Endpoint::PageEvents | Endpoint::Events if request.method() == Method::HEAD => {
+                text("text/event-stream", String::new())
+            }
+            Endpoint::PageEvents => {
+                let followed = View::followed(request.uri().query());
+                self.stream(|permit| Events::new(self.asker.follow(), permit, followed))
+            }
+            Endpoint::Events => {
+                let last = request.headers().get("last-event-id").and_then(|last| last.to_str().ok());
+                let follower = self.journal.follow(last);
+                self.stream(|permit| Events::numbered(follower, self.asker.follow(), permit))
+            }
+            Endpoint::Description => json(StatusCode::OK, &openapi::document()),
+            Endpoint::Actions => json(StatusCode::OK, &answers::actions()),
+            Endpoint::Operations => json(StatusCode::OK, &serde_json::json!({ "operations": self.operations.all() })),
+            Endpoint::Operation => match self.operations.find(found.number) {
+                Some(operation) => json(StatusCode::OK, &operation),
+                None => error(StatusCode::NOT_FOUND, "no operation has this number, or it is forgotten"),
             },
-            path => match View::at(path, request.uri().query()) {
-                Some(view) => self.view(view, request.uri()).await,
-                None => error(StatusCode::NOT_FOUND, "nothing is here"),
-            },
+            Endpoint::Action | Endpoint::Stop => {
+                let done = doing::change(&self.operations, found, &caller, request.body_mut(), length).await;
+                let (status, body) = match done {
+                    Ok(done) => done,
+                    Err(refusal) => return refused(&refusal),
+                };
+                // What it changed is to be seen at once.
+                drop(self.asker.follow());
+                let mut response = json(status, &body);
+                if let Some(at) = body["at"].as_str().and_then(|at| HeaderValue::from_str(at).ok()) {
+                    response.headers_mut().insert(LOCATION, at);
+                }
+                response
+            }
+        }
+    }
+
+    /// Answers with a stream of events, if there is a place for one.
+    fn stream(&self, events: impl FnOnce(OwnedSemaphorePermit) -> Events) -> Response<Body> {
+        match Arc::clone(&self.streams).try_acquire_owned() {
+            Ok(permit) => response(StatusCode::OK, "text/event-stream", Body::Events(events(permit))),
+            Err(_) => error(StatusCode::SERVICE_UNAVAILABLE, "too many follow the events"),
         }
     }
 
@@ -222,10 +288,22 @@ fn ready(status: &Status) -> Response<Body> {
     }
 }
 
-fn status_json(status: &Status) -> Response<Body> {
-    match serde_json::to_string(&status.processes) {
-        Ok(json) => text("application/json", json),
-        Err(_) => error(StatusCode::INTERNAL_SERVER_ERROR, "the status is no JSON"),
+fn load_tokens() -> Result<Tokens, StateError> {
+    Tokens::load(&Folder::of_user()?)
+}
+
+fn json(status: StatusCode, value: &impl Serialize) -> Response<Body> {
+    match serde_json::to_string(value) {
+        Ok(json) => response(status, "application/json", Body::Whole(Some(Bytes::from(json)))),
+        Err(_) => error(StatusCode::INTERNAL_SERVER_ERROR, "the answer is no JSON"),
+    }
+}
+
+/// What was read of the owner's files.
+fn of_files(read: Result<Value, StateError>) -> Response<Body> {
+    match read {
+        Ok(value) => json(StatusCode::OK, &value),
+        Err(_) => error(StatusCode::INTERNAL_SERVER_ERROR, "the state folder cannot be read: see 'farbus doctor'"),
     }
 }
 
@@ -234,12 +312,20 @@ fn text(kind: &'static str, text: String) -> Response<Body> {
 }
 
 fn error(status: StatusCode, why: &'static str) -> Response<Body> {
-    let body = Body::Whole(Some(Bytes::from(format!("{why}\n"))));
-    let mut response = response(status, "text/plain; charset=utf-8", body);
+    refused(&Refusal::of(status, why))
+}
+
+fn refused(refusal: &Refusal) -> Response<Body> {
+    let body = Body::Whole(Some(Bytes::from(format!("{}\n", refusal.why))));
+    let mut response = response(refusal.status, "text/plain; charset=utf-8", body);
     // What follows on this connection may be the body that was refused.
-    response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
-    if status == StatusCode::METHOD_NOT_ALLOWED {
-        response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
+    let headers = response.headers_mut();
+    headers.insert(CONNECTION, HeaderValue::from_static("close"));
+    if refusal.status == StatusCode::METHOD_NOT_ALLOWED {
+        headers.insert(ALLOW, HeaderValue::from_static(refusal.allow));
+    }
+    if refusal.status == StatusCode::UNAUTHORIZED {
+        headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     }
     response
 }

@@ -1,16 +1,19 @@
 //! What all processes of this user say of themselves, asked at most twice a second however many look.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::sync::watch;
 
+use super::api::journal::{Journal, Kind};
 use super::rates::Rates;
 use crate::common::control::{Answer, Question, ask_all};
+use crate::common::happenings::Happenings;
 
 /// How often the processes are asked while somebody looks. An answer that is younger than this is given again.
 const ASK_EVERY: Duration = Duration::from_millis(500);
@@ -48,6 +51,23 @@ impl Status {
         }
     }
 
+    /// A number that is another one when a process, a device, its state, its user or who waits for it is.
+    fn mark(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        for (process, device) in self.devices() {
+            for of in [&process["pid"], &device["name"], &device["title"], &device["state"], &device["user"]] {
+                of.as_str().hash(&mut hasher);
+                of.as_u64().hash(&mut hasher);
+            }
+            let waiting = device["waiting"].as_array().into_iter().flatten();
+            waiting.for_each(|waiting| waiting["host"].as_str().hash(&mut hasher));
+            device["failure"]["message"].as_str().hash(&mut hasher);
+        }
+        self.silent.hash(&mut hasher);
+        self.failure.hash(&mut hasher);
+        hasher.finish()
+    }
+
     /// Bytes a second from a device and to it at present, if that is known.
     pub fn rate_of(&self, process: &Value, device: &Value) -> Option<[u64; 2]> {
         self.rates.of(process, device)
@@ -67,19 +87,23 @@ impl Status {
 pub struct Asker {
     status: watch::Sender<Arc<Status>>,
     demand: SyncSender<()>,
+    journal: Journal,
 }
 
 impl Asker {
-    /// Starts the thread. It ends with the last `Asker`.
+    /// Starts the thread, which publishes changes in the journal while somebody follows that. It ends with the last
+    /// `Asker`.
     ///
     /// # Errors
     /// There can be no further thread.
-    pub fn start() -> io::Result<Self> {
+    pub fn start(journal: Journal) -> io::Result<Self> {
         let (status, _) = watch::channel(Arc::<Status>::default());
         let (demand, demanded) = sync_channel(1);
         let to = status.clone();
-        thread::Builder::new().name("page-status".into()).spawn(move || keep_asking(&to, &demanded))?;
-        Ok(Self { status, demand })
+        let for_thread = journal.clone();
+        let ask = move || keep_asking(&to, &demanded, &for_thread);
+        thread::Builder::new().name("page-status".into()).spawn(ask)?;
+        Ok(Self { status, demand, journal })
     }
 
     /// Follows the status from now on: it is asked for until the receiver is dropped.
@@ -90,9 +114,9 @@ impl Asker {
         followed
     }
 
-    /// A status that is at most half a second old; `None` if the thread has ended.
+    /// A status that is at most half a second old and younger than the last operation; `None` if the thread has ended.
     pub async fn fresh(&self) -> Option<Arc<Status>> {
-        let since = Instant::now().checked_sub(ASK_EVERY);
+        let since = Instant::now().checked_sub(ASK_EVERY).max(self.journal.last_operation());
         let is_fresh = |status: &Arc<Status>| status.asked.is_some() && status.asked >= since;
         if is_fresh(&self.status.borrow()) {
             return Some(Arc::clone(&self.status.borrow()));
@@ -102,7 +126,8 @@ impl Asker {
     }
 }
 
-fn keep_asking(status: &watch::Sender<Arc<Status>>, demanded: &Receiver<()>) {
+fn keep_asking(status: &watch::Sender<Arc<Status>>, demanded: &Receiver<()>, journal: &Journal) {
+    let (mut happenings, mut mark) = (Happenings::default(), None);
     loop {
         let told = match status.receiver_count() {
             0 => demanded.recv().map_err(|_| RecvTimeoutError::Disconnected),
@@ -113,7 +138,27 @@ fn keep_asking(status: &watch::Sender<Arc<Status>>, demanded: &Receiver<()>) {
         }
         let before = Arc::clone(&status.borrow());
         let now = Arc::new(Status::ask(&before));
+        if journal.is_followed() {
+            publish(journal, &now, &mut happenings, &mut mark);
+        }
         status.send_replace(now);
+    }
+}
+
+/// Publishes what has happened, and that there is another status.
+fn publish(journal: &Journal, now: &Status, happenings: &mut Happenings, mark: &mut Option<u64>) {
+    // If the folder cannot be read, the status says so.
+    for (event, pid) in happenings.ask().unwrap_or_default().happened {
+        let mut data = serde_json::to_value(event).unwrap_or_default();
+        data["pid"] = json!(pid);
+        journal.publish(Kind::Happened, &data);
+    }
+    let marked = Some(now.mark());
+    if *mark != marked {
+        *mark = marked;
+        let (processes, devices) = (now.processes.len(), now.devices().count());
+        let data = json!({ "processes": processes, "devices": devices, "silent": now.silent, "failure": now.failure });
+        journal.publish(Kind::Status, &data);
     }
 }
 

@@ -15,12 +15,12 @@ use super::harness::{Harness, PATIENCE, Running, has, has_program, wait_until};
 /// A user without rights to anything here.
 const STRANGER: u32 = 65534;
 
-struct Page {
-    process: Running,
-    address: String,
+pub struct Page {
+    pub process: Running,
+    pub address: String,
 }
 
-fn open_page(harness: &Harness) -> Page {
+pub fn open_page(harness: &Harness) -> Page {
     let process = Running::start(harness.command(&["page", "--listen", "127.0.0.1:0"]));
     let line = process.wait_for_line("page at http://");
     let address = line.split_whitespace().nth(2).unwrap();
@@ -29,7 +29,7 @@ fn open_page(harness: &Harness) -> Page {
 }
 
 impl Page {
-    fn connect(&self) -> TcpStream {
+    pub fn connect(&self) -> TcpStream {
         let stream = TcpStream::connect(&self.address).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream.set_write_timeout(Some(PATIENCE)).unwrap();
@@ -37,7 +37,7 @@ impl Page {
     }
 
     /// The answer to a request that is the last on its connection.
-    fn get(&self, path: &str, more: &str) -> Reply {
+    pub fn get(&self, path: &str, more: &str) -> Reply {
         let host = &self.address;
         let request = format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{more}\r\n");
         send(self.connect(), request.as_bytes())
@@ -45,13 +45,13 @@ impl Page {
 }
 
 #[derive(Debug)]
-struct Reply {
-    status: u16,
-    head: String,
-    body: String,
+pub struct Reply {
+    pub status: u16,
+    pub head: String,
+    pub body: String,
 }
 
-fn send(mut stream: impl Read + Write, request: &[u8]) -> Reply {
+pub fn send(mut stream: impl Read + Write, request: &[u8]) -> Reply {
     stream.write_all(request).unwrap();
     let mut bytes = Vec::new();
     // The rest of a request that was refused may reset the connection, after the answer.
@@ -159,9 +159,10 @@ fn a_change_reaches_the_page_as_an_event() {
 fn a_thousand_clients_of_events_that_do_not_read_leave_room_for_the_owner() {
     let harness = Harness::new();
     let page = open_page(&harness);
-    let request = format!("GET /events HTTP/1.1\r\nHost: {}\r\n\r\n", page.address);
     let mut clients = Vec::new();
-    for _ in 0..1000 {
+    for number in 0..1000 {
+        let path = if number % 2 == 0 { "/events" } else { "/api/v1/events" };
+        let request = format!("GET {path} HTTP/1.1\r\nHost: {}\r\n\r\n", page.address);
         let mut client = page.connect();
         // One too many is closed at once.
         let _ = client.write_all(request.as_bytes());
@@ -254,17 +255,11 @@ fn promtool_finds_nothing_wrong_with_the_metrics() {
     assert!(output.status.success() && said.is_empty(), "{}", String::from_utf8_lossy(&said));
 }
 
-#[test]
-fn prometheus_scrapes_the_page() {
-    if !has("prometheus", has_program("prometheus")) || !has("curl", has_program("curl")) {
-        return;
-    }
-    let harness = Harness::new();
-    let _share = harness.share(&["zero"]);
-    let page = open_page(&harness);
+/// Has Prometheus scrape the page, with more in its configuration.
+fn scrape(harness: &Harness, page: &Page, more: &str) {
     let config = harness.path("prometheus.yml");
     let text = format!(
-        "scrape_configs:\n- job_name: farbus\n  scrape_interval: 1s\n  static_configs:\n  - targets: ['{}']\n",
+        "scrape_configs:\n- job_name: farbus\n  scrape_interval: 1s\n{more}  static_configs:\n  - targets: ['{}']\n",
         page.address
     );
     std::fs::write(&config, text).unwrap();
@@ -292,6 +287,22 @@ fn prometheus_scrapes_the_page() {
         has_it
     });
     assert!(ask().contains("\"role\":\"share\""), "{}", prometheus.log());
+}
+
+#[test]
+fn prometheus_scrapes_the_page_with_and_without_a_token() {
+    if !has("prometheus", has_program("prometheus")) || !has("curl", has_program("curl")) {
+        return;
+    }
+    let harness = Harness::new();
+    let _share = harness.share(&["zero"]);
+    let page = open_page(&harness);
+    scrape(&harness, &page, "");
+    let file = harness.path("token");
+    std::fs::write(&file, super::page_tokens::make(&harness, &["--scope", "read"])).unwrap();
+    std::fs::remove_dir_all(harness.path("tsdb")).unwrap();
+    // One that is wrong would be refused, even of the owner.
+    scrape(&harness, &page, &format!("  authorization:\n    credentials_file: {}\n", file.display()));
 }
 
 /// Where the files for Prometheus and Grafana are.

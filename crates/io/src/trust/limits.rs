@@ -86,5 +86,10 @@ pub const NOTES_MAX: usize = 2048;
 /// The largest file of labels that is read: [`NOTES_MAX`] with the longest labels, each character escaped.
 pub const NOTES_BYTES_MAX: u64 = 16 << 20;
 
+/// The most tokens of the page: one for each program and person of a laboratory.
+pub const PAGE_TOKENS_MAX: usize = 256;
+/// The largest file of tokens that is read: [`PAGE_TOKENS_MAX`] with the longest names, each character escaped.
+pub const PAGE_TOKENS_BYTES_MAX: u64 = 1 << 20;
+
 /// The limits of every handshake.
 pub const HANDSHAKE: HandshakeLimits = HandshakeLimits { time_max: HANDSHAKE_TIME_MAX, bytes_max: HANDSHAKE_BYTES_MAX };

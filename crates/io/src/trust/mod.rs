@@ -28,6 +28,7 @@ mod quic;
 mod random;
 mod state_folder;
 mod tls;
+mod tokens;
 
 pub use admission::{Admission, Proof, Refusal, Ticket, subscriber};
 pub use audit::{Audit, Event, Outcome, timestamp};
@@ -46,3 +47,4 @@ pub use quic::{QuicAcceptor, QuicServer};
 pub use random::fill_random;
 pub use state_folder::{Access, FolderError, FolderTrouble, Refusal as FolderRefusal, StateFolder};
 pub use tls::{Accepts, HandshakeError, Protocol, Secured, Terms};
+pub use tokens::{NoToken, Scope, TOKEN_NAME_CHARS_MAX, Token, Tokens};

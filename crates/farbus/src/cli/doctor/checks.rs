@@ -31,6 +31,7 @@ pub const CHECKS: &[Check] = &[
     Check { name: "firewall", needed_for: "letting other hosts in", look: firewall },
     Check { name: "pairing", needed_for: "encrypted use by and of other hosts", look: pairing },
     Check { name: "daemon", needed_for: "shares and attachments that outlive a terminal", look: daemon },
+    Check { name: "page", needed_for: "a browser, Prometheus and programs that ask by HTTP", look: page },
     Check { name: "directory", needed_for: "lists and leases of all sites", look: directory },
 ];
 
@@ -280,6 +281,22 @@ fn daemon() -> Finding {
         false => Finding::missing(
             "no daemon of this user runs",
             "type: farbus daemon --help; a package's unit: systemctl enable --now farbus",
+        ),
+    }
+}
+
+fn page() -> Finding {
+    let answers = ask_all(&Question::Status).unwrap_or_default();
+    let status = answers.into_iter().find_map(|(_, answer)| match answer {
+        Answer::Ok(status) if status["page"].is_object() => Some(status["page"].clone()),
+        _ => None,
+    });
+    let Some(status) = status else { return Finding::ok("the daemon has none; 'farbus page' shows one") };
+    match (status["at"].as_str(), status["failure"].as_str()) {
+        (Some(at), _) => Finding::ok(format!("the daemon's is at {at}")),
+        (None, why) => Finding::limited(
+            format!("the daemon's is not there: {}", why.unwrap_or("it is being started")),
+            "choose another 'listen' in [page] of the configuration, then: farbus daemon reload",
         ),
     }
 }

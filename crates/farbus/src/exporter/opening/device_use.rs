@@ -393,6 +393,7 @@ impl DeviceUse {
         let longest = if is_storage { HOLD_STORAGE_MAX } else { HOLD_MAX };
         let until = self.now() + left.min(self.shared.registry.successor_time()).min(longest);
         let key = self.shared.registry.key_of(&bus_id);
+        self.shared.registry.prepare_next_lease(&bus_id);
         let before = self.shared.registry.leases().hand_over(&key, from, successor, until, handed_over);
         assert!(before.is_none(), "a device has one user who hands it over");
         self.shared.sessions.wake_all();

@@ -20,9 +20,15 @@ use crate::link::meters::{Calls, Meters};
 /// Commands that other threads leave for a running engine.
 #[derive(Debug)]
 pub struct Mailbox {
-    orders: Mutex<Vec<Order>>,
+    orders: Mutex<Orders>,
     numbers: AtomicU64,
     wake: Wake,
+}
+
+#[derive(Debug, Default)]
+struct Orders {
+    waiting: Vec<Order>,
+    is_closed: bool,
 }
 
 #[derive(Debug)]
@@ -38,20 +44,37 @@ impl Mailbox {
     }
 
     /// Leaves a command and waits for its answer, for `time_max` at most. Returns `None` if the command was not carried
-    /// out; it never will be then. If it is being carried out at that moment, waits for `time_max` once more.
+    /// out; it never will be then. If it is being carried out at that moment, waits for `time_max` once more. If the
+    /// mailbox is closed, or becomes so, returns at once.
     pub fn ask(&self, command: Command, time_max: Duration) -> Option<Result<(), CommandError>> {
         let (answer, answered) = mpsc::sync_channel(1);
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
-        self.orders().push(Order { number, command, answer });
+        {
+            let mut orders = self.orders();
+            if orders.is_closed {
+                return None;
+            }
+            orders.waiting.push(Order { number, command, answer });
+        }
         self.wake.wake();
         answered.recv_timeout(time_max).ok().or_else(|| {
             // The caller may retry after `None`, so the command must not run later.
-            let is_withdrawn = self.orders().extract_if(.., |order| order.number == number).count() > 0;
+            let is_withdrawn = self.orders().waiting.extract_if(.., |order| order.number == number).count() > 0;
             if is_withdrawn { None } else { answered.recv_timeout(time_max).ok() }
         })
     }
 
-    fn orders(&self) -> MutexGuard<'_, Vec<Order>> {
+    /// Takes no more commands until it is opened, and gives those back that nobody has carried out.
+    pub fn close(&self) {
+        *self.orders() = Orders { waiting: Vec::new(), is_closed: true };
+    }
+
+    /// Takes commands.
+    pub fn open(&self) {
+        self.orders().is_closed = false;
+    }
+
+    fn orders(&self) -> MutexGuard<'_, Orders> {
         self.orders.lock().expect("nobody panics with the mailbox open")
     }
 
@@ -76,7 +99,7 @@ impl Mailbox {
 
     fn take(&self) -> Vec<Order> {
         self.wake.clear();
-        std::mem::take(&mut *self.orders())
+        std::mem::take(&mut self.orders().waiting)
     }
 }
 

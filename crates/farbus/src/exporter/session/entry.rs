@@ -172,11 +172,13 @@ impl Session {
 
     /// Notes that it uses the device with this bus id from now on.
     pub fn hold(&self, bus_id: &str) {
+        self.mailbox.open();
         *self.bus_id.lock().unwrap_or_else(PoisonError::into_inner) = Some(bus_id.to_owned());
     }
 
     /// Notes that it no longer uses its device. Returns the device's bus id.
     pub fn take_device(&self) -> Option<String> {
+        self.mailbox.close();
         self.bus_id.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 

@@ -1,6 +1,9 @@
 //! Leases that outlive this process: the numbers by which late users are refused, and who has which device until when.
 
-use std::sync::OnceLock;
+use std::collections::BTreeMap;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use farbus_io::link::since_boot;
@@ -14,7 +17,12 @@ use farbus_session::claims::lease::{Lease, Party};
 #[derive(Debug, Default)]
 pub struct LeaseStore {
     folder: OnceLock<Folder>,
+    /// Counts that are being reserved for who uses a device next. One that nobody fetches is a number left out.
+    ahead: Mutex<BTreeMap<DeviceId, Receiver<Result<u64, StateError>>>>,
 }
+
+/// For how many devices at a time a count is reserved ahead; further ones get theirs when they are used.
+const AHEAD_MAX: usize = 1024;
 
 impl LeaseStore {
     /// Keeps leases in this folder from now on. Returns whether they were kept nowhere before.
@@ -22,11 +30,34 @@ impl LeaseStore {
         self.folder.set(folder).is_ok()
     }
 
-    /// Reserves a count above `above` for the next lease of a device, durably; `None` if nothing is kept.
+    /// Begins to reserve a count above `above` for the next lease of a device, which [`LeaseStore::reserve`] returns:
+    /// storing takes as long as the disk, and a device that is handed over waits for its successor meanwhile anyway
+    /// (requirement N10: it is missed as shortly as can be).
+    pub fn reserve_ahead(&self, device: DeviceId, above: u64) {
+        let Some(folder) = self.folder.get().cloned() else { return };
+        let mut ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
+        if ahead.len() >= AHEAD_MAX || ahead.contains_key(&device) {
+            return;
+        }
+        let (tell, told) = sync_channel(1);
+        // Nobody may fetch it.
+        let reserve = move || drop(tell.send(KnownLease::reserve(&folder, device, above)));
+        // Without a further thread it is reserved when it is needed.
+        if thread::Builder::new().name("lease-ahead".into()).spawn(reserve).is_ok() {
+            ahead.insert(device, told);
+        }
+    }
+
+    /// Reserves a count above `above` for the next lease of a device, durably, or returns the one that was reserved
+    /// ahead; `None` if nothing is kept.
     ///
     /// # Errors
     /// [`StateError`].
     pub fn reserve(&self, device: DeviceId, above: u64) -> Result<Option<u64>, StateError> {
+        let ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner).remove(&device);
+        if let Some(reserved) = ahead.and_then(|reserved| reserved.recv().ok()) {
+            return reserved.map(Some);
+        }
         self.folder.get().map(|folder| KnownLease::reserve(folder, device, above)).transpose()
     }
 
@@ -140,6 +171,22 @@ mod tests {
     fn left_s(stored: StoredLease) -> u64 {
         let now = at_s(1000);
         (restored(stored, now).until - now).as_secs_f64().round() as u64
+    }
+
+    #[test]
+    fn count_that_was_reserved_ahead_is_stored_before_it_is_given_and_given_once() {
+        let folder = Folder::at(std::env::temp_dir().join(format!("farbus-ahead-{}", std::process::id())));
+        let (store, device) = (LeaseStore::default(), DeviceId::random());
+        store.reserve_ahead(device, 5);
+        assert_eq!(store.reserve(device, 5).unwrap(), None, "nothing is kept, ahead or not");
+        assert!(store.keep_in(folder.clone()));
+        store.reserve_ahead(device, 100);
+        store.reserve_ahead(device, 200);
+        let count = store.reserve(device, 100).unwrap();
+        assert_eq!(count, Some(101));
+        assert_eq!(store.load(device, at_s(0)).unwrap().0, 101);
+        assert_eq!(store.reserve(device, 100).unwrap(), Some(102), "the next is another");
+        std::fs::remove_dir_all(folder.path()).unwrap();
     }
 
     #[test]

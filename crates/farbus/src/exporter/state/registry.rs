@@ -222,6 +222,14 @@ impl DeviceRegistry {
         Ok(self.leases().give_reserved(&key, count.unwrap_or_default()))
     }
 
+    /// Begins to store the number of the next lease of a device that is handed over, before its successor comes.
+    pub fn prepare_next_lease(&self, bus_id: &str) {
+        if let Some(id) = self.stored_as(bus_id) {
+            let above = self.leases().last_count();
+            self.store.reserve_ahead(id, above);
+        }
+    }
+
     /// As [`DeviceRegistry::next_lease`]. If the number cannot be stored, as on a full disk, it counts on from the
     /// clock of this machine.
     pub fn next_lease_or_unstored(&self, bus_id: &str) -> u64 {

@@ -1,0 +1,618 @@
+//! The one table of actions: what each takes, within which limits, who may do it, and the command line that does it.
+//!
+//! The page does an action by running farbus with that command line, word by word and without a shell. So what the page
+//! does, and what it shows to be typed, cannot differ.
+
+use std::fmt;
+
+use farbus_io::trust::Scope;
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+use super::super::shell::quoted;
+
+/// Characters of a path.
+const PATH_CHARS_MAX: u64 = 4096;
+/// Characters of a device's name, with its host.
+const NAME_CHARS_MAX: u64 = 512;
+/// Characters of a reason.
+const REASON_CHARS_MAX: u64 = 200;
+/// The longest time for which an action waits or keeps somebody out, seconds.
+const DAY_S: u64 = 86_400;
+
+/// Something that the page does.
+#[derive(Debug)]
+pub struct Action {
+    /// The last part of its route, and its name in JSON.
+    pub name: &'static str,
+    /// The words with which its command line begins, after `farbus`.
+    pub words: &'static [&'static str],
+    /// What it does, in a sentence.
+    pub summary: &'static str,
+    /// Who may do it.
+    pub scope: Scope,
+    /// What it takes.
+    pub parameters: &'static [Parameter],
+    /// How long its command runs.
+    pub runs: Runs,
+}
+
+/// How long the command of an action runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Runs {
+    /// Seconds: its end is waited for.
+    Briefly,
+    /// Until it is done, which may take hours.
+    Long,
+    /// The same, and the processes tell how far a swap of this device is.
+    Swap,
+    /// As long as what it began lasts: it is done when it prints the first value.
+    OnAfterValue,
+    /// The same: it is done when it prints a line that begins so, or, with this switch, when it ends.
+    OnAfterLine {
+        /// How the line begins.
+        line: &'static str,
+        /// The switch with which the command ends, and prints JSON.
+        unless: &'static str,
+    },
+}
+
+/// A parameter of an action.
+#[derive(Debug)]
+pub struct Parameter {
+    /// Its name in JSON.
+    pub name: &'static str,
+    /// What it may be.
+    pub kind: Kind,
+    /// Where it stands in the command line.
+    pub at: At,
+    /// What it means.
+    pub help: &'static str,
+}
+
+/// The type of a parameter, with its limits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A text without zero bytes, of one character at least.
+    Text {
+        /// The most characters.
+        chars_max: u64,
+    },
+    /// A text that may name files: with absolute paths, for the page is in no folder.
+    Words,
+    /// An absolute path.
+    Path,
+    /// A whole number.
+    Number {
+        /// The least.
+        min: u64,
+        /// The greatest.
+        max: u64,
+    },
+    /// One of these words.
+    Choice(&'static [&'static str]),
+    /// True or false.
+    Switch,
+}
+
+/// Where a parameter stands in the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum At {
+    /// By itself; it has to be given.
+    Word,
+    /// After this option.
+    Option(&'static str),
+    /// After this option; it has to be given.
+    Required(&'static str),
+}
+
+const fn parameter(name: &'static str, kind: Kind, at: At, help: &'static str) -> Parameter {
+    Parameter { name, kind, at, help }
+}
+
+const fn device(help: &'static str) -> Parameter {
+    parameter("device", Kind::Text { chars_max: NAME_CHARS_MAX }, At::Word, help)
+}
+
+const fn switch(name: &'static str, option: &'static str, help: &'static str) -> Parameter {
+    parameter(name, Kind::Switch, At::Option(option), help)
+}
+
+const SHARED: &str = "Name or bus id of the shared device.";
+const ATTACHED: &str = "Name of the attached device, or HOST[:PORT]/DEVICE.";
+const REASON: &str = "Why.";
+const HOST: &str = "Name of a paired host.";
+const ALLOWED: &str = "Name of the device, or 'all'.";
+const HOSTS: Kind = Kind::Text { chars_max: 128 };
+
+/// All actions.
+pub const ACTIONS: &[Action] = &[
+    Action {
+        name: "share",
+        words: &["share"],
+        summary: "Share a device of this machine.",
+        scope: Scope::Own,
+        parameters: &[
+            parameter("what", Kind::Words, At::Word, "What to share, as 'farbus share' takes it."),
+            switch("keep", "--keep", "Let the running daemon keep it."),
+        ],
+        runs: Runs::OnAfterLine { line: "listening on ", unless: "keep" },
+    },
+    Action {
+        name: "unshare",
+        words: &["unshare"],
+        summary: "Stop sharing a device that the daemon shares.",
+        scope: Scope::Own,
+        parameters: &[device(SHARED), switch("force", "--force", "End the sessions of its users, too.")],
+        runs: Runs::Briefly,
+    },
+    Action {
+        name: "allow",
+        words: &["allow"],
+        summary: "Let a paired host use a device.",
+        scope: Scope::Own,
+        parameters: &[
+            parameter("host", HOSTS, At::Word, HOST),
+            device(ALLOWED),
+            switch("reserve_high", "--reserve-high", "It may also reserve with high criticality."),
+        ],
+        runs: Runs::Briefly,
+    },
+    Action {
+        name: "forbid",
+        words: &["forbid"],
+        summary: "Take a permission back from a paired host.",
+        scope: Scope::Own,
+        parameters: &[
+            parameter("host", HOSTS, At::Word, HOST),
+            device(ALLOWED),
+            switch("reserve_high", "--reserve-high", "Only to reserve with high criticality."),
+        ],
+        runs: Runs::Briefly,
+    },
+    Action {
+        name: "release",
+        words: &["release"],
+        summary: "Take a shared device back from its user.",
+        scope: Scope::Own,
+        parameters: &[
+            device(SHARED),
+            parameter("reason", Kind::Text { chars_max: REASON_CHARS_MAX }, At::Option("--reason"), REASON),
+            parameter(
+                "keep_out",
+                Kind::Number { min: 0, max: DAY_S },
+                At::Option("--keep-out"),
+                "For how many seconds its user may not have it again.",
+            ),
+            switch("force", "--force", "Also a disk that its user may write: what is not written out is lost."),
+        ],
+        runs: Runs::Briefly,
+    },
+    Action {
+        name: "attach",
+        words: &["attach"],
+        summary: "Use a device of another host, or of another process, here.",
+        scope: Scope::Own,
+        parameters: &[
+            parameter(
+                "target",
+                Kind::Text { chars_max: NAME_CHARS_MAX },
+                At::Word,
+                "[HOST[:PORT]/]DEVICE, as 'farbus list HOST' shows it.",
+            ),
+            parameter(
+                "via",
+                Kind::Choice(&["auto", "kernel", "uas", "fuse", "nbd", "redir"]),
+                At::Option("--via"),
+                "How it appears here.",
+            ),
+            parameter("at", Kind::Path, At::Option("--at"), "fuse: the folder for the disk's file."),
+            parameter("socket", Kind::Path, At::Option("--socket"), "nbd, redir: the socket for programs."),
+            parameter("mode", Kind::Choice(&["exclusive", "read"]), At::Option("--mode"), "fuse, nbd, uas: how."),
+            parameter(
+                "wait",
+                Kind::Number { min: 0, max: DAY_S },
+                At::Option("--wait"),
+                "How many seconds to wait while another host uses it.",
+            ),
+            parameter("reason", Kind::Text { chars_max: REASON_CHARS_MAX }, At::Option("--reason"), REASON),
+        ],
+        runs: Runs::OnAfterValue,
+    },
+    Action {
+        name: "detach",
+        words: &["detach"],
+        summary: "Detach a device that is attached here.",
+        scope: Scope::Own,
+        parameters: &[
+            device(ATTACHED),
+            switch("unmount", "--unmount", "First write out and unmount its file systems."),
+            switch("force", "--force", "While programs have it open: what they have not written out is lost."),
+        ],
+        runs: Runs::Briefly,
+    },
+    Action {
+        name: "migrate",
+        words: &["migrate"],
+        summary: "Hand an attached device over to another host, as it is.",
+        scope: Scope::Own,
+        parameters: &[
+            device(ATTACHED),
+            parameter("to", HOSTS, At::Required("--to"), "Name or key of the other host."),
+            switch("unmount", "--unmount", "First write out and unmount its file systems."),
+            switch("with_machine", "--with-machine", "When its virtual machine leaves."),
+            switch("discard", "--discard", "Wait for nothing: what is under way is lost."),
+        ],
+        runs: Runs::Long,
+    },
+    Action {
+        name: "resume",
+        words: &["resume"],
+        summary: "Let a device that is held go on here.",
+        scope: Scope::Own,
+        parameters: &[device(ATTACHED)],
+        runs: Runs::Briefly,
+    },
+    Action {
+        name: "swap",
+        words: &["swap"],
+        summary: "Move a disk, or swap a USB device for its twin, while it is in use.",
+        scope: Scope::Own,
+        parameters: &[
+            device("Name of the shared device, or HOST/DEVICE that is attached here."),
+            parameter("to", Kind::Words, At::Required("--to"), "block:PATH, HOST/DEVICE or usb:BUSID."),
+            parameter(
+                "rate",
+                Kind::Text { chars_max: 16 },
+                At::Option("--rate"),
+                "Copy at most so many bytes a second (100M).",
+            ),
+            switch("verify", "--verify", "Read and compare both before the switch."),
+        ],
+        runs: Runs::Swap,
+    },
+    Action {
+        name: "swap-cancel",
+        words: &["swap", "--cancel"],
+        summary: "Cancel a swap: the disk stays where it was.",
+        scope: Scope::Own,
+        parameters: &[device("The device that is being swapped.")],
+        runs: Runs::Briefly,
+    },
+    Action {
+        name: "module-pause",
+        words: &["module", "pause"],
+        summary: "Hold everything that passes through the module 'pause' of an attached device.",
+        scope: Scope::Own,
+        parameters: &[device(ATTACHED)],
+        runs: Runs::Briefly,
+    },
+    Action {
+        name: "module-resume",
+        words: &["module", "resume"],
+        summary: "Let what was held pass again.",
+        scope: Scope::Own,
+        parameters: &[device(ATTACHED)],
+        runs: Runs::Briefly,
+    },
+    Action {
+        name: "eject",
+        words: &["eject"],
+        summary: "Take the medium out of a shared removable disk.",
+        scope: Scope::Own,
+        parameters: &[device(SHARED)],
+        runs: Runs::Briefly,
+    },
+    Action {
+        name: "insert",
+        words: &["insert"],
+        summary: "Put the medium of a shared removable disk back.",
+        scope: Scope::Own,
+        parameters: &[device(SHARED)],
+        runs: Runs::Briefly,
+    },
+];
+
+/// The action with this name.
+pub fn action(name: &str) -> Option<&'static Action> {
+    ACTIONS.iter().find(|action| action.name == name)
+}
+
+/// Why an action is not begun: which parameter is wrong, and what it may be.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Wrong {
+    /// The parameter; absent if it is the whole.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub parameter: Option<String>,
+    /// What is wrong.
+    pub message: String,
+}
+
+impl Wrong {
+    fn with(parameter: &str, message: impl fmt::Display) -> Self {
+        Self { parameter: Some(parameter.to_owned()), message: message.to_string() }
+    }
+}
+
+/// An action with its parameters: a command line.
+#[derive(Clone, Debug)]
+pub struct CommandLine {
+    /// The action.
+    pub action: &'static Action,
+    /// What it is about, for the log: its first parameter that is a word.
+    pub subject: String,
+    /// The words after `farbus`, without `--json`.
+    pub words: Vec<String>,
+    /// Of each word, where in it the value of an option begins.
+    options: Vec<Option<usize>>,
+    /// The switches that were given.
+    has: Vec<&'static str>,
+}
+
+impl Action {
+    /// The command line with these parameters.
+    ///
+    /// # Errors
+    /// [`Wrong`]: one is missing, unknown, of another type, or outside its limits.
+    pub fn command(&'static self, given: &Map<String, Value>) -> Result<CommandLine, Wrong> {
+        if let Some(unknown) = given.keys().find(|name| self.parameters.iter().all(|known| known.name != **name)) {
+            let known: Vec<&str> = self.parameters.iter().map(|parameter| parameter.name).collect();
+            let short: String = unknown.chars().take(64).collect();
+            return Err(Wrong::with(&short, format!("'{}' takes {}", self.name, known.join(", "))));
+        }
+        let (mut plain, mut options, mut has) = (Vec::new(), Vec::new(), Vec::new());
+        for parameter in self.parameters {
+            let value = given.get(parameter.name).filter(|value| !value.is_null());
+            let said = value.map(|value| parameter.text_of(value)).transpose()?;
+            match (parameter.at, parameter.kind, said) {
+                (At::Word, _, Some(word)) => plain.push(word),
+                (At::Word | At::Required(_), _, None) => {
+                    return Err(Wrong::with(parameter.name, format!("it is missing: {}", parameter.help)));
+                }
+                (At::Option(option) | At::Required(option), Kind::Switch, Some(said)) => {
+                    if said == "true" {
+                        options.push((option, None));
+                        has.push(parameter.name);
+                    }
+                }
+                (At::Option(option) | At::Required(option), _, Some(word)) => options.push((option, Some(word))),
+                (At::Option(_), _, None) => {}
+            }
+        }
+        let subject = plain.last().cloned().unwrap_or_default();
+        let mut words: Vec<String> = self.words.iter().map(|word| (*word).to_owned()).collect();
+        let mut values: Vec<Option<usize>> = vec![None; words.len()];
+        // A word that begins with a hyphen is no option.
+        let is_guarded = plain.iter().any(|word| word.starts_with('-'));
+        let spelled = options.into_iter().map(|(option, value)| match value {
+            Some(value) => (format!("{option}={value}"), Some(option.len() + 1)),
+            None => (option.to_owned(), None),
+        });
+        let plain = plain.into_iter().map(|word| (word, None));
+        let ordered: Vec<(String, Option<usize>)> = match is_guarded {
+            true => spelled.chain([("--".to_owned(), None)]).chain(plain).collect(),
+            false => plain.chain(spelled).collect(),
+        };
+        for (word, value_at) in ordered {
+            words.push(word);
+            values.push(value_at);
+        }
+        Ok(CommandLine { action: self, subject, words, options: values, has })
+    }
+
+    /// The action, for programs that find out what there is.
+    pub fn described(&self) -> Value {
+        let parameters: Map<String, Value> =
+            self.parameters.iter().map(|parameter| (parameter.name.to_owned(), parameter.schema())).collect();
+        json!({
+            "name": self.name, "summary": self.summary, "scope": self.scope, "command": self.words,
+            "is_long": self.runs != Runs::Briefly, "required": self.required(), "parameters": parameters,
+        })
+    }
+
+    /// The names of the parameters that have to be given.
+    pub fn required(&self) -> Vec<&'static str> {
+        let is_required = |parameter: &&Parameter| !matches!(parameter.at, At::Option(_));
+        self.parameters.iter().filter(is_required).map(|parameter| parameter.name).collect()
+    }
+}
+
+impl Parameter {
+    /// The value as a word, within its limits.
+    fn text_of(&self, value: &Value) -> Result<String, Wrong> {
+        let wrong = |what: String| Wrong::with(self.name, what);
+        let text = |chars_max: u64| match value.as_str() {
+            Some(text) if text.is_empty() || text.chars().count() as u64 > chars_max || text.contains('\0') => {
+                Err(wrong(format!("1 to {chars_max} characters, none of them zero")))
+            }
+            Some(text) => Ok(text.to_owned()),
+            None => Err(wrong(format!("a text of 1 to {chars_max} characters"))),
+        };
+        match self.kind {
+            Kind::Text { chars_max } => text(chars_max),
+            Kind::Words => text(PATH_CHARS_MAX).and_then(|words| match names_relative_path(&words) {
+                true => Err(wrong("a path begins with '/' here: the page is in no folder".to_owned())),
+                false => Ok(words),
+            }),
+            Kind::Path => text(PATH_CHARS_MAX).and_then(|path| match path.starts_with('/') {
+                true => Ok(path),
+                false => Err(wrong("a path begins with '/' here: the page is in no folder".to_owned())),
+            }),
+            Kind::Number { min, max } => match value.as_u64().filter(|number| (min..=max).contains(number)) {
+                Some(number) => Ok(number.to_string()),
+                None => Err(wrong(format!("a whole number from {min} to {max}"))),
+            },
+            Kind::Choice(words) => match value.as_str().filter(|word| words.contains(word)) {
+                Some(word) => Ok(word.to_owned()),
+                None => Err(wrong(format!("one of {}", words.join(", ")))),
+            },
+            Kind::Switch => match value.as_bool() {
+                Some(is_on) => Ok(is_on.to_string()),
+                None => Err(wrong("true or false".to_owned())),
+            },
+        }
+    }
+
+    /// The parameter as a JSON schema.
+    pub fn schema(&self) -> Value {
+        let mut schema = match self.kind {
+            Kind::Text { chars_max } => json!({ "type": "string", "minLength": 1, "maxLength": chars_max }),
+            Kind::Words => json!({ "type": "string", "minLength": 1, "maxLength": PATH_CHARS_MAX }),
+            Kind::Path => json!({ "type": "string", "minLength": 1, "maxLength": PATH_CHARS_MAX, "pattern": "^/" }),
+            Kind::Number { min, max } => json!({ "type": "integer", "minimum": min, "maximum": max }),
+            Kind::Choice(words) => json!({ "type": "string", "enum": words }),
+            Kind::Switch => json!({ "type": "boolean" }),
+        };
+        schema["description"] = json!(self.help);
+        schema
+    }
+}
+
+/// Whether words of `farbus share` or `farbus swap --to` name a file by a path that depends on a folder.
+fn names_relative_path(words: &str) -> bool {
+    let is_relative = |path: &str| !path.starts_with('/');
+    match words.split_once(':') {
+        Some(("disk" | "block", rest)) => {
+            is_relative(rest)
+                || rest.split(',').any(|word| {
+                    let scratch = word.strip_prefix("scratch=");
+                    scratch.is_some_and(|at| is_relative(at) && !at.starts_with(|c: char| c.is_ascii_digit()))
+                })
+        }
+        Some(("stream", rest)) => is_relative(rest) && rest.split(',').next() != Some("pattern"),
+        _ => false,
+    }
+}
+
+impl CommandLine {
+    /// The command line, to be typed.
+    pub fn line(&self) -> String {
+        let words = self.words.iter().zip(&self.options).map(|(word, value_at)| match value_at {
+            Some(at) => format!("{}{}", &word[..*at], quoted(&word[*at..])),
+            None => quoted(word),
+        });
+        std::iter::once("farbus".to_owned()).chain(words).collect::<Vec<_>>().join(" ")
+    }
+
+    /// The words after `farbus` with which it is run: with `--json`, where the command takes that.
+    pub fn arguments(&self) -> Vec<String> {
+        let options = self.words.iter().position(|word| word == "--").unwrap_or(self.words.len());
+        let mut words = self.words.clone();
+        if self.prints_json() {
+            words.insert(options, "--json".to_owned());
+        }
+        words
+    }
+
+    /// Whether its output is JSON.
+    pub fn prints_json(&self) -> bool {
+        match self.action.runs {
+            Runs::OnAfterLine { unless, .. } => self.has.contains(&unless),
+            _ => true,
+        }
+    }
+
+    /// Whether its command goes on after it is done.
+    pub fn goes_on(&self) -> bool {
+        match self.action.runs {
+            Runs::OnAfterValue => true,
+            Runs::OnAfterLine { unless, .. } => !self.has.contains(&unless),
+            Runs::Briefly | Runs::Long | Runs::Swap => false,
+        }
+    }
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+
+    /// The command of this action with these parameters.
+    fn command(name: &str, given: Value) -> Result<CommandLine, Wrong> {
+        let Value::Object(given) = given else { panic!("an object") };
+        action(name).unwrap().command(&given)
+    }
+
+    /// Each action with all of its parameters, and with as few as it takes; all of them hostile.
+    pub fn examples() -> Vec<CommandLine> {
+        let mut all = Vec::new();
+        for action in ACTIONS {
+            let mut required = Map::new();
+            for parameter in action.parameters {
+                let value = match parameter.kind {
+                    Kind::Text { .. } if parameter.name == "rate" => json!("100M"),
+                    Kind::Text { .. } => json!("-a;b'\n"),
+                    Kind::Words if action.name == "share" => json!("disk:/a b.img,ro"),
+                    Kind::Words => json!("block:/a b.img"),
+                    Kind::Path => json!("/a b"),
+                    Kind::Number { max, .. } => json!(max),
+                    Kind::Choice(words) => json!(words[words.len() - 1]),
+                    Kind::Switch => json!(true),
+                };
+                let is_required = !matches!(parameter.at, At::Option(_));
+                if is_required {
+                    required.insert(parameter.name.to_owned(), value);
+                } else {
+                    // Some exclude each other: each is added to those that have to be given.
+                    let mut given = required.clone();
+                    given.insert(parameter.name.to_owned(), value);
+                    let after = action.parameters.iter().filter(|other| matches!(other.at, At::Required(_)));
+                    after.for_each(|other| {
+                        given.entry(other.name.to_owned()).or_insert(json!("block:/x"));
+                    });
+                    all.push(action.command(&given).unwrap());
+                }
+            }
+            all.push(action.command(&required).unwrap());
+        }
+        all
+    }
+
+    #[test]
+    fn a_command_line_is_quoted_and_its_words_are_never_options() {
+        let line = |name: &str, given: Value| command(name, given).unwrap().line();
+        assert_eq!(line("release", json!({ "device": "disk" })), "farbus release disk");
+        let full = json!({ "device": "disk", "reason": "it's mine", "keep_out": 60, "force": true });
+        assert_eq!(line("release", full), r"farbus release disk --reason='it'\''s mine' --keep-out=60 --force");
+        assert_eq!(line("detach", json!({ "device": "-f", "force": true })), "farbus detach --force -- -f");
+        assert_eq!(line("module-pause", json!({ "device": "a/b" })), "farbus module pause a/b");
+        assert_eq!(line("detach", json!({ "device": "$(reboot)", "force": false })), "farbus detach '$(reboot)'");
+    }
+
+    #[test]
+    fn parameters_outside_their_limits_are_refused_by_name() {
+        for (name, given, parameter) in [
+            ("release", json!({}), "device"),
+            ("release", json!({ "device": "" }), "device"),
+            ("release", json!({ "device": 7 }), "device"),
+            ("release", json!({ "device": "a\0b" }), "device"),
+            ("release", json!({ "device": "x".repeat(513) }), "device"),
+            ("release", json!({ "device": "a", "keep_out": 86_401 }), "keep_out"),
+            ("release", json!({ "device": "a", "keep_out": -1 }), "keep_out"),
+            ("release", json!({ "device": "a", "force": "yes" }), "force"),
+            ("release", json!({ "device": "a", "shell": "sh" }), "shell"),
+            ("attach", json!({ "target": "a/b", "via": "magic" }), "via"),
+            ("attach", json!({ "target": "a/b", "at": "mnt" }), "at"),
+            ("share", json!({ "what": "disk:a.img" }), "what"),
+            ("share", json!({ "what": "disk:/a.img,scratch=b" }), "what"),
+            ("share", json!({ "what": "stream:fifo" }), "what"),
+            ("swap", json!({ "device": "a", "to": "block:b" }), "to"),
+            ("swap", json!({ "device": "a" }), "to"),
+        ] {
+            assert_eq!(command(name, given.clone()).unwrap_err().parameter.as_deref(), Some(parameter), "{given}");
+        }
+        for what in ["zero", "disk:/a.img,scratch=64M", "stream:pattern,rate=30", "memory:1M", "usb:1-1"] {
+            command("share", json!({ "what": what })).unwrap();
+        }
+    }
+
+    #[test]
+    fn the_line_that_is_shown_is_the_one_that_is_run() {
+        for command in examples() {
+            // Bash reads the line as the words that are run.
+            let script = format!("farbus() {{ printf '%s\\0' \"$@\"; }}; {}", command.line());
+            let said = std::process::Command::new("bash").args(["-c", &script]).output().unwrap();
+            let words: Vec<&[u8]> = said.stdout.strip_suffix(b"\0").unwrap().split(|byte| *byte == 0).collect();
+            assert_eq!(words, command.words.iter().map(String::as_bytes).collect::<Vec<_>>(), "{}", command.line());
+        }
+    }
+}

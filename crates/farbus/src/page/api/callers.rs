@@ -1,0 +1,64 @@
+//! Who asks: the page's own user, or the bearer of a token.
+
+use std::time::SystemTime;
+
+use farbus_io::trust::{NoToken, Scope, StateError, Tokens};
+use hyper::StatusCode;
+use hyper::header::{AUTHORIZATION, HeaderMap};
+
+use super::refusal::{Refusal, only};
+
+/// Who is at the other end of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Client {
+    /// A program of this process's user, or of root.
+    Owner,
+    /// Somebody else.
+    Other,
+}
+
+/// Who asks, and what they may do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Caller {
+    /// What they may do; `None`: learn that the page runs.
+    pub scope: Option<Scope>,
+    /// Whether that is because of a token.
+    pub has_token: bool,
+    /// The name in the log.
+    pub called: String,
+}
+
+impl Caller {
+    /// The caller at the other end of a connection, with the token in the headers if there is one. `tokens` loads
+    /// those that there are.
+    ///
+    /// # Errors
+    /// [`Refusal`]: what is shown is no token of this page. Then it does not matter which user asks.
+    pub fn of(
+        headers: &HeaderMap,
+        client: Client,
+        tokens: impl FnOnce() -> Result<Tokens, StateError>,
+    ) -> Result<Self, Refusal> {
+        let Some(said) = only(headers, &AUTHORIZATION)? else {
+            let (scope, called) = match client {
+                Client::Owner => (Some(Scope::Own), "page"),
+                Client::Other => (None, "another user"),
+            };
+            return Ok(Self { scope, has_token: false, called: called.to_owned() });
+        };
+        let unauthorized = |why| Refusal::of(StatusCode::UNAUTHORIZED, why);
+        let token = match said.split_once(' ') {
+            Some((scheme, token)) if scheme.eq_ignore_ascii_case("bearer") => token.trim(),
+            _ => return Err(unauthorized("say: Authorization: Bearer TOKEN")),
+        };
+        let tokens = tokens().map_err(|_| unauthorized("the tokens of this page cannot be read"))?;
+        match tokens.check(token, SystemTime::now()) {
+            Ok(token) => {
+                let called = format!("token {}", token.called());
+                Ok(Self { scope: Some(token.scope), has_token: true, called })
+            }
+            Err(NoToken::Unknown) => Err(unauthorized("this page has no such token, or it was revoked")),
+            Err(NoToken::Expired) => Err(unauthorized("this token has expired")),
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! Does what a change asks for, and says what became of it.
+
+use std::time::Duration;
+
+use hyper::StatusCode;
+use hyper::body::Incoming;
+use serde_json::{Value, json};
+use tokio::time::timeout;
+
+use super::actions::{Runs, Wrong};
+use super::callers::Caller;
+use super::operations::{self, Operation, Operations, State};
+use super::refusal::Refusal;
+use super::requests::object_of;
+use super::routes::{Found, OPERATIONS_AT};
+use crate::common::failure::Attribute;
+
+/// How long the end of a command that takes seconds is waited for; then it goes on as an operation.
+const BRIEF_TIME_MAX: Duration = Duration::from_secs(30);
+
+/// Does it. Returns the status of the answer and its body.
+///
+/// # Errors
+/// [`Refusal`]: nothing was done.
+pub async fn change(
+    operations: &Operations,
+    found: Found,
+    caller: &Caller,
+    body: &mut Incoming,
+    length: u64,
+) -> Result<(StatusCode, Value), Refusal> {
+    let given = object_of(body, length).await?;
+    let Some(action) = found.action else { return stop(operations, found.number) };
+    let command = match action.command(&given) {
+        Ok(command) => command,
+        Err(wrong) => return Ok((StatusCode::BAD_REQUEST, in_words(&wrong))),
+    };
+    let (id, mut ended) = operations.begin(command, &caller.called).map_err(|refusal| match refusal {
+        operations::Refusal::TooMany => Refusal::of(StatusCode::SERVICE_UNAVAILABLE, "too many actions run"),
+        operations::Refusal::System(why) => {
+            tracing::warn!(why, "an action cannot be begun");
+            Refusal::of(StatusCode::INTERNAL_SERVER_ERROR, "the action cannot be begun: the page's log says why")
+        }
+    })?;
+    if action.runs == Runs::Briefly {
+        // Its thread tells the end before it ends.
+        let _ = timeout(BRIEF_TIME_MAX, ended.wait_for(|has_ended| *has_ended)).await;
+    }
+    let gone = || Refusal::of(StatusCode::INTERNAL_SERVER_ERROR, "too many actions run: this one is forgotten");
+    let operation = operations.find(id).ok_or_else(gone)?;
+    Ok((status_of(&operation), with_place(&operation)))
+}
+
+fn stop(operations: &Operations, id: u64) -> Result<(StatusCode, Value), Refusal> {
+    let nothing = Refusal::of(StatusCode::NOT_FOUND, "no operation with this number has a command that runs");
+    let stopped = operations.stop(id).ok_or(nothing)?;
+    let command = stopped.pid.map(|pid| format!("kill {pid}"));
+    let mut body = with_place(&stopped);
+    body["stopped_by"] = json!(command);
+    Ok((StatusCode::ACCEPTED, body))
+}
+
+fn in_words(wrong: &Wrong) -> Value {
+    json!({ "wrong": wrong })
+}
+
+/// The operation, and where it can be asked about.
+fn with_place(operation: &Operation) -> Value {
+    let mut body = serde_json::to_value(operation).unwrap_or_default();
+    body["at"] = json!(format!("{OPERATIONS_AT}{}", operation.id));
+    body
+}
+
+/// The status of the answer: what became of the operation so far.
+fn status_of(operation: &Operation) -> StatusCode {
+    match (operation.state, &operation.failure) {
+        (State::Running, _) => StatusCode::ACCEPTED,
+        (State::Done, _) => StatusCode::OK,
+        (State::Failed, _) if operation.is_misused => StatusCode::BAD_REQUEST,
+        (State::Failed, failure) => match failure.as_ref().map(|failure| failure.attribute) {
+            Some(Attribute::Refused) => StatusCode::CONFLICT,
+            Some(Attribute::Gone) => StatusCode::NOT_FOUND,
+            Some(Attribute::Network | Attribute::Device) => StatusCode::BAD_GATEWAY,
+            Some(Attribute::Local) | None => StatusCode::INTERNAL_SERVER_ERROR,
+        },
+    }
+}

@@ -1,0 +1,203 @@
+//! The events of `/api/v1/events`: numbered, and the latest of them kept for clients that come back.
+//!
+//! Nothing is queued for a client. Each takes what comes after the last number that it has had, and learns how many
+//! events it has missed because it was too slow.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use serde_json::Value;
+use tokio::sync::watch;
+
+/// How many events are kept.
+pub const KEPT_MAX: usize = 512;
+/// The longest event, bytes of JSON; a longer one is replaced by its kind alone.
+pub const EVENT_BYTES_MAX: usize = 16 << 10;
+/// How many events a client takes at once.
+const TAKEN_MAX: usize = 32;
+
+/// The kind of an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The processes have something else than before.
+    Status,
+    /// Something happened in a process (docs/control.md, Events).
+    Happened,
+    /// An operation has begun, has come further, or has ended.
+    Operation,
+}
+
+impl Kind {
+    /// The kind in the stream.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Kind::Status => "status",
+            Kind::Happened => "happened",
+            Kind::Operation => "operation",
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Kept {
+    last: u64,
+    events: VecDeque<(Kind, String)>,
+}
+
+/// The events, as all that publish and follow them share them.
+#[derive(Clone, Debug)]
+pub struct Journal {
+    /// Tells this process's numbers from those of an earlier one.
+    epoch: u64,
+    kept: Arc<Mutex<Kept>>,
+    /// When an operation came further last.
+    last_operation: Arc<Mutex<Option<Instant>>>,
+    told: watch::Sender<u64>,
+}
+
+impl Default for Journal {
+    fn default() -> Self {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let epoch = u64::try_from(since.as_millis()).unwrap_or_default();
+        let kept = Arc::new(Mutex::new(Kept { last: 0, events: VecDeque::new() }));
+        Self { epoch, kept, last_operation: Arc::default(), told: watch::Sender::new(0) }
+    }
+}
+
+impl Journal {
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds an event. The oldest is dropped if there are too many.
+    pub fn publish(&self, kind: Kind, data: &Value) {
+        if kind == Kind::Operation {
+            *self.last_operation.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+        }
+        let mut text = data.to_string();
+        if text.len() > EVENT_BYTES_MAX {
+            text = "{\"is_too_long\":true}".to_owned();
+        }
+        let mut kept = self.kept();
+        if kept.events.len() >= KEPT_MAX {
+            kept.events.pop_front();
+        }
+        kept.events.push_back((kind, text));
+        kept.last += 1;
+        let last = kept.last;
+        drop(kept);
+        self.told.send_replace(last);
+    }
+
+    /// Follows the events after the one with this id, as a client sends it back; without one, those from now on.
+    pub fn follow(&self, last_id: Option<&str>) -> Follower {
+        let told = self.told.subscribe();
+        let kept = self.kept();
+        let after = match last_id.map(|id| self.number_of(id)) {
+            None => kept.last,
+            Some(Some(number)) if number <= kept.last => number,
+            // Of an earlier process: all that is kept is new to the client.
+            Some(_) => 0,
+        };
+        drop(kept);
+        Follower { journal: self.clone(), told, after }
+    }
+
+    /// When an operation began, came further or ended last: what the processes said before may be out of date.
+    pub fn last_operation(&self) -> Option<Instant> {
+        *self.last_operation.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether anybody follows the events.
+    pub fn is_followed(&self) -> bool {
+        self.told.receiver_count() > 0
+    }
+
+    fn number_of(&self, id: &str) -> Option<u64> {
+        let (epoch, number) = id.split_once('-')?;
+        (epoch.parse() == Ok(self.epoch)).then_some(())?;
+        number.parse().ok()
+    }
+
+    /// The text of the events after this number, in the format of server-sent events, and the number of the last.
+    fn take(&self, after: u64) -> (String, u64) {
+        let kept = self.kept();
+        let first = kept.last - kept.events.len() as u64 + 1;
+        let mut text = String::new();
+        let missed = first.saturating_sub(after + 1);
+        if missed > 0 {
+            text = format!("event: missed\ndata: {{\"count\":{missed}}}\n\n");
+        }
+        let from = first.max(after + 1);
+        let mut last = after;
+        for (number, (kind, data)) in
+            (first..).zip(&kept.events).skip_while(|(number, _)| *number < from).take(TAKEN_MAX)
+        {
+            text += &format!("id: {}-{number}\nevent: {}\ndata: {data}\n\n", self.epoch, kind.as_str());
+            last = number;
+        }
+        (text, last)
+    }
+}
+
+/// A client of the events.
+#[derive(Debug)]
+pub struct Follower {
+    journal: Journal,
+    told: watch::Receiver<u64>,
+    after: u64,
+}
+
+impl Follower {
+    /// The next events, as soon as there are some; `None` once there will be none.
+    pub async fn next(&mut self) -> Option<String> {
+        let after = self.after;
+        // The journal keeps a sender, so there is always one.
+        self.told.wait_for(|last| *last > after).await.ok()?;
+        let (text, last) = self.journal.take(after);
+        self.after = last;
+        Some(text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn block_on<T>(future: impl Future<Output = T>) -> T {
+        tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
+    }
+
+    #[test]
+    fn a_client_that_comes_back_gets_what_it_has_missed_and_nothing_twice() {
+        let journal = Journal::default();
+        journal.publish(Kind::Status, &json!({ "n": 1 }));
+        journal.publish(Kind::Operation, &json!({ "n": 2 }));
+        let first = format!("{}-1", journal.epoch);
+        let text = block_on(journal.follow(Some(&first)).next()).unwrap();
+        assert_eq!(text, format!("id: {}-2\nevent: operation\ndata: {{\"n\":2}}\n\n", journal.epoch));
+        for foreign in ["7-1", "x", "", "7-", "-1"] {
+            let text = block_on(journal.follow(Some(foreign)).next()).unwrap();
+            assert_eq!(text.matches("event: ").count(), 2, "{foreign}: of an earlier process: everything");
+        }
+    }
+
+    #[test]
+    fn a_slow_client_learns_how_much_it_has_missed_and_holds_no_memory() {
+        let journal = Journal::default();
+        let mut slow = journal.follow(None);
+        for n in 0..2 * KEPT_MAX {
+            journal.publish(Kind::Status, &json!({ "n": n, "text": "x".repeat(EVENT_BYTES_MAX) }));
+        }
+        let text = block_on(slow.next()).unwrap();
+        assert!(text.starts_with(&format!("event: missed\ndata: {{\"count\":{KEPT_MAX}}}\n\n")), "{text}");
+        assert_eq!(text.matches("is_too_long").count(), TAKEN_MAX);
+        assert_eq!(journal.kept().events.len(), KEPT_MAX);
+        assert!(journal.is_followed());
+        drop(slow);
+        assert!(!journal.is_followed());
+    }
+}

@@ -1,0 +1,15 @@
+//! What programs and the page's buttons use: actions, the answers under `/api/v1`, and their events.
+//!
+//! An action is a command line of farbus. [`actions`] has the one table of them, from which the routes, their
+//! description and the buttons come; [`operations`] runs them.
+
+pub mod actions;
+pub mod callers;
+pub mod doing;
+pub mod journal;
+pub mod offers;
+pub mod openapi;
+pub mod operations;
+pub mod refusal;
+pub mod requests;
+pub mod routes;

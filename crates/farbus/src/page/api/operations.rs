@@ -1,0 +1,409 @@
+//! Runs the command lines of actions, and remembers the latest: how far they are, and how they ended.
+
+use std::collections::VecDeque;
+use std::io::{BufRead, BufReader, Read};
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, SystemTime};
+
+use farbus_io::trust::{Audit, Event, Folder, Outcome, timestamp};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use serde::Serialize;
+use serde_json::Value;
+use tokio::sync::watch;
+
+use super::actions::{CommandLine, Runs};
+use super::journal::{Journal, Kind};
+use crate::common::control::{Answer, Question, ask_in_turn};
+use crate::common::failure::{Attribute, FailureReport};
+
+/// Operations that are remembered; the oldest that has ended is forgotten.
+pub const REMEMBERED_MAX: usize = 64;
+/// Commands that run at a time because somebody waits for their end.
+pub const RUNNING_MAX: usize = 16;
+/// Commands that run as long as what they began: each is a process and a thread.
+pub const LASTING_MAX: usize = 48;
+/// What is kept of the output of a command, bytes.
+pub const OUTPUT_BYTES_MAX: u64 = 256 << 10;
+/// What is kept of its warnings, bytes.
+const WARNINGS_BYTES_MAX: u64 = 4 << 10;
+/// The stack of a thread that reads the output of a command.
+pub const STACK_BYTES: usize = 128 << 10;
+/// How often the progress of a swap is asked for.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// Characters of the log's fields.
+const RECORDED_MAX: usize = 256;
+
+/// How far an operation is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    /// Its command has not done it yet.
+    Running,
+    /// It is done.
+    Done,
+    /// It was refused or failed.
+    Failed,
+}
+
+/// An action that was begun.
+#[derive(Clone, Debug, Serialize)]
+pub struct Operation {
+    /// Its number in this process; the first is 1.
+    pub id: u64,
+    /// The name of the action.
+    pub action: &'static str,
+    /// The command line that does the same.
+    pub command: String,
+    /// Who asked for it.
+    pub by: String,
+    /// How far it is.
+    pub state: State,
+    /// When it began: RFC 3339, UTC.
+    pub begun: String,
+    /// The process of its command, while that runs. A share or an attachment goes on after it is done.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+    /// How far it is: what `farbus swap --json` says.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub progress: Option<Value>,
+    /// What the command printed with `--json`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub answer: Option<Value>,
+    /// What it warned of.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub warnings: Option<String>,
+    /// Why it failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub failure: Option<FailureReport>,
+    /// Whether the command line was not as farbus takes it; `failure` says how.
+    #[serde(skip)]
+    pub is_misused: bool,
+}
+
+/// Why an operation is not begun.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// Too many run.
+    TooMany,
+    /// The system starts no process.
+    System(String),
+}
+
+/// All operations, as the threads that run them share them.
+#[derive(Clone, Debug)]
+pub struct Operations {
+    journal: Journal,
+    audit: Option<Arc<Audit>>,
+    has: Arc<Mutex<Has>>,
+}
+
+#[derive(Debug, Default)]
+struct Has {
+    last: u64,
+    all: VecDeque<Remembered>,
+    running: usize,
+    lasting: usize,
+}
+
+#[derive(Debug)]
+struct Remembered {
+    operation: Operation,
+    /// The process, so that no other one is ended in its place.
+    process: Option<OwnedFd>,
+}
+
+impl Operations {
+    /// None yet. They are told to the journal, and to the audit log of the user.
+    pub fn new(journal: Journal) -> Self {
+        let audit = Folder::of_user().ok().map(|folder| Arc::new(Audit::new(folder)));
+        Self { journal, audit, has: Arc::default() }
+    }
+
+    fn has(&self) -> MutexGuard<'_, Has> {
+        self.has.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// All that are remembered, the latest first.
+    pub fn all(&self) -> Vec<Operation> {
+        self.has().all.iter().rev().map(|remembered| remembered.operation.clone()).collect()
+    }
+
+    /// The operation with this number.
+    pub fn find(&self, id: u64) -> Option<Operation> {
+        let has = self.has();
+        has.all.iter().find(|remembered| remembered.operation.id == id).map(|found| found.operation.clone())
+    }
+
+    /// Ends the command of an operation as Ctrl-C does. `None`: there is no such operation, or its command has ended.
+    pub fn stop(&self, id: u64) -> Option<Operation> {
+        let has = self.has();
+        let found = has.all.iter().find(|remembered| remembered.operation.id == id)?;
+        pidfd_send_signal(found.process.as_ref()?, Signal::TERM).ok()?;
+        Some(found.operation.clone())
+    }
+
+    /// Begins what the command line says, for `by`. The receiver has true once it is done or has failed.
+    ///
+    /// # Errors
+    /// [`Refusal`].
+    pub fn begin(&self, command: CommandLine, by: &str) -> Result<(u64, watch::Receiver<bool>), Refusal> {
+        let is_lasting = command.goes_on();
+        let id = {
+            let mut has = self.has();
+            if has.running >= RUNNING_MAX || (is_lasting && has.lasting >= LASTING_MAX) {
+                return Err(Refusal::TooMany);
+            }
+            has.running += 1;
+            has.last += 1;
+            has.last
+        };
+        let begun = self.start(id, &command, by, is_lasting);
+        if begun.is_err() {
+            self.has().running -= 1;
+        }
+        begun.map(|ended| (id, ended)).map_err(|error| Refusal::System(error.to_string()))
+    }
+
+    fn start(&self, id: u64, line: &CommandLine, by: &str, is_lasting: bool) -> std::io::Result<watch::Receiver<bool>> {
+        let is_json = line.prints_json();
+        // The program that runs, even if another one was installed meanwhile; in a group of its own, so that Ctrl-C at
+        // the page ends nothing else.
+        let mut command = Command::new("/proc/self/exe");
+        command.args(line.arguments()).stdin(Stdio::null()).stdout(Stdio::piped()).process_group(0);
+        // One that goes on says what happens to it where the page says it.
+        command.stderr(if is_lasting { Stdio::inherit() } else { Stdio::piped() });
+        let mut child = command.spawn()?;
+        let pid = child.id();
+        let process = Pid::from_raw(i32::try_from(pid).unwrap_or(0)).and_then(|pid| {
+            // It was not waited for yet, so the number is its own.
+            pidfd_open(pid, PidfdFlags::empty()).ok()
+        });
+        let operation = Operation {
+            id,
+            action: line.action.name,
+            command: line.line(),
+            by: by.to_owned(),
+            state: State::Running,
+            begun: timestamp(SystemTime::now()),
+            pid: Some(pid),
+            progress: None,
+            answer: None,
+            warnings: None,
+            failure: None,
+            is_misused: false,
+        };
+        self.remember(operation, process);
+        let (tell_end, ended) = watch::channel(false);
+        let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+        let runner = Runner {
+            operations: self.clone(),
+            id,
+            runs: line.action.runs,
+            is_json,
+            is_lasting,
+            subject: line.subject.clone(),
+            tell_end,
+        };
+        let named = thread::Builder::new().name(format!("action-{id}")).stack_size(STACK_BYTES);
+        let spawned = named.spawn(move || runner.run(child, stdout, stderr));
+        if let Err(error) = spawned {
+            self.stop(id);
+            self.change(id, |operation| {
+                operation.state = State::Failed;
+                operation.pid = None;
+                operation.failure = Some(FailureReport { attribute: Attribute::Local, message: error.to_string() });
+            });
+            return Err(error);
+        }
+        Ok(ended)
+    }
+
+    fn remember(&self, operation: Operation, process: Option<OwnedFd>) {
+        let mut has = self.has();
+        while has.all.len() >= REMEMBERED_MAX {
+            let ended = has.all.iter().position(|remembered| remembered.operation.pid.is_none()).unwrap_or(0);
+            has.all.remove(ended);
+        }
+        has.all.push_back(Remembered { operation, process });
+        drop(has);
+        self.tell();
+    }
+
+    /// Changes an operation, and tells the followers.
+    fn change(&self, id: u64, change: impl FnOnce(&mut Operation)) {
+        let mut has = self.has();
+        let Some(found) = has.all.iter_mut().find(|remembered| remembered.operation.id == id) else { return };
+        change(&mut found.operation);
+        if found.operation.pid.is_none() {
+            found.process = None;
+        }
+        let mut told = found.operation.clone();
+        drop(has);
+        // What a command printed may be long.
+        told.answer = None;
+        self.journal.publish(Kind::Operation, &serde_json::to_value(told).unwrap_or_default());
+    }
+
+    fn tell(&self) {
+        let latest = self.has().all.back().map(|remembered| remembered.operation.clone());
+        self.journal.publish(Kind::Operation, &serde_json::to_value(latest).unwrap_or_default());
+    }
+
+    fn record(&self, id: u64, subject: &str) {
+        let (Some(audit), Some(operation)) = (&self.audit, self.find(id)) else { return };
+        let outcome = match &operation.failure {
+            None => Outcome::Ok,
+            Some(FailureReport { attribute: Attribute::Refused, .. }) => Outcome::Refused,
+            Some(_) => Outcome::Failed,
+        };
+        let short = |text: &str| text.chars().take(RECORDED_MAX).collect::<String>();
+        // The command itself records a permission under its own name.
+        let (event, who, device) = (format!("page-{}", operation.action), short(&operation.by), short(subject));
+        let why = operation.failure.as_ref().map(|failure| short(&failure.message));
+        audit.record(&Event {
+            address: Some(&who),
+            device: Some(&device),
+            why: why.as_deref(),
+            ..Event::new(&event, outcome)
+        });
+    }
+}
+
+/// Runs one operation on a thread.
+struct Runner {
+    operations: Operations,
+    id: u64,
+    runs: Runs,
+    is_json: bool,
+    is_lasting: bool,
+    subject: String,
+    tell_end: watch::Sender<bool>,
+}
+
+impl Runner {
+    fn run(self, mut child: Child, stdout: Option<ChildStdout>, stderr: Option<ChildStderr>) {
+        let is_over = Arc::new(AtomicBool::new(false));
+        if self.runs == Runs::Swap {
+            self.follow_swap(&is_over);
+        }
+        // Both are read, so that the command never waits for its reader.
+        let warnings = stderr.and_then(|stderr| {
+            let read = move || {
+                let mut text = Vec::new();
+                let mut stderr = BufReader::new(stderr);
+                let _ = stderr.by_ref().take(WARNINGS_BYTES_MAX).read_to_end(&mut text);
+                let _ = std::io::copy(&mut stderr, &mut std::io::sink());
+                String::from_utf8_lossy(&text).trim().to_owned()
+            };
+            thread::Builder::new().name(format!("warnings-{}", self.id)).stack_size(STACK_BYTES).spawn(read).ok()
+        });
+        let mut stdout = stdout.map(BufReader::new);
+        let mut printed = None;
+        let mut is_done_early = false;
+        if let Some(stdout) = &mut stdout {
+            printed = match (self.runs, self.is_json) {
+                (_, true) => self.read_value(stdout),
+                (Runs::OnAfterLine { line, .. }, false) => read_until(stdout, line),
+                (_, false) => None,
+            };
+            is_done_early = self.is_lasting && printed.as_ref().is_some_and(|printed| printed["failure"].is_null());
+        }
+        if is_done_early {
+            self.operations.has().lasting += 1;
+            self.done(printed.take(), String::new(), true);
+        }
+        if let Some(stdout) = &mut stdout {
+            let _ = std::io::copy(stdout, &mut std::io::sink());
+        }
+        let code = child.wait().ok().and_then(|status| status.code());
+        is_over.store(true, Ordering::Release);
+        let warnings = warnings.and_then(|thread| thread.join().ok()).unwrap_or_default();
+        if is_done_early {
+            self.operations.has().lasting -= 1;
+            self.operations.change(self.id, |operation| operation.pid = None);
+            return;
+        }
+        match code {
+            Some(0) => self.done(printed, warnings, false),
+            code => self.failed(code, printed, warnings),
+        }
+    }
+
+    /// The first value that the command prints.
+    fn read_value(&self, stdout: &mut BufReader<ChildStdout>) -> Option<Value> {
+        let limited = stdout.take(OUTPUT_BYTES_MAX);
+        serde_json::Deserializer::from_reader(limited).into_iter::<Value>().next()?.ok()
+    }
+
+    fn done(&self, printed: Option<Value>, warnings: String, goes_on: bool) {
+        self.end(|operation| {
+            operation.state = State::Done;
+            operation.pid = operation.pid.filter(|_| goes_on);
+            operation.answer = printed;
+            operation.warnings = Some(warnings).filter(|warnings| !warnings.is_empty());
+        });
+    }
+
+    fn failed(&self, code: Option<i32>, mut printed: Option<Value>, warnings: String) {
+        let told = printed.as_mut().map(|printed| printed["failure"].take());
+        let told = told.and_then(|failure| serde_json::from_value::<FailureReport>(failure).ok());
+        let attribute = match code {
+            Some(3) => Attribute::Refused,
+            Some(4) => Attribute::Gone,
+            Some(5) => Attribute::Network,
+            Some(6) => Attribute::Device,
+            _ => Attribute::Local,
+        };
+        let said = match (&warnings[..], code) {
+            ("", Some(code)) => format!("the command ended with exit code {code}"),
+            ("", None) => "the command was ended by a signal".to_owned(),
+            (said, _) => said.to_owned(),
+        };
+        self.end(|operation| {
+            operation.state = State::Failed;
+            operation.pid = None;
+            operation.is_misused = code == Some(2);
+            operation.failure = Some(told.unwrap_or(FailureReport { attribute, message: said }));
+        });
+    }
+
+    /// Tells how it ended: first the followers and the log, then the one who waits.
+    fn end(&self, change: impl FnOnce(&mut Operation)) {
+        self.operations.has().running -= 1;
+        self.operations.change(self.id, change);
+        self.operations.record(self.id, &self.subject);
+        self.tell_end.send_replace(true);
+    }
+
+    /// Asks how far the swap is, on a thread, until it is over.
+    fn follow_swap(&self, is_over: &Arc<AtomicBool>) {
+        let (operations, id, device) = (self.operations.clone(), self.id, self.subject.clone());
+        let is_over = Arc::clone(is_over);
+        let follow = move || {
+            while !is_over.load(Ordering::Acquire) {
+                let asked = ask_in_turn(&Question::SwapStatus { device: device.clone() });
+                // One that is not running is the swap before this one.
+                if let Ok(Answer::Ok(progress)) = asked
+                    && progress["state"] == "running"
+                {
+                    operations.change(id, |operation| operation.progress = Some(progress));
+                }
+                thread::sleep(LOOK_EVERY);
+            }
+        };
+        // Without the thread it is not told how far the swap is.
+        let _ = thread::Builder::new().name(format!("swap-{id}")).stack_size(STACK_BYTES).spawn(follow);
+    }
+}
+
+/// Reads lines until one begins so; returns it as a value.
+fn read_until(stdout: &mut BufReader<ChildStdout>, begins: &str) -> Option<Value> {
+    let limited = stdout.take(OUTPUT_BYTES_MAX);
+    let mut lines = limited.lines().map_while(Result::ok);
+    lines.find(|line| line.starts_with(begins)).map(|line| serde_json::json!({ "said": line }))
+}

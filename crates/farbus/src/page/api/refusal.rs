@@ -1,0 +1,44 @@
+//! Why a request is refused, and headers that are there once.
+
+use hyper::StatusCode;
+use hyper::header::{HeaderMap, HeaderName};
+
+/// Why a request is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// The status of the answer.
+    pub status: StatusCode,
+    /// The reason, a line without anything that the client sent.
+    pub why: &'static str,
+    /// The methods that are taken instead, if the method is why.
+    pub allow: &'static str,
+}
+
+impl Refusal {
+    /// With this status and reason.
+    pub const fn of(status: StatusCode, why: &'static str) -> Self {
+        Self { status, why, allow: "GET, HEAD" }
+    }
+}
+
+/// A refusal with this status and reason.
+///
+/// # Errors
+/// Always.
+pub fn refuse<T>(status: StatusCode, why: &'static str) -> Result<T, Refusal> {
+    Err(Refusal::of(status, why))
+}
+
+/// The only value of a header; `None` if it is absent.
+///
+/// # Errors
+/// [`Refusal`]: it is there twice, or is no text.
+pub fn only<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Result<Option<&'h str>, Refusal> {
+    let mut values = headers.get_all(name).iter();
+    let value = values.next();
+    if values.next().is_some() {
+        return refuse(StatusCode::BAD_REQUEST, "a header is there twice");
+    }
+    let text = value.map(|value| value.to_str()).transpose();
+    text.or_else(|_| refuse(StatusCode::BAD_REQUEST, "a header is no text"))
+}

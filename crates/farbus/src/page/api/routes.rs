@@ -1,0 +1,231 @@
+//! The one table of routes: what is where, by which method, and for whom.
+
+use farbus_io::trust::Scope;
+use hyper::Method;
+
+use super::actions::{ACTIONS, Action, action};
+
+/// Where actions are: their name follows.
+pub const ACTIONS_AT: &str = "/api/v1/actions/";
+/// Where operations are: their number follows.
+pub const OPERATIONS_AT: &str = "/api/v1/operations/";
+/// Where devices are shown: the number of their process follows.
+const DEVICE_AT: &str = "/device/";
+
+/// What is at a route.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Endpoint {
+    /// Says that the page runs.
+    Health,
+    /// Says whether the processes can be asked.
+    Ready,
+    /// The page's style.
+    Style,
+    /// The page's script.
+    Script,
+    /// The page.
+    Page,
+    /// What is reserved on the buses.
+    Buses,
+    /// The network of hosts.
+    Network,
+    /// A device; the number of its process is the last part of the path.
+    Device,
+    /// The part of the page that changes.
+    Table,
+    /// The events of the page's script.
+    PageEvents,
+    /// Figures for Prometheus.
+    Metrics,
+    /// What `farbus status --json` prints.
+    Status,
+    /// The hosts that are paired with this one.
+    Hosts,
+    /// Every device, with its process and what is offered for it.
+    Devices,
+    /// The devices that are shared here.
+    Shares,
+    /// The devices that are attached here.
+    Attachments,
+    /// The audit log's latest lines.
+    Audit,
+    /// The events, numbered.
+    Events,
+    /// The description of all routes.
+    Description,
+    /// The table of actions.
+    Actions,
+    /// Does an action; its name is the last part of the path.
+    Action,
+    /// The latest operations.
+    Operations,
+    /// One operation; its number is the last part of the path.
+    Operation,
+    /// Ends the command of an operation; its number is the last part but one.
+    Stop,
+}
+
+/// A route.
+#[derive(Clone, Copy, Debug)]
+pub struct Route {
+    /// The path; `{name}` and `{id}` stand for a part.
+    pub path: &'static str,
+    /// What is there.
+    pub endpoint: Endpoint,
+    /// Who gets it; `None`: everybody of this machine. An action has a scope of its own.
+    pub scope: Option<Scope>,
+    /// What it is, in a sentence.
+    pub summary: &'static str,
+}
+
+const fn route(path: &'static str, endpoint: Endpoint, scope: Option<Scope>, summary: &'static str) -> Route {
+    Route { path, endpoint, scope, summary }
+}
+
+const READ: Option<Scope> = Some(Scope::Read);
+const OWN: Option<Scope> = Some(Scope::Own);
+
+/// All routes.
+pub const ROUTES: &[Route] = &[
+    route("/healthz", Endpoint::Health, None, "Whether the page runs."),
+    route("/readyz", Endpoint::Ready, READ, "Whether the processes can be asked."),
+    route("/page.css", Endpoint::Style, READ, "The page's style."),
+    route("/page.js", Endpoint::Script, READ, "The page's script."),
+    route("/", Endpoint::Page, READ, "The page, for a browser."),
+    route("/buses", Endpoint::Buses, READ, "What is reserved on the buses, for a browser."),
+    route("/network", Endpoint::Network, READ, "The network of hosts, for a browser."),
+    route("/device/{id}", Endpoint::Device, READ, "A device of the process with this number, for a browser."),
+    route("/devices", Endpoint::Table, READ, "The part of the page that changes."),
+    route("/events", Endpoint::PageEvents, READ, "Events for the page's script."),
+    route("/metrics", Endpoint::Metrics, READ, "Figures for Prometheus."),
+    route("/api/v1/status", Endpoint::Status, READ, "What 'farbus status --json' prints."),
+    route("/api/v1/hosts", Endpoint::Hosts, READ, "The hosts that are paired with this one, and what they may use."),
+    route("/api/v1/devices", Endpoint::Devices, READ, "Every device, its process, and the actions offered for it."),
+    route("/api/v1/shares", Endpoint::Shares, READ, "The same, of the devices that are shared here."),
+    route("/api/v1/attachments", Endpoint::Attachments, READ, "The same, of the devices that are attached here."),
+    route("/api/v1/events", Endpoint::Events, READ, "Events, numbered: status, happened, operation, missed."),
+    route("/api/v1/audit", Endpoint::Audit, OWN, "The latest 200 lines of the audit log."),
+    route("/api/v1/openapi.json", Endpoint::Description, READ, "This description, in OpenAPI 3.1."),
+    route("/api/v1/actions", Endpoint::Actions, READ, "The table of actions."),
+    route("/api/v1/actions/{name}", Endpoint::Action, OWN, "Does an action."),
+    route("/api/v1/operations", Endpoint::Operations, READ, "The latest operations, the latest first."),
+    route("/api/v1/operations/{id}", Endpoint::Operation, READ, "One operation."),
+    route("/api/v1/operations/{id}/stop", Endpoint::Stop, OWN, "Ends the command of an operation, as Ctrl-C does."),
+];
+
+/// A route that a path has, with what its variable part names.
+#[derive(Clone, Copy, Debug)]
+pub struct Found {
+    /// The route.
+    pub route: &'static Route,
+    /// The action, if it is one.
+    pub action: Option<&'static Action>,
+    /// The number that the path has, of an operation or of a device's process; 0 if it has none.
+    pub number: u64,
+}
+
+impl Route {
+    /// Whether it changes something: then it is asked for with POST, else with GET.
+    pub fn is_change(&self) -> bool {
+        matches!(self.endpoint, Endpoint::Action | Endpoint::Stop)
+    }
+
+    /// The methods that it is asked for with.
+    pub fn methods(&self) -> &'static str {
+        if self.is_change() { "POST" } else { "GET, HEAD" }
+    }
+
+    /// Whether it takes this method.
+    pub fn takes(&self, method: &Method) -> bool {
+        if self.is_change() { method == Method::POST } else { method == Method::GET || method == Method::HEAD }
+    }
+}
+
+/// The route of a path; `None`: nothing is there.
+pub fn find(path: &str) -> Option<Found> {
+    let of = |endpoint| ROUTES.iter().find(|route| route.endpoint == endpoint);
+    if let Some(name) = path.strip_prefix(ACTIONS_AT) {
+        let action = action(name)?;
+        return Some(Found { route: of(Endpoint::Action)?, action: Some(action), number: 0 });
+    }
+    if let Some(rest) = path.strip_prefix(OPERATIONS_AT) {
+        let (number, endpoint) = match rest.strip_suffix("/stop") {
+            Some(number) => (number, Endpoint::Stop),
+            None => (rest, Endpoint::Operation),
+        };
+        return Some(Found { route: of(endpoint)?, action: None, number: number_in(number)? });
+    }
+    if let Some(process) = path.strip_prefix(DEVICE_AT) {
+        return Some(Found { route: of(Endpoint::Device)?, action: None, number: number_in(process)? });
+    }
+    let route = ROUTES.iter().find(|route| route.path == path)?;
+    Some(Found { route, action: None, number: 0 })
+}
+
+/// A number in digits alone.
+fn number_in(text: &str) -> Option<u64> {
+    let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    if is_number { text.parse().ok() } else { None }
+}
+
+impl Found {
+    /// Who gets it; `None`: everybody of this machine.
+    pub fn scope(&self) -> Option<Scope> {
+        self.action.map_or(self.route.scope, |action| Some(action.scope))
+    }
+}
+
+/// Every path that there is, with its route: an action has one of its own.
+pub fn all() -> impl Iterator<Item = (String, Found)> {
+    ROUTES.iter().flat_map(|route| match route.endpoint {
+        Endpoint::Action => {
+            let of = move |action: &'static Action| {
+                (format!("{ACTIONS_AT}{}", action.name), Found { route, action: Some(action), number: 0 })
+            };
+            ACTIONS.iter().map(of).collect::<Vec<_>>()
+        }
+        _ => vec![(route.path.to_owned(), Found { route, action: None, number: 0 })],
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_route_is_found_by_its_path_and_nothing_else_is() {
+        for (path, found) in all() {
+            let said = find(&path.replace("{id}", "7")).unwrap_or_else(|| panic!("{path}"));
+            assert_eq!(said.route.endpoint, found.route.endpoint, "{path}");
+            assert_eq!(said.action.map(|action| action.name), found.action.map(|action| action.name));
+            assert_eq!(said.number == 7, path.contains("{id}"));
+        }
+        for path in [
+            "/healthz/",
+            "/api/v1/actions/",
+            "/api/v1/actions/reboot",
+            "/api/v1/actions/release/",
+            "/api/v1/actions/{name}",
+            "/api/v1/operations/",
+            "/api/v1/operations/-1",
+            "/api/v1/operations/+1",
+            "/api/v1/operations/99999999999999999999",
+            "/api/v1/operations/1/stop/stop",
+            "",
+        ] {
+            assert!(find(path).is_none(), "{path}");
+        }
+    }
+
+    #[test]
+    fn no_route_that_changes_something_takes_get_and_none_is_for_everybody() {
+        for (path, found) in all() {
+            let is_change = found.route.is_change();
+            assert_eq!(is_change, path.contains("/actions/") || path.ends_with("/stop"), "{path}");
+            assert_eq!(found.route.takes(&Method::POST), is_change, "{path}");
+            assert_eq!(found.route.takes(&Method::GET), !is_change, "{path}");
+            assert!(!is_change || found.scope() == Some(Scope::Own), "{path}");
+            assert!(found.scope().is_some() || path == "/healthz", "{path}");
+        }
+    }
+}

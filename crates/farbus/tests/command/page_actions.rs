@@ -1,0 +1,413 @@
+//! What the page does: by the command line that it shows, only when it is asked by its own page or by a program that
+//! no page can be, and within its limits.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::symlink;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::Command;
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use super::harness::{Harness, PATIENCE, Running, wait_until};
+use super::page::{Page, Reply, open_page, send};
+use super::page_schema::Description;
+
+/// What a browser says of a request that the page's own script makes.
+fn of_browser(page: &Page) -> String {
+    format!("Origin: http://{}\r\nSec-Fetch-Site: same-origin\r\nContent-Type: application/json\r\n", page.address)
+}
+
+/// The answer to a change that is asked for with these headers.
+///
+/// It is checked against the page's description of itself.
+pub fn post(page: &Page, path: &str, headers: &str, body: &str) -> Reply {
+    let (host, length) = (&page.address, body.len());
+    let request = format!(
+        "POST {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{headers}Content-Length: {length}\r\n\r\n{body}"
+    );
+    let reply = send(page.connect(), request.as_bytes());
+    check(page, "post", path, &reply);
+    reply
+}
+
+/// Fails unless the page describes such an answer.
+fn check(page: &Page, method: &str, path: &str, reply: &Reply) {
+    let description = page.get("/api/v1/openapi.json", "");
+    let description = Description(serde_json::from_str(&description.body).unwrap());
+    let path = path.split('?').next().unwrap();
+    let part = |part: &str| {
+        if !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit()) { "{id}" } else { part }.to_owned()
+    };
+    let path = match path.strip_prefix('/').map(|path| path.split('/').map(part).collect::<Vec<_>>().join("/")) {
+        Some(path) => format!("/{path}"),
+        None => path.to_owned(),
+    };
+    let kind = reply.head.lines().find_map(|line| line.strip_prefix("content-type: ")).unwrap_or_default();
+    if let Err(why) = description.check(&path, method, reply.status, kind, &reply.body) {
+        panic!("{why}");
+    }
+}
+
+/// Does an action as the page's own script does; returns the status and the answer.
+fn act(page: &Page, action: &str, given: &Value) -> (u16, Value) {
+    let reply = post(page, &format!("/api/v1/actions/{action}"), &of_browser(page), &given.to_string());
+    let answer = serde_json::from_str(&reply.body).unwrap_or_else(|_| panic!("{action}: {reply:?}"));
+    (reply.status, answer)
+}
+
+/// What the page says there.
+/// Checked against its description.
+pub fn get(page: &Page, path: &str) -> Value {
+    let reply = page.get(path, "");
+    assert_eq!(reply.status, 200, "{path}: {reply:?}");
+    check(page, "get", path, &reply);
+    serde_json::from_str(&reply.body).unwrap()
+}
+
+/// Waits until an operation is not running any more; returns it.
+fn ended(page: &Page, begun: &(u16, Value)) -> Value {
+    assert_eq!(begun.0, 202, "{begun:?}");
+    let at = begun.1["at"].as_str().unwrap();
+    let mut now = Value::Null;
+    wait_until(PATIENCE, "the operation is done", || {
+        now = get(page, at);
+        now["state"] != "running"
+    });
+    now
+}
+
+/// The state of the device with this name, as the processes of the harness say it.
+fn state_of(harness: &Harness, device: &str) -> Option<String> {
+    let status = harness.json(&["status", "--json"]);
+    let devices = status.as_array().unwrap().iter().flat_map(|process| process["devices"].as_array().unwrap());
+    let mut found = devices.filter(|found| found["name"] == device && !found["bus_id"].is_null());
+    found.next().map(|found| found["state"].as_str().unwrap().to_owned())
+}
+
+fn wait_for_state(harness: &Harness, device: &str, state: Option<&str>) {
+    wait_until(PATIENCE, &format!("{device} is {state:?}"), || state_of(harness, device).as_deref() == state);
+}
+
+/// A command line in a shell that finds `farbus`.
+pub fn by_shell(harness: &Harness, shell: &str, line: &str) -> Command {
+    let programs = harness.path("bin");
+    if !programs.exists() {
+        std::fs::create_dir(&programs).unwrap();
+        symlink(env!("CARGO_BIN_EXE_farbus"), programs.join("farbus")).unwrap();
+    }
+    let mut command = harness.command_of(Path::new("/usr/bin/env"), &[shell, "-c", line]);
+    let path = std::env::var("PATH").unwrap_or_default();
+    command.env("PATH", format!("{}:{path}", programs.display()));
+    command
+}
+
+#[test]
+fn an_action_and_the_command_line_that_it_shows_do_the_same() {
+    let harness = Harness::new();
+    let image = harness.image("a b.img", 1 << 20);
+    let share = harness.share(&[&format!("disk:{},name=disk", image.display())]);
+    let page = open_page(&harness);
+    let socket = harness.path("it's nbd");
+    let attach = json!({ "target": share.target("disk"), "via": "nbd", "socket": socket });
+
+    let attached = ended(&page, &act(&page, "attach", &attach));
+    assert_eq!(attached["state"], "done", "{attached}");
+    assert_eq!(state_of(&harness, "disk").as_deref(), Some("in use"));
+    let typed = attached["command"].as_str().unwrap();
+    assert_eq!(
+        typed,
+        format!("farbus attach {} --via=nbd --socket='{}'", share.target("disk"), {
+            socket.to_str().unwrap().replace('\'', r"'\''")
+        })
+    );
+    let offered = get(&page, "/api/v1/attachments")["devices"][0]["actions"][0].clone();
+    assert_eq!(offered["action"], "detach");
+    let (status, detached) = act(&page, "detach", &offered["parameters"]);
+    assert_eq!((status, detached["command"].as_str()), (200, offered["command"].as_str()), "{detached}");
+    wait_for_state(&harness, "disk", Some("available"));
+
+    // The same again, typed.
+    let typed = Running::start(by_shell(&harness, "sh", typed));
+    wait_for_state(&harness, "disk", Some("in use"));
+    let release = json!({ "device": "disk", "reason": "it is mine; $(reboot)", "force": true });
+    let (status, released) = act(&page, "release", &release);
+    assert_eq!((status, &released["state"]), (200, &json!("done")), "{released}");
+    drop(typed);
+    wait_for_state(&harness, "disk", Some("available"));
+    let history = |harness: &Harness| {
+        let status = harness.json(&["status", "--json"]);
+        let shares = status.as_array().unwrap().iter().filter(|process| process["role"] == "share");
+        shares.map(|process| process["devices"][0]["history"][0]["remark"].clone()).next().unwrap()
+    };
+    let remark = history(&harness);
+    let again = ended(&page, &act(&page, "attach", &attach));
+    assert_eq!(again["state"], "done", "{again}");
+    let line = released["command"].as_str().unwrap();
+    let typed = super::harness::finish(by_shell(&harness, "sh", line), PATIENCE);
+    assert_eq!(typed.code, Some(0), "{line}: {typed:?}");
+    wait_for_state(&harness, "disk", Some("available"));
+    assert_eq!(history(&harness), remark);
+    let audited = harness.run(&["audit", "--json", "--all"]).stdout;
+    let line = |event: &str| audited.lines().any(|line| line.contains(event) && line.contains("\"address\":\"page\""));
+    assert!(line("page-attach") && line("page-detach") && line("page-release"), "{audited}");
+}
+
+#[test]
+fn a_share_that_the_page_began_goes_on_without_it_and_is_stopped_through_it() {
+    let harness = Harness::new();
+    let mut page = open_page(&harness);
+    let shared = ended(&page, &act(&page, "share", &json!({ "what": "zero" })));
+    assert_eq!((&shared["state"], &shared["command"]), (&json!("done"), &json!("farbus share zero")), "{shared}");
+    assert_eq!(state_of(&harness, "zero").as_deref(), Some("available"));
+    let at = format!("/api/v1/operations/{}/stop", shared["id"]);
+    let stopped = post(&page, &at, &of_browser(&page), "{}");
+    assert!(stopped.status == 202 && stopped.body.contains("\"stopped_by\":\"kill "), "{stopped:?}");
+    wait_for_state(&harness, "zero", None);
+    wait_until(PATIENCE, "its process has ended", || get(&page, &at.replace("/stop", ""))["pid"].is_null());
+    assert_eq!(post(&page, &at, &of_browser(&page), "{}").status, 404, "it has ended");
+
+    let kept = ended(&page, &act(&page, "share", &json!({ "what": "keyboard" })));
+    page.process.signal(Signal::INT);
+    assert_eq!(page.process.wait_for_end(PATIENCE), Some(0), "{}", page.process.log());
+    assert_eq!(state_of(&harness, "keyboard").as_deref(), Some("available"));
+    let pid = i32::try_from(kept["pid"].as_u64().unwrap()).unwrap();
+    rustix::process::kill_process(rustix::process::Pid::from_raw(pid).unwrap(), Signal::TERM).unwrap();
+    wait_for_state(&harness, "keyboard", None);
+}
+
+#[test]
+fn a_swap_answers_at_once_and_its_progress_and_end_are_events() {
+    let harness = Harness::new();
+    let (old, new) = (harness.image("old.img", 8 << 20), harness.path("new.img"));
+    let _share = harness.share(&[&format!("disk:{},name=disk", old.display())]);
+    let page = open_page(&harness);
+    let mut stream = page.connect();
+    let request = format!("GET /api/v1/events HTTP/1.1\r\nHost: {}\r\n\r\n", page.address);
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut lines = BufReader::new(stream).lines().map(Result::unwrap);
+    assert!(lines.any(|line| line.to_lowercase() == "content-type: text/event-stream"));
+    assert!(lines.any(|line| line == "event: status"), "the processes are asked for it");
+    let to = format!("block:{}", new.display());
+    let (status, begun) = act(&page, "swap", &json!({ "device": "disk", "to": to, "rate": "4M" }));
+    assert_eq!((status, &begun["state"]), (202, &json!("running")), "{begun}");
+    let operations = lines.filter_map(|line| serde_json::from_str::<Value>(line.strip_prefix("data: ")?).ok());
+    let of_it: Vec<Value> = {
+        let mut of_it = Vec::new();
+        for event in operations.filter(|event| event["id"] == begun["id"]) {
+            let is_end = event["state"] != "running";
+            of_it.push(event);
+            if is_end {
+                break;
+            }
+        }
+        of_it
+    };
+    assert_eq!(of_it.last().unwrap()["state"], "done", "{of_it:?}");
+    assert!(of_it.iter().any(|event| event["progress"]["total_bytes"] == 8 << 20), "{of_it:?}");
+    let operation = get(&page, begun["at"].as_str().unwrap());
+    assert_eq!(operation["answer"]["to"], to.as_str(), "{operation}");
+    assert_eq!(operation["command"], format!("farbus swap disk --to={to} --rate=4M"));
+}
+
+#[test]
+fn an_action_that_fails_says_why_and_one_that_is_wrong_is_not_begun() {
+    let harness = Harness::new();
+    let _share = harness.share(&["zero"]);
+    let page = open_page(&harness);
+    let (status, failed) = act(&page, "unshare", &json!({ "device": "zero" }));
+    assert_eq!((status, &failed["failure"]["attribute"]), (409, &json!("refused")), "{failed}");
+    let (status, failed) = act(&page, "detach", &json!({ "device": "nothing" }));
+    assert_eq!((status, &failed["failure"]["attribute"]), (404, &json!("gone")), "{failed}");
+    let (status, failed) = act(&page, "allow", &json!({ "host": "nobody", "device": "zero" }));
+    assert_eq!((status, &failed["failure"]["attribute"]), (404, &json!("gone")), "{failed}");
+    let (status, failed) = act(&page, "detach", &json!({ "device": "zero", "force": true, "unmount": true }));
+    assert_eq!(status, 400, "{failed}");
+    assert!(failed["failure"]["message"].as_str().unwrap().contains("cannot be used with"), "{failed}");
+    let count = get(&page, "/api/v1/operations")["operations"].as_array().unwrap().len();
+    for (given, parameter) in [(json!({}), "device"), (json!({ "device": "zero", "keep_out": 1e9 }), "keep_out")] {
+        let (status, wrong) = act(&page, "release", &given);
+        assert_eq!((status, &wrong["wrong"]["parameter"]), (400, &json!(parameter)), "{wrong}");
+    }
+    for body in ["", "[]", "null", "{", "\"device\"", &format!("{}1{}", "[".repeat(5000), "]".repeat(5000))] {
+        let reply = post(&page, "/api/v1/actions/release", &of_browser(&page), body);
+        assert_eq!((reply.status, reply.body.as_str()), (400, "the body is no object of JSON\n"), "{body}");
+    }
+    assert_eq!(get(&page, "/api/v1/operations")["operations"].as_array().unwrap().len(), count, "none was begun");
+}
+
+#[test]
+fn a_hostile_name_is_no_command_neither_in_the_page_nor_in_a_shell() {
+    let harness = Harness::new();
+    let page = open_page(&harness);
+    let witness = harness.path("witness");
+    for name in [
+        format!("$(touch {})", witness.display()),
+        format!("x;touch {}", witness.display()),
+        format!("x\ntouch {}\n", witness.display()),
+        "--help".to_owned(),
+        "-f".to_owned(),
+    ] {
+        let (status, failed) = act(&page, "detach", &json!({ "device": name }));
+        assert_eq!((status, &failed["failure"]["attribute"]), (404, &json!("gone")), "{failed}");
+        let typed = super::harness::finish(by_shell(&harness, "bash", failed["command"].as_str().unwrap()), PATIENCE);
+        assert_eq!(typed.code, Some(4), "{failed}: {typed:?}");
+        assert!(!witness.exists(), "{failed}");
+    }
+}
+
+#[test]
+fn no_other_page_and_no_get_changes_anything() {
+    let harness = Harness::new();
+    let image = harness.image("a.img", 1 << 20);
+    let share = harness.share(&[&format!("disk:{},name=disk", image.display())]);
+    let socket = harness.path("nbd");
+    let arguments = ["attach", &share.target("disk"), "--via", "nbd", "--socket", socket.to_str().unwrap()];
+    let _attached = Running::start(harness.command(&arguments));
+    wait_for_state(&harness, "disk", Some("in use"));
+    let page = open_page(&harness);
+    let own = format!("http://{}", page.address);
+    let port = page.address.rsplit_once(':').unwrap().1;
+    let (at, body) = ("/api/v1/actions/release", r#"{"device":"disk","force":true}"#);
+    let json_type = "Content-Type: application/json\r\n";
+    let from = |origin: &str, site: &str| format!("Origin: {origin}\r\nSec-Fetch-Site: {site}\r\n");
+    let attacks = [
+        (from("http://evil.example", "cross-site") + json_type, 403),
+        (from("null", "cross-site") + json_type, 403),
+        (from("null", "same-origin") + json_type, 403),
+        (from(&format!("http://127.0.0.1:{}", 8000), "same-site") + json_type, 403),
+        (from(&own, "same-site") + json_type, 403),
+        (from(&own, "none") + json_type, 403),
+        (format!("Origin: {own}\r\n{json_type}"), 403),
+        (format!("Sec-Fetch-Site: same-origin\r\n{json_type}"), 403),
+        (json_type.to_owned(), 403),
+        (from(&own, "same-origin") + &from(&own, "same-origin") + json_type, 400),
+        (from(&own, "same-origin") + "Content-Type: text/plain\r\n", 415),
+        (from(&own, "same-origin") + "Content-Type: application/x-www-form-urlencoded\r\n", 415),
+        (from(&own, "same-origin") + "Content-Type: multipart/form-data; boundary=x\r\n", 415),
+        (from(&own, "same-origin"), 415),
+    ];
+    for (headers, status) in attacks {
+        let refused = post(&page, at, &headers, body);
+        assert_eq!(refused.status, status, "{headers}: {refused:?}");
+        assert!(!refused.head.contains("access-control-allow"), "{refused:?}");
+    }
+    let rebound = format!(
+        "POST {at} HTTP/1.1\r\nHost: evil.example:{port}\r\nOrigin: http://evil.example:{port}\r\n\
+         Sec-Fetch-Site: same-origin\r\n{json_type}Content-Length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    assert_eq!(send(page.connect(), rebound.as_bytes()).status, 421);
+    for method in ["GET", "HEAD", "PUT", "DELETE", "PATCH", "OPTIONS"] {
+        let request = format!("{method} {at} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", page.address);
+        let refused = send(page.connect(), request.as_bytes());
+        assert!(refused.status == 405 && refused.head.contains("allow: post"), "{method}: {refused:?}");
+    }
+    let (host, browser) = (&page.address, of_browser(&page));
+    let long = format!("POST {at} HTTP/1.1\r\nHost: {host}\r\n{browser}Content-Length: 1000000000\r\n\r\n{{");
+    assert_eq!(send(page.connect(), long.as_bytes()).status, 413);
+    let chunked = format!("POST {at} HTTP/1.1\r\nHost: {host}\r\n{browser}Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n");
+    assert_eq!(send(page.connect(), chunked.as_bytes()).status, 411);
+    assert_eq!(state_of(&harness, "disk").as_deref(), Some("in use"));
+    assert!(get(&page, "/api/v1/operations")["operations"].as_array().unwrap().is_empty(), "none was begun");
+    assert_eq!(post(&page, at, &of_browser(&page), body).status, 200, "the page itself may");
+    assert!(page.process.peak_kib() < 128 << 10, "{}", page.process.peak_kib());
+}
+
+#[test]
+fn a_client_that_does_not_send_its_body_loses_its_connection_alone() {
+    let harness = Harness::new();
+    let page = open_page(&harness);
+    let (host, browser) = (&page.address, of_browser(&page));
+    let half = format!(
+        "POST /api/v1/actions/detach HTTP/1.1\r\nHost: {host}\r\n{browser}Content-Length: 16384\r\n\r\n{{\"device\":"
+    );
+    let mut slow = page.connect();
+    slow.write_all(half.as_bytes()).unwrap();
+    assert_eq!(act(&page, "detach", &json!({ "device": "x" })).0, 404, "others are answered meanwhile");
+    let reply = send(slow, b"");
+    assert_eq!((reply.status, reply.body.as_str()), (408, "the body came too slowly\n"), "{reply:?}");
+}
+
+#[test]
+fn a_program_at_the_socket_changes_things_by_its_user_alone() {
+    let harness = Harness::new();
+    let process = Running::start(harness.command(&["page", "--socket"]));
+    let line = process.wait_for_line("page at unix:");
+    let path = line.split_whitespace().nth(2).unwrap().trim_start_matches("unix:").to_owned();
+    let body = r#"{"what":"zero"}"#;
+    let request = format!(
+        "POST /api/v1/actions/share HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: \
+         application/json\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let stream = UnixStream::connect(&path).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let begun = send(stream, request.as_bytes());
+    assert!(begun.status == 202 && begun.head.contains("location: /api/v1/operations/1"), "{begun:?}");
+    wait_for_state(&harness, "zero", Some("available"));
+    let operation: Value = serde_json::from_str(&begun.body).unwrap();
+    let pid = i32::try_from(operation["pid"].as_u64().unwrap()).unwrap();
+    rustix::process::kill_process(rustix::process::Pid::from_raw(pid).unwrap(), Signal::TERM).unwrap();
+    wait_for_state(&harness, "zero", None);
+}
+
+#[test]
+fn a_client_of_numbered_events_that_comes_back_gets_what_it_has_missed() {
+    let harness = Harness::new();
+    let page = open_page(&harness);
+    let follow = |last: &str| {
+        let mut stream = page.connect();
+        let request = format!("GET /api/v1/events HTTP/1.1\r\nHost: {}\r\n{last}\r\n", page.address);
+        stream.write_all(request.as_bytes()).unwrap();
+        BufReader::new(stream).lines().map(Result::unwrap)
+    };
+    let mut lines = follow("");
+    assert!(lines.any(|line| line == "event: status"), "what there is now");
+    assert_eq!(act(&page, "detach", &json!({ "device": "first" })).0, 404);
+    let mut id = String::new();
+    assert!(lines.any(|line| {
+        if let Some(number) = line.strip_prefix("id: ") {
+            number.clone_into(&mut id);
+        }
+        line.contains("\"state\":\"failed\"")
+    }));
+    drop(lines);
+    assert_eq!(act(&page, "detach", &json!({ "device": "second" })).0, 404);
+    let mut lines = follow(&format!("Last-Event-ID: {id}\r\n"));
+    let next = lines.find(|line| line.contains("\"action\"")).unwrap();
+    assert!(next.contains("second"), "{next}");
+    let _share = harness.share(&["zero"]);
+    assert!(lines.any(|line| line.contains("\"event\":\"shared\"") && line.contains("zero")), "what a process tells");
+}
+
+#[test]
+fn every_route_that_is_described_is_there_and_answers_as_described() {
+    let harness = Harness::new();
+    let _share = harness.share(&["zero"]);
+    let page = open_page(&harness);
+    assert_eq!(act(&page, "detach", &json!({ "device": "nothing" })).0, 404, "an operation, and a line of the log");
+    let description = get(&page, "/api/v1/openapi.json");
+    let mut asked = 0;
+    for (path, methods) in description["paths"].as_object().unwrap() {
+        let at = match path.as_str() {
+            "/device/{id}" => format!("/device/{}?name=zero", get(&page, "/api/v1/status")[0]["pid"]),
+            path => path.replace("{id}", "1"),
+        };
+        if methods["post"].is_object() {
+            let reply = post(&page, &at, &of_browser(&page), "{\"unknown\":1}");
+            assert!([400, 404].contains(&reply.status), "{path}: {reply:?}");
+            assert_eq!(page.get(&at, "").status, 405, "{path}");
+        } else if path.ends_with("/events") {
+            let head = format!("HEAD {at} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", page.address);
+            assert_eq!(send(page.connect(), head.as_bytes()).status, 200, "{path}");
+        } else {
+            let reply = page.get(&at, "");
+            assert_eq!(reply.status, 200, "{path}: {reply:?}");
+            check(&page, "get", &at, &reply);
+        }
+        asked += 1;
+    }
+    assert!(asked >= 35, "{asked}");
+}

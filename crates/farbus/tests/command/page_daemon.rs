@@ -1,0 +1,141 @@
+//! The page of a daemon: it is where the configuration says, and ends with the daemon.
+
+use std::fs;
+use std::net::TcpListener;
+use std::path::Path;
+
+use rustix::process::Signal;
+use serde_json::Value;
+
+use super::harness::{Harness, PATIENCE, Running, wait_until};
+use super::page::{Reply, send};
+use super::page_tokens::make;
+
+fn write(harness: &Harness, text: &str) -> String {
+    let path = harness.path("farbus.toml");
+    fs::write(&path, text).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+fn start(harness: &Harness, config: &str) -> Running {
+    let daemon = Running::start(harness.command(&["daemon", "--config", config]));
+    daemon.wait_for_line("listening on ");
+    daemon
+}
+
+/// What the daemon says of its page.
+fn page_of(harness: &Harness) -> Value {
+    let status = harness.json(&["status", "--json"]);
+    let daemon = status.as_array().unwrap().iter().find(|process| process["role"] == "daemon");
+    daemon.map(|daemon| daemon["page"].clone()).unwrap_or_default()
+}
+
+/// Waits until the page is there; returns where.
+fn wait_for_page(harness: &Harness) -> String {
+    let mut at = None;
+    wait_until(PATIENCE, "the daemon has a page", || {
+        at = page_of(harness)["at"].as_str().map(str::to_owned);
+        at.is_some()
+    });
+    at.unwrap()
+}
+
+/// The answer to a question at this place.
+fn get(at: &str, path: &str, more: &str) -> Reply {
+    let address = at.trim_start_matches("http://").trim_end_matches('/');
+    let stream = std::net::TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n{more}\r\n");
+    send(stream, request.as_bytes())
+}
+
+/// Waits until nobody answers there.
+fn wait_for_nobody(at: &str) {
+    let address = at.trim_start_matches("http://").trim_end_matches('/').to_owned();
+    wait_until(PATIENCE, "nobody answers there", || std::net::TcpStream::connect(&address).is_err());
+}
+
+#[test]
+fn a_daemon_serves_its_page_and_ends_it_with_itself() {
+    let harness = Harness::new();
+    let config = write(&harness, "[page]\nlisten = \"127.0.0.1:0\"\n[[share]]\nwhat = \"zero\"\n");
+    let mut daemon = start(&harness, &config);
+    let at = wait_for_page(&harness);
+    let status = get(&at, "/api/v1/status", "");
+    assert!(status.status == 200 && status.body.contains("\"role\":\"daemon\""), "{status:?}");
+    let token = make(&harness, &["--scope", "read"]);
+    let bearer = format!("Authorization: Bearer {token}\r\n");
+    assert!(get(&at, "/metrics", &bearer).body.contains("role=\"daemon\",device=\"zero\""));
+    let told = harness.run(&["status"]).stdout;
+    assert!(told.contains(&format!("page at {at}")), "{told}");
+    let doctor = harness.run(&["doctor"]).stdout;
+    assert!(doctor.contains("the daemon's is at"), "{doctor}");
+    daemon.signal(Signal::TERM);
+    assert_eq!(daemon.wait_for_end(PATIENCE), Some(0), "{}", daemon.log());
+    wait_for_nobody(&at);
+
+    // However it ends.
+    let mut daemon = start(&harness, &config);
+    let at = wait_for_page(&harness);
+    daemon.kill();
+    wait_for_nobody(&at);
+}
+
+#[test]
+fn a_reload_moves_and_ends_the_page_and_a_restart_brings_it_back() {
+    let harness = Harness::new();
+    let free = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let (first, second) = (free(), free());
+    let text = |page: &str| format!("{page}[[share]]\nwhat = \"zero\"\n");
+    let at = |address| text(&format!("[page]\nlisten = \"{address}\"\n"));
+    let config = write(&harness, &text(""));
+    let mut daemon = start(&harness, &config);
+    assert!(page_of(&harness).is_null(), "off by default");
+    let reload = |text: &str| {
+        write(&harness, text);
+        let reloaded = harness.run(&["daemon", "reload"]);
+        assert_eq!(reloaded.code, Some(0), "{reloaded:?}");
+    };
+    reload(&at(first));
+    assert_eq!(wait_for_page(&harness), format!("http://{first}/"));
+    reload(&at(second));
+    wait_for_nobody(&format!("http://{first}/"));
+    assert_eq!(wait_for_page(&harness), format!("http://{second}/"));
+    let restarted = harness.json(&["daemon", "restart", "--json"]);
+    assert_eq!(daemon.wait_for_end(PATIENCE), Some(0), "{}", daemon.log());
+    assert_eq!(wait_for_page(&harness), format!("http://{second}/"), "of the replacement");
+    assert_eq!(get(&format!("http://{second}/"), "/readyz", "").body, "ready\n");
+    reload(&text(""));
+    wait_for_nobody(&format!("http://{second}/"));
+    assert!(page_of(&harness).is_null());
+    let pid = i32::try_from(restarted["pid"].as_u64().unwrap()).unwrap();
+    rustix::process::kill_process(rustix::process::Pid::from_raw(pid).unwrap(), Signal::TERM).unwrap();
+    wait_until(PATIENCE, "the replacement has ended", || !Path::new(&format!("/proc/{pid}")).exists());
+}
+
+#[test]
+fn a_page_whose_address_is_taken_is_told_and_keeps_nothing_else_from_running() {
+    let harness = Harness::new();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap();
+    let config = write(&harness, &format!("[page]\nlisten = \"{address}\"\n[[share]]\nwhat = \"zero\"\n"));
+    let _daemon = start(&harness, &config);
+    wait_until(PATIENCE, "the daemon says why", || page_of(&harness)["failure"].is_string());
+    let why = page_of(&harness);
+    let told = harness.run(&["status"]).stdout;
+    assert!(why["failure"].as_str().unwrap().contains("in use") && told.contains("no page: "), "{why} {told}");
+    assert!(told.contains("zero"), "{told}");
+    drop(taken);
+    assert_eq!(wait_for_page(&harness), format!("http://{address}/"), "as soon as it is free");
+}
+
+#[test]
+fn a_wrong_place_of_the_page_is_named_by_the_check() {
+    let harness = Harness::new();
+    for (listen, why) in [("0.0.0.0:7240", "not this machine's alone"), ("lab3", "no place for the page")] {
+        let config = write(&harness, &format!("[page]\nlisten = \"{listen}\"\n"));
+        let checked = harness.run(&["daemon", "--check", "--config", &config]);
+        assert_eq!(checked.code, Some(1), "{checked:?}");
+        assert!(checked.stderr.contains("farbus.toml:2:10: ") && checked.stderr.contains(why), "{checked:?}");
+    }
+}

@@ -1,0 +1,104 @@
+//! Checks the page's answers against its description of itself. It knows as much of JSON Schema as that description
+//! uses, and refuses any other word.
+
+use serde_json::Value;
+
+/// The page's description of itself.
+pub struct Description(pub Value);
+
+impl Description {
+    /// Checks an answer: its path as the description writes it, its method, status, content type and body.
+    pub fn check(&self, path: &str, method: &str, status: u16, kind: &str, body: &str) -> Result<(), String> {
+        let responses = &self.0["paths"][path][method]["responses"];
+        let kind = kind.split(';').next().unwrap_or_default();
+        let content = &responses[status.to_string()]["content"][kind];
+        if !content.is_object() {
+            return Err(format!("{method} {path} answers {status} {kind}, which is not described"));
+        }
+        if kind != "application/json" {
+            return Ok(());
+        }
+        let value = serde_json::from_str(body).map_err(|error| format!("{path}: {error}: {body}"))?;
+        self.fits(&content["schema"], &value).map_err(|why| format!("{method} {path} {status}: {why} in {value}"))
+    }
+
+    fn fits(&self, schema: &Value, value: &Value) -> Result<(), String> {
+        let words = schema.as_object().ok_or("a schema is an object")?;
+        for (word, said) in words {
+            let is_kept = match word.as_str() {
+                "$ref" => {
+                    let at = said.as_str().and_then(|said| said.strip_prefix('#')).ok_or("a reference")?;
+                    return self.fits(self.0.pointer(at).ok_or_else(|| format!("no {at}"))?, value);
+                }
+                "anyOf" => {
+                    let all = said.as_array().ok_or("anyOf")?;
+                    all.iter().any(|schema| self.fits(schema, value).is_ok())
+                }
+                "type" => match said {
+                    Value::Array(kinds) => kinds.iter().any(|kind| is_of(kind, value)),
+                    kind => is_of(kind, value),
+                },
+                "enum" => said.as_array().is_some_and(|all| all.contains(value)),
+                "minimum" => value.as_f64().zip(said.as_f64()).is_none_or(|(value, least)| value >= least),
+                "required" => said.as_array().into_iter().flatten().all(|name| {
+                    value.as_object().is_none_or(|object| name.as_str().is_some_and(|name| object.contains_key(name)))
+                }),
+                "items" => {
+                    value.as_array().into_iter().flatten().try_for_each(|item| self.fits(said, item))?;
+                    true
+                }
+                "properties" => {
+                    for (name, schema) in said.as_object().into_iter().flatten() {
+                        if let Some(value) = value.get(name) {
+                            self.fits(schema, value).map_err(|why| format!("{name}: {why}"))?;
+                        }
+                    }
+                    true
+                }
+                "additionalProperties" => {
+                    let known = words.get("properties").and_then(Value::as_object);
+                    let mut names = value.as_object().into_iter().flatten().map(|(name, _)| name);
+                    said != &Value::Bool(false) || names.all(|name| known.is_some_and(|known| known.contains_key(name)))
+                }
+                "format" | "description" => true,
+                other => return Err(format!("the schema says '{other}'")),
+            };
+            if !is_kept {
+                return Err(format!("not {word} {said}: {value}"));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn is_of(kind: &Value, value: &Value) -> bool {
+    match kind.as_str() {
+        Some("string") => value.is_string(),
+        Some("integer") => value.is_u64() || value.is_i64(),
+        Some("boolean") => value.is_boolean(),
+        Some("array") => value.is_array(),
+        Some("object") => value.is_object(),
+        Some("null") => value.is_null(),
+        _ => false,
+    }
+}
+
+#[test]
+fn an_answer_that_is_not_as_described_is_found() {
+    let text = include_str!("page_schema_example.json");
+    let description = Description(serde_json::from_str(text).unwrap());
+    let check = |status, body| description.check("/x", "get", status, "application/json", body).is_ok();
+    assert!(check(200, r#"{"name":"a","count":1,"of":[{"name":"b"}]}"#));
+    for wrong in [
+        r#"{"count":1}"#,
+        r#"{"name":1}"#,
+        r#"{"name":"a","count":-1}"#,
+        r#"{"name":"a","of":[{}]}"#,
+        r#"{"name":"a","else":1}"#,
+        "[]",
+        "",
+    ] {
+        assert!(!check(200, wrong), "{wrong}");
+    }
+    assert!(!check(201, r#"{"name":"a"}"#), "a status that is not described");
+}

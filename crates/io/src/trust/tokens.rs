@@ -1,0 +1,336 @@
+//! Tokens for programs that use the page: `page-tokens.json`.
+//!
+//! A token is shown once, when it is made. What is kept of it is its hash: 32 random bytes cannot be guessed, so one
+//! round of SHA-256 is enough.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::{Duration, SystemTime};
+
+use ring::digest::{SHA256, digest};
+use serde::{Deserialize, Serialize};
+
+use super::audit::timestamp;
+use super::folder::{Folder, StateError};
+use super::limits;
+use super::notes::is_shown;
+use super::random::fill_random;
+
+const TOKENS_FILE: &str = "page-tokens.json";
+/// How a token begins, so that programs that look for secrets in files find it.
+const PREFIX: &str = "farbus-page-";
+/// Bytes of the secret.
+const SECRET_BYTES: usize = 32;
+/// Bytes of the id.
+const ID_BYTES: usize = 4;
+/// Characters of a name.
+pub const TOKEN_NAME_CHARS_MAX: usize = 64;
+
+/// What the bearer of a token may do; each includes those before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Scope {
+    /// See what is shared and attached, and the figures.
+    Read,
+    /// See what devices send, too.
+    Observe,
+    /// Do everything that the owner does there.
+    Own,
+}
+
+impl Scope {
+    /// The word.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Scope::Read => "read",
+            Scope::Observe => "observe",
+            Scope::Own => "own",
+        }
+    }
+}
+
+impl fmt::Display for Scope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for Scope {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let all = [Scope::Read, Scope::Observe, Scope::Own];
+        let found = all.into_iter().find(|scope| scope.as_str() == text);
+        found.ok_or_else(|| format!("'{text}' is no scope: there are read, observe and own"))
+    }
+}
+
+/// What is kept of a token.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Token {
+    /// The first part of the token, 8 hexadecimal digits: it tells one from another.
+    pub id: String,
+    /// What its owner calls it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// What its bearer may do.
+    pub scope: Scope,
+    /// When it was made: RFC 3339, UTC.
+    pub made: String,
+    /// When it ends: RFC 3339, UTC. `None`: when it is revoked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires: Option<String>,
+    /// The same in seconds since 1970, which is what counts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    expires_unix_s: Option<u64>,
+    /// SHA-256 of the secret, hexadecimal.
+    sha256: String,
+}
+
+impl Token {
+    /// Whether its time is over.
+    pub fn has_expired(&self, now: SystemTime) -> bool {
+        self.expires_unix_s.is_some_and(|end| unix_s(now) >= end)
+    }
+
+    /// The name, or the id if it has none.
+    pub fn called(&self) -> &str {
+        self.name.as_deref().unwrap_or(&self.id)
+    }
+}
+
+/// The tokens of a host's owner.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tokens {
+    tokens: Vec<Token>,
+}
+
+/// Why a token opens nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoToken {
+    /// There is none such: it was never made, or was revoked.
+    Unknown,
+    /// Its time is over.
+    Expired,
+}
+
+fn unix_s(at: SystemTime) -> u64 {
+    at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn hash(secret: &str) -> String {
+    hex(digest(&SHA256, secret.as_bytes()).as_ref())
+}
+
+/// Compares in a time that depends on the lengths alone.
+fn is_same(a: &str, b: &str) -> bool {
+    a.len() == b.len() && a.bytes().zip(b.bytes()).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0
+}
+
+impl Tokens {
+    /// The tokens in `folder`; none if the file does not exist.
+    ///
+    /// In a folder that belongs to another user, such as the one as whom root's daemon hears strangers, each may only
+    /// read: that user could have written the file.
+    ///
+    /// # Errors
+    /// [`StateError`]: the file cannot be read, is damaged, or others may read it.
+    pub fn load(folder: &Folder) -> Result<Self, StateError> {
+        let mut all = Self::read(folder)?;
+        if !is_own(folder)? {
+            all.tokens.iter_mut().for_each(|token| token.scope = Scope::Read);
+        }
+        Ok(all)
+    }
+
+    fn read(folder: &Folder) -> Result<Self, StateError> {
+        let bytes = folder.read(TOKENS_FILE, limits::PAGE_TOKENS_BYTES_MAX, true)?;
+        let Some(bytes) = bytes else { return Ok(Self::default()) };
+        serde_json::from_slice(&bytes).map_err(|error| {
+            let next = "remove it, and make the tokens again (farbus page token create)";
+            folder.trouble(TOKENS_FILE, &format!("it is damaged: {error}\n  {next}"))
+        })
+    }
+
+    /// All tokens, in the order in which they were made; also those whose time is over.
+    pub fn iter(&self) -> impl Iterator<Item = &Token> {
+        self.tokens.iter()
+    }
+
+    /// Makes a token. Returns what is kept of it, and the token itself, which is kept nowhere. The inner error is a
+    /// sentence for a person; nothing is made then.
+    ///
+    /// # Errors
+    /// [`StateError`]; nothing is made then.
+    pub fn make(
+        folder: &Folder,
+        scope: Scope,
+        name: Option<&str>,
+        lasts: Option<Duration>,
+    ) -> Result<Result<(Token, String), String>, StateError> {
+        if let Some(name) = name.filter(|name| !is_name(name)) {
+            return Ok(Err(format!(
+                "'{}' is no name: 1 to {TOKEN_NAME_CHARS_MAX} characters that are shown",
+                shown(name)
+            )));
+        }
+        let _lock = folder.lock()?;
+        if scope > Scope::Read && !is_own(folder)? {
+            let what =
+                "the state folder belongs to the user as whom farbus hears strangers, who could make such a token";
+            let next = "only --scope read can be made here; change things over the socket: farbus page --socket";
+            return Ok(Err(format!("{what}\n  {next}")));
+        }
+        let mut all = Self::read(folder)?;
+        if all.tokens.len() >= limits::PAGE_TOKENS_MAX {
+            let most = limits::PAGE_TOKENS_MAX;
+            return Ok(Err(format!("there are {most} tokens already\n  revoke one: farbus page token list")));
+        }
+        if let Some(name) = name.filter(|name| all.find(name).is_some()) {
+            let next = "choose another --name, or first: farbus page token revoke";
+            return Ok(Err(format!("a token is called '{name}' already\n  {next} {name}")));
+        }
+        let (mut id, mut secret) = ([0; ID_BYTES], [0; SECRET_BYTES]);
+        loop {
+            fill_random(&mut id);
+            if all.find(&hex(&id)).is_none() {
+                break;
+            }
+        }
+        fill_random(&mut secret);
+        let (id, secret) = (hex(&id), hex(&secret));
+        let now = SystemTime::now();
+        let end = lasts.and_then(|lasts| now.checked_add(lasts));
+        let token = Token {
+            id: id.clone(),
+            name: name.map(str::to_owned),
+            scope,
+            made: timestamp(now),
+            expires: end.map(timestamp),
+            expires_unix_s: end.map(unix_s),
+            sha256: hash(&secret),
+        };
+        all.tokens.push(token.clone());
+        all.store(folder)?;
+        Ok(Ok((token, format!("{PREFIX}{id}-{secret}"))))
+    }
+
+    /// The token with this id or name.
+    pub fn find(&self, named: &str) -> Option<&Token> {
+        self.tokens.iter().find(|token| token.id == named || token.name.as_deref() == Some(named))
+    }
+
+    /// Removes the token with this id or name, and those whose time is over. Returns it.
+    ///
+    /// # Errors
+    /// [`StateError`]; nothing is changed then.
+    pub fn revoke(folder: &Folder, named: &str) -> Result<Option<Token>, StateError> {
+        let _lock = folder.lock()?;
+        let mut all = Self::read(folder)?;
+        let Some(found) = all.find(named).cloned() else { return Ok(None) };
+        let now = SystemTime::now();
+        all.tokens.retain(|token| token.id != found.id && !token.has_expired(now));
+        all.store(folder)?;
+        Ok(Some(found))
+    }
+
+    /// The token that somebody shows.
+    ///
+    /// # Errors
+    /// [`NoToken`].
+    pub fn check(&self, shown: &str, now: SystemTime) -> Result<&Token, NoToken> {
+        let parts = shown.strip_prefix(PREFIX).and_then(|rest| rest.split_once('-'));
+        let (id, secret) = parts.ok_or(NoToken::Unknown)?;
+        let token = self.tokens.iter().find(|token| token.id == id).ok_or(NoToken::Unknown)?;
+        if secret.len() != 2 * SECRET_BYTES || !is_same(&hash(secret), &token.sha256) {
+            return Err(NoToken::Unknown);
+        }
+        if token.has_expired(now) { Err(NoToken::Expired) } else { Ok(token) }
+    }
+
+    fn store(&self, folder: &Folder) -> Result<(), StateError> {
+        let mut text = serde_json::to_vec_pretty(self).map_err(|error| folder.trouble(TOKENS_FILE, &error))?;
+        text.push(b'\n');
+        folder.write(TOKENS_FILE, &text)
+    }
+}
+
+/// Whether the folder belongs to this process's user, if it exists.
+fn is_own(folder: &Folder) -> Result<bool, StateError> {
+    Ok(folder.opened()?.is_none_or(|opened| opened.owner().0 == rustix::process::geteuid()))
+}
+
+fn is_name(name: &str) -> bool {
+    !name.is_empty() && name.chars().count() <= TOKEN_NAME_CHARS_MAX && name.chars().all(is_shown)
+}
+
+fn shown(name: &str) -> String {
+    name.chars().take(TOKEN_NAME_CHARS_MAX).map(|c| if is_shown(c) { c } else { '?' }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::super::leases::tests::Scratch;
+    use super::*;
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    fn made(folder: &Folder, scope: Scope, name: Option<&str>, lasts: Option<Duration>) -> (Token, String) {
+        Tokens::make(folder, scope, name, lasts).unwrap().unwrap()
+    }
+
+    #[test]
+    fn a_token_opens_until_it_ends_or_is_revoked_and_only_as_a_whole() {
+        let scratch = Scratch::new("tokens");
+        let folder = &scratch.0;
+        let (kept, token) = made(folder, Scope::Read, Some("ci"), Some(HOUR));
+        let now = SystemTime::now();
+        let all = Tokens::load(folder).unwrap();
+        assert_eq!(all.check(&token, now), Ok(&kept));
+        assert_eq!(all.check(&token, now + 2 * HOUR), Err(NoToken::Expired));
+        let other = made(folder, Scope::Own, None, None).1;
+        let mixed = format!("{}{}", &token[..PREFIX.len() + 9], &other[PREFIX.len() + 9..]);
+        for wrong in ["", "farbus-page-", "farbus-page--", &token[..token.len() - 1], &format!("{token}0"), &mixed] {
+            assert_eq!(all.check(wrong, now), Err(NoToken::Unknown), "{wrong}");
+        }
+        assert_eq!(Tokens::revoke(folder, "nobody").unwrap(), None);
+        assert_eq!(Tokens::revoke(folder, "ci").unwrap(), Some(kept));
+        let all = Tokens::load(folder).unwrap();
+        assert_eq!(all.check(&token, now), Err(NoToken::Unknown), "revoked");
+        assert_eq!(all.check(&other, now).map(|token| token.scope), Ok(Scope::Own));
+    }
+
+    #[test]
+    fn the_file_has_no_token_and_is_its_owners_alone() {
+        let scratch = Scratch::new("tokens-file");
+        let folder = &scratch.0;
+        let (_, token) = made(folder, Scope::Observe, None, None);
+        let text = std::fs::read_to_string(folder.file(TOKENS_FILE)).unwrap();
+        let secret = token.rsplit_once('-').unwrap().1;
+        assert!(!text.contains(secret) && secret.len() == 64, "{text}");
+        assert_eq!(std::fs::metadata(folder.file(TOKENS_FILE)).unwrap().mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn names_are_unique_short_and_shown_and_tokens_are_limited() {
+        let scratch = Scratch::new("tokens-names");
+        let folder = &scratch.0;
+        made(folder, Scope::Read, Some("ci"), None);
+        for name in ["ci", "", "a\nb", "\u{202e}", &"x".repeat(65)] {
+            assert!(Tokens::make(folder, Scope::Read, Some(name), None).unwrap().is_err(), "{name:?}");
+        }
+        for _ in 1..limits::PAGE_TOKENS_MAX {
+            made(folder, Scope::Read, None, None);
+        }
+        let refused = Tokens::make(folder, Scope::Read, None, None).unwrap().unwrap_err();
+        assert!(refused.contains("revoke"), "{refused}");
+        assert_eq!("own".parse(), Ok(Scope::Own));
+        assert!("root".parse::<Scope>().unwrap_err().contains("read, observe and own"));
+    }
+}
