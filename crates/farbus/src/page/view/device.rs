@@ -188,7 +188,7 @@ fn commands(process: &Value, device: &Value) -> String {
         });
         let _ = writeln!(
             content,
-            "<li><span>{}</span> <code tabindex=\"0\">{line}</code> <button type=\"button\" class=\"copy\" hidden \
+            "<li><span>{}</span> <code tabindex=\"0\">{line}</code> <button type=\"button\" class=\"copy\" \
              aria-label=\"Copy the command: {}\">Copy</button>{doing}</li>",
             action.what, action.what
         );

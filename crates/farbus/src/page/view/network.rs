@@ -137,7 +137,8 @@ fn picture(all: &Connections) -> String {
         Some((WIDTH / 2.0 + 230.0 * angle.cos(), HEIGHT / 2.0 + 150.0 * angle.sin()))
     };
     let mut svg = format!(
-        "<div class=\"picture\"><svg class=\"network\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" \
+        "<div class=\"picture\" tabindex=\"0\" role=\"group\" aria-label=\"Picture of the network\">\
+         <svg class=\"network\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" \
          aria-labelledby=\"network-title network-what\"><title id=\"network-title\">The network of hosts</title>\
          <desc id=\"network-what\">{} hosts and {} connections. The table below has each connection.</desc>\n",
         hosts.len(),
