@@ -223,7 +223,7 @@ fn schemas() -> Value {
         "Device": device,
         "Process": process,
         "Status": list(reference("Process")),
-        "Failure": closed(&[("attribute", json!({ "enum": attributes })), ("message", text())], &[]),
+        "Failure": closed(&[("attribute", json!({ "enum": attributes })), ("message", text())], &[("limit", text())]),
         "Offer": closed(
             &[("action", text()), ("summary", text()), ("parameters", anything()), ("missing", list(text()))],
             &[("command", text())],
