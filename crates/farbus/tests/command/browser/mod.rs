@@ -1,11 +1,14 @@
 //! Chromium without a window, driven by its WebDriver (W3C WebDriver, and Chromium's own commands for DevTools).
 
+use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
+use std::thread;
 use std::time::Duration;
 
 use base64::Engine;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 use super::harness::{Harness, PATIENCE, Running, has, has_program};
@@ -21,11 +24,16 @@ pub const TAB: &str = "\u{e004}";
 /// The key *Enter*.
 pub const ENTER: &str = "\u{e007}";
 
+/// Names the browser's profile in the environment of its processes.
+const MARK: &str = "FARBUS_TEST_BROWSER";
+
 /// A browser with a profile of its own. It ends when dropped.
 pub struct Browser {
     driver: Running,
     address: SocketAddr,
     session: String,
+    /// A variable that its driver and all of its processes have in their environment.
+    mark: String,
 }
 
 /// Whether this machine has Chromium and its driver. If not, the test says so, and fails where it is required.
@@ -39,12 +47,14 @@ impl Browser {
         let mut command = harness.command_of(Path::new("chromedriver"), &["--port=0"]);
         // What a user of this machine set for browsers is not part of a test.
         command.env_remove("CHROMIUM_FLAGS").env_remove("http_proxy").env_remove("https_proxy");
+        let profile = harness.path("chromium").display().to_string();
+        command.env(MARK, &profile);
         let driver = Running::start(command);
         let line = driver.wait_for_line("started successfully on port ");
         let port = line.trim_end_matches('.').rsplit(' ').next().and_then(|port| port.parse().ok()).expect("a port");
-        let mut browser =
-            Self { driver, address: SocketAddr::from((Ipv4Addr::LOCALHOST, port)), session: String::new() };
-        let profile = format!("--user-data-dir={}", harness.path("chromium").display());
+        let (address, mark) = (SocketAddr::from((Ipv4Addr::LOCALHOST, port)), format!("{MARK}={profile}"));
+        let mut browser = Self { driver, address, session: String::new(), mark };
+        let profile = format!("--user-data-dir={profile}");
         let mut arguments =
             vec!["--headless=new", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", &profile];
         if rustix::process::geteuid().is_root() {
@@ -61,6 +71,16 @@ impl Browser {
         let session = browser.post("/session", &json!({ "capabilities": { "alwaysMatch": wanted } }));
         browser.session = session["sessionId"].as_str().expect("a session").to_owned();
         browser
+    }
+
+    /// The driver and the browser's processes, those that have no parent any more, too.
+    fn processes(&self) -> impl Iterator<Item = Pid> {
+        fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(|entry| {
+            let number = entry.file_name().to_str()?.parse().ok()?;
+            let environment = fs::read(entry.path().join("environ")).ok()?;
+            let is_its = environment.split(|byte| *byte == 0).any(|variable| variable == self.mark.as_bytes());
+            is_its.then(|| Pid::from_raw(number)).flatten()
+        })
     }
 
     /// Opens an address and waits until it is loaded.
@@ -194,9 +214,12 @@ impl Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        // The driver ends the browser's processes; without it they would stay.
-        if !self.session.is_empty() {
+        // It ends as a browser does, if its driver still answers; what is left of it then is killed.
+        if !self.session.is_empty() && !thread::panicking() {
             let _ = self.try_request("DELETE", &format!("/session/{}", self.session), None);
+        }
+        while self.processes().filter(|process| kill_process(*process, Signal::KILL).is_ok()).count() > 0 {
+            thread::sleep(Duration::from_millis(5));
         }
     }
 }

@@ -23,8 +23,9 @@ impl Pages {
         let for_thread = Arc::clone(&seen);
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
-                // A browser that leaves gets no answer.
-                let _ = answer(stream, &page, &for_thread);
+                let (page, seen) = (page.clone(), Arc::clone(&for_thread));
+                // A browser makes connections ahead and asks nothing on them. One that leaves gets no answer.
+                thread::spawn(move || drop(answer(stream, &page, &seen)));
             }
         });
         Self { address, seen }
