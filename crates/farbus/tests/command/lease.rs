@@ -414,5 +414,7 @@ fn booking_outlives_the_exporter_and_who_uses_the_device_then_gives_way_to_it() 
     desk.ok(&["lease", target, "--from", "+2s", "--for", "1h"]);
     assert_eq!(attach.wait_for_end(PATIENCE), Some(3), "{}", attach.log());
     wait_until(PATIENCE, "the booking is a lease", || lab.lease()["host"] == "desk");
-    assert!(lab.lease()["number"].as_u64() > Some(0) && lab.lease()["left_s"].as_f64() <= Some(3600.0));
+    // Its number is stored then.
+    wait_until(PATIENCE, "the lease has its number", || lab.lease()["number"].as_u64() > Some(0));
+    assert!(lab.lease()["left_s"].as_f64() <= Some(3600.0));
 }
