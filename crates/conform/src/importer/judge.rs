@@ -69,7 +69,7 @@ const NUMBERS_MAX: usize = 1 << 20;
 pub(super) enum Message {
     /// A list is asked for.
     List,
-    /// An OP_REQ_IMPORT.
+    /// An OP_REQ_IMPORT: it wants a device.
     Import,
     /// A request, with its header.
     Request(RawHeader),

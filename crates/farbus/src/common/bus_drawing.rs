@@ -40,7 +40,7 @@ pub struct PlaceDrawing {
 /// The elements of an SVG picture, and its size.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Picture {
-    /// The elements.
+    /// What the picture consists of, as the inner text of an `svg` element.
     pub elements: String,
     /// In user units.
     pub width: u32,

@@ -227,7 +227,7 @@ impl ReplacementPassage {
             let heard =
                 thread::Builder::new().name("handover".into()).spawn_scoped(scope, || self.hear_taken(until))?;
             self.say_all(passed_on)?;
-            heard.join().map_err(|_| io::Error::other("hearing the replacement failed"))?
+            heard.join().map_err(|_| io::Error::other("the answers of the replacement were not read"))?
         })
     }
 

@@ -33,7 +33,7 @@ pub struct BusStatus {
 /// An endpoint's place in a schedule.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PlaceStatus {
-    /// The device.
+    /// The name of the device that reserved the place.
     pub device: String,
     /// The endpoint's address; absent for the usual one.
     #[serde(skip_serializing_if = "Option::is_none")]

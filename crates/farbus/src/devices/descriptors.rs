@@ -31,7 +31,7 @@ pub struct DescriptorTree {
     /// `iSerialNumber`, as the device says it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub serial: Option<String>,
-    /// Its configurations.
+    /// Its configurations, in the order of their descriptors.
     pub configurations: Vec<ConfigurationTree>,
 }
 
@@ -63,7 +63,7 @@ pub struct InterfaceTree {
     pub endpoints: Vec<EndpointTree>,
 }
 
-/// An endpoint.
+/// An endpoint of an alternate setting, with what its descriptor says.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct EndpointTree {
     /// `bEndpointAddress`, hexadecimal: `0x81`.

@@ -50,7 +50,7 @@ struct Numbered {
     _permit: OwnedSemaphorePermit,
 }
 
-/// The status.
+/// What the processes say, followed for one client.
 struct Followed {
     status: watch::Receiver<Arc<Status>>,
     what: What,
@@ -63,7 +63,7 @@ enum What {
     Any(u64),
     /// What a view consists of.
     View {
-        /// The view.
+        /// The view that the client shows.
         view: View,
         /// The version that the client has loaded.
         version: u64,

@@ -39,7 +39,7 @@ pub enum Scope {
 }
 
 impl Scope {
-    /// The word.
+    /// The word for it in commands, in JSON and in the file.
     pub const fn as_str(self) -> &'static str {
         match self {
             Scope::Read => "read",

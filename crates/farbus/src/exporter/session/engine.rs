@@ -69,7 +69,7 @@ impl Mailbox {
         *self.orders() = Orders { waiting: Vec::new(), is_closed: true };
     }
 
-    /// Takes commands.
+    /// Takes commands again, after [`Mailbox::close`].
     pub fn open(&self) {
         self.orders().is_closed = false;
     }

@@ -36,7 +36,7 @@ pub struct Latency {
 pub struct Spread {
     /// Median.
     pub p50: f64,
-    /// 90th percentile.
+    /// 90th percentile: nine of ten were not longer.
     pub p90: f64,
     /// 99th percentile.
     pub p99: f64,

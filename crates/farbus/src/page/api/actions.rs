@@ -84,9 +84,9 @@ pub enum Kind {
     Path,
     /// A whole number.
     Number {
-        /// The least.
+        /// The least that is taken.
         min: u64,
-        /// The greatest.
+        /// The greatest that is taken.
         max: u64,
     },
     /// One of these words.
@@ -125,7 +125,7 @@ const HOST: &str = "Name of a paired host.";
 const ALLOWED: &str = "Name of the device, or 'all'.";
 const HOSTS: Kind = Kind::Text { chars_max: 128 };
 
-/// All actions.
+/// All actions, in the order in which they are listed and described.
 pub const ACTIONS: &[Action] = &[
     Action {
         name: "share",
@@ -337,7 +337,7 @@ impl Wrong {
 /// An action with its parameters: a command line.
 #[derive(Clone, Debug)]
 pub struct CommandLine {
-    /// The action.
+    /// The action that it does.
     pub action: &'static Action,
     /// What it is about, for the log: its first parameter that is a word.
     pub subject: String,

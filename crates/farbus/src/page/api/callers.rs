@@ -13,7 +13,7 @@ use super::refusal::{Refusal, only};
 pub enum Client {
     /// A program of this process's user, or of root.
     Owner,
-    /// Somebody else.
+    /// A program of another user, or of one that is not known.
     Other,
 }
 

@@ -24,7 +24,7 @@ impl Refusal {
 /// A refusal with this status and reason.
 ///
 /// # Errors
-/// Always.
+/// It always returns the refusal.
 pub fn refuse<T>(status: StatusCode, why: &'static str) -> Result<T, Refusal> {
     Err(Refusal::of(status, why))
 }

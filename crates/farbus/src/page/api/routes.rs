@@ -23,7 +23,7 @@ pub enum Endpoint {
     Style,
     /// The page's script.
     Script,
-    /// The page.
+    /// The page with all devices, for a browser.
     Page,
     /// What is reserved on the buses.
     Buses,
@@ -65,7 +65,7 @@ pub enum Endpoint {
     Stop,
 }
 
-/// A route.
+/// A path of the page, what is there and for whom.
 #[derive(Clone, Copy, Debug)]
 pub struct Route {
     /// The path; `{name}` and `{id}` stand for a part.
@@ -85,7 +85,7 @@ const fn route(path: &'static str, endpoint: Endpoint, scope: Option<Scope>, sum
 const READ: Option<Scope> = Some(Scope::Read);
 const OWN: Option<Scope> = Some(Scope::Own);
 
-/// All routes.
+/// All routes, those of browsers first.
 pub const ROUTES: &[Route] = &[
     route("/healthz", Endpoint::Health, None, "Whether the page runs."),
     route("/readyz", Endpoint::Ready, READ, "Whether the processes can be asked."),
@@ -116,7 +116,7 @@ pub const ROUTES: &[Route] = &[
 /// A route that a path has, with what its variable part names.
 #[derive(Clone, Copy, Debug)]
 pub struct Found {
-    /// The route.
+    /// The route that the path belongs to.
     pub route: &'static Route,
     /// The action, if it is one.
     pub action: Option<&'static Action>,

@@ -20,7 +20,7 @@ const ROWS_MAX: usize = 64;
 /// Events of a device.
 const EVENTS_MAX: usize = 50;
 
-/// Which device.
+/// Names a device: two processes may have one of the same name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Which {
     pid: u32,
@@ -66,7 +66,7 @@ impl Which {
         Details { descriptors, events }
     }
 
-    /// The device.
+    /// Draws the device; without `details`, the parts that change alone.
     pub fn draw(&self, status: &Status, details: Option<&Details>) -> Drawing {
         let found = self.find(status);
         let (process, device) = found.unwrap_or((&Value::Null, &Value::Null));

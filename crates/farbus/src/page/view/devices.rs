@@ -57,7 +57,7 @@ impl Wanted {
                 .any(|(name, value)| name.to_lowercase().contains(&self.filter) || contains(value))
     }
 
-    /// The table.
+    /// Draws the table of the devices that are wanted, a page of it.
     pub fn draw(&self, status: &Status) -> Drawing {
         let all = status.devices().count();
         let matching: Vec<_> = status.devices().filter(|(process, device)| self.has(process, device)).collect();

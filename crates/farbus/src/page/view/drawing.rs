@@ -9,7 +9,7 @@ pub struct Drawing {
     pub title: String,
     /// Whether there is what the view is about.
     pub is_there: bool,
-    /// The pieces.
+    /// What it consists of, from top to bottom.
     pub pieces: Vec<Piece>,
 }
 
@@ -27,7 +27,7 @@ pub struct List {
     pub id: &'static str,
     /// The name of that element.
     pub element: &'static str,
-    /// The elements.
+    /// The elements inside, in their order.
     pub parts: Vec<Part>,
 }
 

@@ -29,7 +29,7 @@ const QUERY_BYTES_MAX: usize = 8 << 10;
 pub enum View {
     /// All devices, or those that match, a page of them.
     Devices(Wanted),
-    /// One device.
+    /// One device, with all that is known of it.
     Device(Which),
     /// What is reserved on the buses.
     Buses,

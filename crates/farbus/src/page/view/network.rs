@@ -107,7 +107,7 @@ fn shortened(host: &str) -> String {
     host.chars().take(HOST_CHARS_MAX).collect()
 }
 
-/// The network.
+/// Draws the hosts and what passes between them.
 pub fn draw(status: &Status) -> Drawing {
     let all = connections(status);
     let mut parts = notes(status);
