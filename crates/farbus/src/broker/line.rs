@@ -4,12 +4,15 @@ use std::io::{self, Read, Seek};
 use std::net::UdpSocket;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use farbus_io::store::FileStore;
 use farbus_io::sys::passing::{Parcel, Passage};
 use farbus_io::trust::{DeviceId, Event};
+use rustix::net::{Shutdown, shutdown};
 use rustix::process::{getgid, getuid};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -25,6 +28,31 @@ const RECORDED_MAX: usize = 256;
 
 /// How many lines that nobody uses are kept open for the next questions.
 const IDLE_LINES_MAX: usize = 8;
+
+/// How long a command waits at its end for its broker to clean up. A mount that cannot be removed may keep that longer.
+const END_TIME_MAX: Duration = Duration::from_secs(5);
+const BETWEEN_LOOKS: Duration = Duration::from_millis(2);
+
+/// The broker that this process started and uses alone, with a duplicate of the passage.
+static STARTED: Mutex<Option<(Child, OwnedFd)>> = Mutex::new(None);
+
+/// Ends the broker that this process started, and waits until it has cleaned up: after a command has ended,
+/// processors, sockets and mounts are as they were before it. A broker that was passed on to another process goes on.
+pub fn end_started() {
+    let Some((mut broker, passage)) = STARTED.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
+    // Duplicates of the passage may be in use by threads that have not ended: the broker is to see the end all the same.
+    if shutdown(&passage, Shutdown::Both).is_err() {
+        return;
+    }
+    let until = Instant::now() + END_TIME_MAX;
+    while let Ok(None) = broker.try_wait() {
+        if Instant::now() > until {
+            tracing::warn!("the process that keeps the rights is still cleaning up");
+            return;
+        }
+        thread::sleep(BETWEEN_LOOKS);
+    }
+}
 
 /// The confined process's way to its broker: one line, on which it asks one question at a time, or several.
 #[derive(Debug)]
@@ -69,6 +97,11 @@ impl Lines {
     }
 }
 
+/// From now on the broker ends with another process.
+fn pass_on() {
+    *STARTED.lock().unwrap_or_else(PoisonError::into_inner) = None;
+}
+
 fn converse(passage: &Passage, question: &[u8], fd: Option<BorrowedFd<'_>>) -> io::Result<Parcel> {
     passage.send(question, fd)?;
     let ended = || io::Error::new(io::ErrorKind::BrokenPipe, "the process that keeps the rights has ended");
@@ -85,8 +118,9 @@ impl Broker {
         let mut command = Command::new("/proc/self/exe");
         // Paths in the policy may be relative to the working directory.
         command.arg("broker").stdin(theirs).stdout(Stdio::null());
-        // The child is not waited for: it ends after this process.
-        command.spawn()?;
+        let duplicate = passage.duplicate()?;
+        let child = command.spawn()?;
+        *STARTED.lock().unwrap_or_else(PoisonError::into_inner) = Some((child, duplicate));
         passage.send(&to_json(broker_policy)?, None)?;
         Ok(Self::over(passage, (getuid().as_raw(), getgid().as_raw())))
     }
@@ -97,6 +131,7 @@ impl Broker {
 
     /// The passage to a broker, for another process, which that broker then serves until that process ends.
     pub fn into_descriptor(self) -> OwnedFd {
+        pass_on();
         match self.way {
             Way::One(passage) => passage.into_inner().unwrap_or_else(PoisonError::into_inner).into_descriptor(),
             Way::Several(lines) => lines.first.into_descriptor(),
@@ -108,6 +143,7 @@ impl Broker {
     /// # Errors
     /// The system has no more descriptors.
     pub fn duplicate(&self) -> io::Result<OwnedFd> {
+        pass_on();
         match &self.way {
             Way::One(passage) => passage.lock().unwrap_or_else(PoisonError::into_inner).duplicate(),
             Way::Several(lines) => lines.first.duplicate(),

@@ -268,7 +268,13 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         // Before the process gives its rights away. The broker that it starts inherits the limit.
         descriptors::raise();
     }
-    match cli.verb {
+    let result = carry_out(cli.verb);
+    crate::broker::end_started();
+    result
+}
+
+fn carry_out(verb: Verb) -> Result<(), Failure> {
+    match verb {
         Verb::Share(args) => share::run(args),
         Verb::Unshare(args) => share::by_daemon::unshare(&args),
         Verb::List(args) => list::run(&args),

@@ -160,3 +160,23 @@ fn a_share_that_is_killed_leaves_no_socket_behind() {
     assert_eq!(unconfined.process.wait_for_end(PATIENCE), Some(0));
     assert_eq!(sockets(&harness), 0);
 }
+
+/// What the half that keeps the rights gives back (processors, sockets, mounts, devices) is back when a command ends.
+#[test]
+fn a_command_ends_after_its_other_half_has_cleaned_up() {
+    let harness = Harness::new();
+    let share = harness.share(&["zero"]);
+    let pipe = ["pipe", "--here", "can,traffic=10", "--can", "500000", "--rate", "400", "--buffer", "40"];
+    let pipe = Running::start(harness.command(&[&pipe[..], &["--execution-us", "5000", "--policy=none"]].concat()));
+    assert!(pipe.has_line_before_its_end("pipe 0 in"), "{}", pipe.log());
+    let status = harness.json(&["status", "--json"]);
+    for (role, mut process) in [("pipe", pipe), ("share", share.process)] {
+        let found = status.as_array().unwrap().iter().find(|process| process["role"] == role);
+        let family = family(found.expect(role)["pid"].as_u64().unwrap());
+        assert!(family.len() >= 2, "{role} has another half");
+        process.signal(rustix::process::Signal::TERM);
+        assert!(process.wait_for_end(PATIENCE).is_some(), "{role}");
+        let left: Vec<_> = family.iter().filter(|pid| Path::new(&format!("/proc/{pid}")).exists()).collect();
+        assert!(left.is_empty(), "{role} ended before {left:?}");
+    }
+}
