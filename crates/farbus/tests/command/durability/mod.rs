@@ -7,11 +7,12 @@
 //! `FARBUS_DURABILITY_STOP_S` how long a stop lasts at most (default 1), and `FARBUS_DURABILITY_JSON` names a file for
 //! the result.
 //!
-//! Three disks are attached: one as a file, one by NBD, and one that is a USB disk at its exporter, by NBD. Two
-//! programs write each of them. Each sector names its place, its writer and its version, so that lost, old and foreign
+//! Four disks are attached: one as a file, one by NBD, one that is a USB disk at its exporter, by NBD, and one as a file
+//! with a file system on it and a database in that (`database.rs`). Two programs write each of the first three. Each sector names its place, its writer and its version, so that lost, old and foreign
 //! bytes are told apart. After each flush a writer also looks at what is durable on the medium itself (`store.rs`).
 
 mod clients;
+mod database;
 mod model;
 #[allow(dead_code, reason = "other tests use more of it")]
 #[path = "../../../../session/tests/native/random.rs"]
@@ -34,6 +35,7 @@ use super::harness::{Harness, PATIENCE, has, has_fuse, has_program};
 use super::restart::SetOnDrop;
 use super::trust::{hosts, pair};
 use clients::{Client, FileUser, HANGS, Nbd};
+use database::Database;
 use model::{SECTOR, Sectors};
 use random::Random;
 use scene::{
@@ -86,6 +88,15 @@ const KINDS: [(Kind, &str); 18] = [
     (DescriptorLimit, "descriptor limit"),
     (MemoryLimit, "memory limit"),
 ];
+
+/// The disk with the database, after those of the writers.
+const DATABASE: usize = 3;
+
+/// The places of a disk's programs among all.
+fn users_of(disk: usize) -> std::ops::Range<usize> {
+    let first = disk * WRITERS;
+    first..if disk == DATABASE { first + 1 } else { first + WRITERS }
+}
 
 fn number(name: &str, usual: u64) -> u64 {
     std::env::var(name).map_or(usual, |text| text.parse().expect("a number"))
@@ -226,10 +237,8 @@ impl Scene<'_, '_> {
     /// The medium of a disk fails until one of its writers is told an error; then its owner mends it, and starts the
     /// exporter again.
     fn fail(&mut self, disk: usize, failing: Failing) -> Option<usize> {
-        let errors = || -> u64 {
-            let writers = &self.said[disk * WRITERS..(disk + 1) * WRITERS];
-            writers.iter().map(|said| said.errors.load(Ordering::Acquire)).sum()
-        };
+        let errors =
+            || -> u64 { self.said[users_of(disk)].iter().map(|said| said.errors.load(Ordering::Acquire)).sum() };
         let (before, began) = (errors(), Instant::now());
         self.disks[disk].fail(failing);
         while errors() == before && began.elapsed() < TOLD_WITHIN {
@@ -306,7 +315,11 @@ fn no_fault_loses_a_flushed_byte_shows_an_old_one_or_hides_an_error() {
     let programs = ["unshare", "mount", "losetup", "mkfs.ext4", "e2fsck", "filefrag"]
         .into_iter()
         .all(|program| has(program, has_program(program)));
-    if !programs || !has_fuse() || !has("root, for a boot number of its own", rustix::process::geteuid().is_root()) {
+    if !programs
+        || !database::can_run()
+        || !has_fuse()
+        || !has("root, for a boot number of its own", rustix::process::geteuid().is_root())
+    {
         return;
     }
     let seed = number("FARBUS_DURABILITY_SEED", 1);
@@ -321,17 +334,18 @@ fn no_fault_loses_a_flushed_byte_shows_an_old_one_or_hides_an_error() {
     pair(&lab3, &desk);
     lab3.ok(&["allow", "desk", "all"]);
     let mut disks: Vec<Disk> =
-        (0..3).map(|disk| Disk::new(&harness, disk, DISK_BYTES, seed << 8 | disk as u64)).collect();
-    let kinds = ["block", "block", "disk"];
+        (0..DATABASE).map(|disk| Disk::new(&harness, disk, DISK_BYTES, seed << 8 | disk as u64)).collect();
+    disks.push(Disk::new(&harness, DATABASE, database::DISK_BYTES, seed << 8 | DATABASE as u64));
+    let kinds = ["block", "block", "disk", "block"];
     let shares: Vec<String> =
         disks.iter().zip(kinds).map(|(disk, kind)| format!("{kind}:{}", disk.file().display())).collect();
     let (exporter, address) = Exporter::new(lab3, &shares);
     let cutter = Cutter::before(address.parse().unwrap());
-    let vias = ["fuse", "nbd", "nbd"];
+    let vias = ["fuse", "nbd", "nbd", "fuse"];
     let fronts: Vec<FrontEnd<'_>> =
         vias.into_iter().enumerate().map(|(disk, via)| FrontEnd::new(&harness, via, format!("d{disk}"))).collect();
-    let said: Vec<Said> = (0..disks.len() * WRITERS).map(|_| Said::default()).collect();
-    let clients: Vec<Box<dyn Client>> = (0..said.len())
+    let said: Vec<Said> = (0..users_of(DATABASE).end).map(|_| Said::default()).collect();
+    let clients: Vec<Box<dyn Client>> = (0..users_of(DATABASE).start)
         .map(|writer| -> Box<dyn Client> {
             let front = &fronts[writer / WRITERS];
             match front.via {
@@ -352,7 +366,9 @@ fn no_fault_loses_a_flushed_byte_shows_an_old_one_or_hides_an_error() {
         Scene { exporter, desk, cutter, disks: &mut disks, fronts: &fronts, said: &said, previous, stop_max };
     let mut rows = [Row::default(); KINDS.len()];
     let began = Instant::now();
-    let writers = thread::scope(|s| {
+    let (writers, database) = thread::scope(|s| {
+        let database = Database::new(&harness, &fronts[DATABASE], &said[users_of(DATABASE).start], &turn);
+        let database = s.spawn(|| database.work(&is_over));
         let writers: Vec<_> = clients
             .into_iter()
             .enumerate()
@@ -381,11 +397,13 @@ fn no_fault_loses_a_flushed_byte_shows_an_old_one_or_hides_an_error() {
             assert!(row.is_within_limits(), "{name}: {:?}\nagain: {again}", firsts(&said));
         }
         drop(on_panic);
-        writers.into_iter().map(|writer| writer.join().unwrap()).collect::<Vec<_>>()
+        let writers = writers.into_iter().map(|writer| writer.join().unwrap()).collect::<Vec<_>>();
+        (writers, database.join().unwrap())
     });
-    finish(&mut scene, writers, &again);
+    let database = finish(&mut scene, writers, database, &again);
     drop(scene);
     print_table(&rows, seed, began.elapsed(), &disks, &said);
+    println!("the database: {database}");
 }
 
 fn firsts(said: &[Said]) -> Vec<String> {
@@ -431,7 +449,7 @@ fn play(
         }
     }
     if let Some(disk) = failed {
-        let is_told = (disk * WRITERS..(disk + 1) * WRITERS).any(|writer| errors(&scene.said[writer]) > told[writer]);
+        let is_told = users_of(disk).any(|writer| errors(&scene.said[writer]) > told[writer]);
         row.errors_not_told += u64::from(!is_told);
     }
     println!(
@@ -442,7 +460,7 @@ fn play(
 }
 
 /// Detaches everything, cuts the power once more, and compares what is left on the media.
-fn finish(scene: &mut Scene<'_, '_>, mut writers: Vec<Sectors>, again: &str) {
+fn finish(scene: &mut Scene<'_, '_>, mut writers: Vec<Sectors>, mut database: Database<'_, '_>, again: &str) -> String {
     for front in scene.fronts {
         scene.desk.ok(&["detach", &format!("lab3/{}", front.device)]);
         let mut importer = front.take();
@@ -453,6 +471,9 @@ fn finish(scene: &mut Scene<'_, '_>, mut writers: Vec<Sectors>, again: &str) {
         sectors.compare_durable();
         assert_eq!(sectors.wrong.bytes_lost, 0, "{:?}\nagain: {again}", sectors.first);
     }
+    scene.exporter.kill();
+    database.compare_durable(&scene.disks[DATABASE].file());
+    database.described()
 }
 
 fn print_table(rows: &[Row], seed: u64, took: Duration, disks: &[Disk], said: &[Said]) {

@@ -16,7 +16,7 @@ use super::super::harness::{Harness, PATIENCE, wait_until};
 use super::model::SECTOR;
 use super::random::Random;
 
-/// The size of a medium.
+/// The size of a medium, at least. A larger file is in one piece on one of four times its size.
 const MEDIUM_BYTES: usize = 16 << 20;
 /// The block size of the file system on it.
 const BLOCK: usize = 4096;
@@ -185,9 +185,10 @@ pub struct Disk {
 impl Disk {
     /// Makes a disk with a file of so many bytes.
     pub fn new(harness: &Harness, number: usize, bytes: usize, seed: u64) -> Self {
+        let size = MEDIUM_BYTES.max(4 * bytes);
         let medium = Medium {
-            now: vec![0; MEDIUM_BYTES],
-            durable: vec![0; MEDIUM_BYTES],
+            now: vec![0; size],
+            durable: vec![0; size],
             pending: BTreeMap::new(),
             failing: Failing::Nothing,
             is_off: false,
@@ -290,14 +291,14 @@ impl Drop for Disk {
 }
 
 /// Runs a program, which has to end with one of these codes; returns what it printed.
-fn run(program: &str, arguments: &[&str], codes: &[i32]) -> String {
+pub fn run(program: &str, arguments: &[&str], codes: &[i32]) -> String {
     let output = Command::new(program).args(arguments).output().unwrap();
     let is_well = output.status.code().is_some_and(|code| codes.contains(&code));
     assert!(is_well, "{program} {arguments:?}: {output:?}");
     String::from_utf8_lossy(&output.stdout).trim().to_owned()
 }
 
-fn is_done(program: &str, arguments: &[&str]) -> bool {
+pub fn is_done(program: &str, arguments: &[&str]) -> bool {
     Command::new(program).args(arguments).output().unwrap().status.success()
 }
 
