@@ -51,8 +51,9 @@ impl<'h> Exporter<'h> {
         let mut exporter = Self { host, config, program, boot: 1, ahead_s: 0, running: None };
         exporter.install(Path::new(env!("CARGO_BIN_EXE_farbus")));
         // Every later process listens at the same port. The kernel gives it to no connection while none does: not even
-        // to an importer that dials it.
-        let free = (20_000..30_000).find_map(|port| TcpListener::bind(("127.0.0.1", port)).ok()).expect("a free port");
+        // to an importer that dials it. Another campaign, which looks for a free one meanwhile, begins elsewhere.
+        let begin = 20_000 + (std::process::id() % 10_000) as u16;
+        let free = (begin..=30_000).find_map(|port| TcpListener::bind(("127.0.0.1", port)).ok()).expect("a free port");
         let address = free.local_addr().unwrap().to_string();
         drop(free);
         exporter.configure(&address, shares);
