@@ -40,7 +40,7 @@ static STARTED: Mutex<Option<(Child, OwnedFd)>> = Mutex::new(None);
 /// processors, sockets and mounts are as they were before it. A broker that was passed on to another process goes on.
 pub fn end_started() {
     let Some((mut broker, passage)) = STARTED.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
-    // Duplicates of the passage may be in use by threads that have not ended: the broker is to see the end all the same.
+    // Threads that have not ended may use duplicates of the passage: the broker is to see the end all the same.
     if shutdown(&passage, Shutdown::Both).is_err() {
         return;
     }

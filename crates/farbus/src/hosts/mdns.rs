@@ -192,18 +192,30 @@ pub fn run() -> io::Result<()> {
     debug!("{confinement}");
     let passage = Passage::over(io::stdin().as_fd().try_clone_to_owned()?);
     let mut announcer = None;
-    while let Some(parcel) = passage.receive()? {
+    loop {
+        while announcer.is_some() && !passage.is_ready_within(discovery::LOOK_INTERVAL)? {
+            tend(announcer.as_mut());
+        }
+        let Some(parcel) = passage.receive()? else { return Ok(()) };
         let answer = match serde_json::from_slice(&parcel.bytes) {
             Ok(Question::Announce(told)) => announce(&mut announcer, &name, told),
             Ok(Question::Find(host)) => Answer::Found(reach::ask_around(&host)),
             Err(error) => Answer::Failed(format!("not a question: {error}")),
         };
         match passage.send(&serde_json::to_vec(&answer)?, None) {
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => break,
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
             sent => sent?,
         }
     }
-    Ok(())
+}
+
+/// Limits what the announcer keeps of what strangers send.
+fn tend(announcer: Option<&mut Announcer>) {
+    match announcer.map(Announcer::tend) {
+        Some(Ok(true)) => warn!("a host nearby sends more by mDNS than there is room for: announced anew"),
+        Some(Err(error)) => warn!(%error, "not announced"),
+        Some(Ok(false)) | None => {}
+    }
 }
 
 fn announce(announcer: &mut Option<Announcer>, name: &str, told: Vec<Told>) -> Answer {

@@ -9,7 +9,7 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use mdns_sd::{ResolvedService, ServiceDaemon, ServiceEvent, ServiceInfo, UnregisterStatus};
+use mdns_sd::{DaemonStatus, ResolvedService, ServiceDaemon, ServiceEvent, ServiceInfo, UnregisterStatus};
 
 /// mDNS's own port (RFC 6762 §3).
 pub const PORT: u16 = 5353;
@@ -17,6 +17,13 @@ pub const PORT: u16 = 5353;
 const HOSTS_MAX: usize = 256;
 /// How long withdrawing an announcement may take.
 const FAREWELL_TIME_MAX: Duration = Duration::from_millis(500);
+/// The most records of other hosts that are kept: any host may send records, and says itself how long they are valid.
+/// A large network has a few thousand. 16,384 are about 10 MiB.
+const RECORDS_MAX: i64 = 16 << 10;
+/// How often to look at how many there are: 100 MiB/s of records make 25 MiB in that time.
+pub const LOOK_INTERVAL: Duration = Duration::from_millis(250);
+/// A thread for mDNS that does not answer within this time has ended.
+const ANSWER_TIME_MAX: Duration = Duration::from_secs(2);
 /// The longest version or fingerprint.
 const WORD_BYTES_MAX: usize = 128;
 
@@ -116,6 +123,31 @@ impl Announcer {
         Ok(Self { daemon, name: label.to_owned(), announced: Vec::new(), port, networks: networks() })
     }
 
+    /// Begins anew if hosts sent more records than there is room for, or if its thread has ended. Call it each
+    /// [`LOOK_INTERVAL`]. Returns whether it began anew.
+    ///
+    /// # Errors
+    /// As [`Announcer::announce`].
+    pub fn tend(&mut self) -> Result<bool, DiscoveryError> {
+        if records(&self.daemon).is_some_and(|records| records <= RECORDS_MAX) {
+            return Ok(false);
+        }
+        let wanted: Vec<_> = self.announced.iter().map(|(announcement, _)| announcement.clone()).collect();
+        self.begin_anew()?;
+        self.announce(&wanted)?;
+        Ok(true)
+    }
+
+    fn begin_anew(&mut self) -> Result<(), DiscoveryError> {
+        self.announced.clear();
+        // Its farewell must not follow the next announcement, nor its answers look like those of a host of this name.
+        if let Ok(ended) = self.daemon.shutdown() {
+            let _: Result<DaemonStatus, _> = ended.recv_timeout(ANSWER_TIME_MAX);
+        }
+        self.daemon = ServiceDaemon::new_with_port(self.port)?;
+        Ok(())
+    }
+
     /// Announces `wanted` and withdraws everything else. An announcement that stays is not repeated, unless a network
     /// came or went. Call it from time to time: an announcement that begins before its network is up is heard by no
     /// host (seen with mdns-sd 0.21.7).
@@ -125,9 +157,7 @@ impl Announcer {
     pub fn announce(&mut self, wanted: &[Announcement]) -> Result<(), DiscoveryError> {
         let networks = networks();
         if networks != self.networks {
-            let before = std::mem::replace(&mut self.daemon, ServiceDaemon::new_with_port(self.port)?);
-            let _ = before.shutdown();
-            self.announced.clear();
+            self.begin_anew()?;
             self.networks = networks;
         }
         for (_, name) in self.announced.extract_if(.., |(announcement, _)| !wanted.contains(announcement)) {
@@ -166,6 +196,14 @@ impl Drop for Announcer {
         }
         let _ = self.daemon.shutdown();
     }
+}
+
+/// How many records of other hosts are kept; `None` if the thread that keeps them has ended. For each there is a timer,
+/// which stays until the time that its sender named.
+fn records(daemon: &ServiceDaemon) -> Option<i64> {
+    let metrics = daemon.get_metrics().ok()?.recv_timeout(ANSWER_TIME_MAX).ok()?;
+    let is_record = |name: &str| name.starts_with("cached-") || name == "timer";
+    Some(metrics.iter().filter(|(name, _)| is_record(name)).map(|(_, count)| count).sum())
 }
 
 /// The interfaces that are up, with their addresses.
@@ -223,7 +261,14 @@ fn search(
     let events = kinds.iter().map(|&kind| Ok((kind, daemon.browse(kind.service())?)));
     let events = events.collect::<Result<Vec<_>, DiscoveryError>>()?;
     let mut found = BTreeMap::new();
+    let mut looked = Instant::now();
     'all: while Instant::now() < until {
+        if looked.elapsed() > LOOK_INTERVAL {
+            if records(&daemon).is_none_or(|records| records > RECORDS_MAX) {
+                break;
+            }
+            looked = Instant::now();
+        }
         for (kind, events) in &events {
             // Listens to the kinds in turn: answers for the others wait in their queues.
             let slice = Instant::now() + SLICE;
@@ -280,49 +325,4 @@ pub fn own_name() -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const LONG: Duration = Duration::from_secs(20);
-
-    fn announcement(kind: Kind, port: u16) -> Announcement {
-        let fingerprint = (kind == Kind::Secure).then(|| "ab:cd".to_owned());
-        Announcement { kind, port, addresses: vec![[127, 0, 0, 1].into()], version: "1.2.3".into(), fingerprint }
-    }
-
-    #[test]
-    fn announced_host_is_found_until_it_withdraws() {
-        // A port that is in use nowhere, so that concurrent tests do not hear each other.
-        let port = std::net::UdpSocket::bind("0.0.0.0:0").unwrap().local_addr().unwrap().port();
-        let mut announcer = Announcer::new("lab3.example.org", port).unwrap();
-        announcer.announce(&[announcement(Kind::Plain, 3240), announcement(Kind::Secure, 3241)]).unwrap();
-        let plain = find(Kind::Plain, "LAB3.local", LONG, port).unwrap().expect("it is announced");
-        assert_eq!(
-            (plain.name.as_str(), plain.version.as_deref(), plain.fingerprint.as_deref()),
-            ("lab3", Some("1.2.3"), None)
-        );
-        assert_eq!(plain.addresses, ["127.0.0.1:3240".parse().unwrap()]);
-        let secure = find(Kind::Secure, "lab3", LONG, port).unwrap().expect("it is announced");
-        assert_eq!((secure.addresses[0].port(), secure.fingerprint.as_deref()), (3241, Some("ab:cd")));
-        assert_eq!(find(Kind::Plain, "not a name", LONG, port), Ok(None), "and no time is lost on it");
-        let by_key = find_key("ab:cd", LONG, port).unwrap().expect("it is announced");
-        assert_eq!(by_key.addresses, secure.addresses);
-
-        announcer.announce(&[announcement(Kind::Secure, 3241)]).unwrap();
-        // A host gives no answer twice within a second (RFC 6762 §6): allow time for the next.
-        let left = browse(&[Kind::Plain, Kind::Secure], Duration::from_secs(5), port).unwrap();
-        let kinds: Vec<_> = left.iter().map(|host| (host.name.as_str(), host.kind)).collect();
-        assert_eq!(kinds, [("lab3", Kind::Secure)]);
-    }
-
-    #[test]
-    fn a_name_is_one_label() {
-        for name in ["lab3", "a", "my-host_2"] {
-            assert!(is_name(name), "{name}");
-        }
-        for name in ["", "a.b", "a b", "é", "a/b", "\u{1b}[31m", &"a".repeat(64)] {
-            assert!(!is_name(name), "{name}");
-        }
-        assert!(Announcer::new("", PORT).is_err());
-    }
-}
+mod tests;

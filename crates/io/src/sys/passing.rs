@@ -6,7 +6,10 @@
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::net::{
     self, AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
@@ -44,7 +47,7 @@ pub fn receive_on_stream(stream: BorrowedFd<'_>, to: &mut [u8], fds: &mut Vec<Ow
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let received = loop {
         match net::recvmsg(stream, &mut [IoSliceMut::new(to)], &mut control, RecvFlags::CMSG_CLOEXEC) {
-            Err(rustix::io::Errno::INTR) => {}
+            Err(Errno::INTR) => {}
             other => break other?,
         }
     };
@@ -118,6 +121,18 @@ impl Passage {
         Ok(())
     }
 
+    /// Waits so long at most until [`Passage::receive`] need not wait. Returns whether that is so.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub fn is_ready_within(&self, time: Duration) -> io::Result<bool> {
+        let time = Timespec::try_from(time).map_err(|_| io::ErrorKind::InvalidInput)?;
+        match poll(&mut [PollFd::new(&self.fd, PollFlags::IN)], Some(&time)) {
+            Err(Errno::INTR) => Ok(false),
+            ready => Ok(ready? > 0),
+        }
+    }
+
     /// Waits for a message; `None` when the other end is closed.
     ///
     /// # Errors
@@ -129,7 +144,7 @@ impl Passage {
         let mut runs = [IoSliceMut::new(&mut bytes)];
         let received = loop {
             match net::recvmsg(&self.fd, &mut runs, &mut control, RecvFlags::CMSG_CLOEXEC) {
-                Err(rustix::io::Errno::INTR) => {}
+                Err(Errno::INTR) => {}
                 other => break other?,
             }
         };

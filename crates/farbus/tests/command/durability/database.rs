@@ -197,8 +197,8 @@ impl<'h, 's> Database<'h, 's> {
     }
 }
 
-/// A loop device over a disk's file. Dropping it waits until nothing of it is left: two file systems on one disk, one of
-/// them not unmounted yet, would destroy each other.
+/// A loop device over a disk's file. Dropping it waits until nothing of it is left: two mounted file systems on one
+/// disk would destroy each other.
 struct Looped {
     name: String,
 }
