@@ -9,7 +9,8 @@
 //!
 //! Four disks are attached: one as a file, one by NBD, one that is a USB disk at its exporter, by NBD, and one as a
 //! file with a file system on it and a database in that (`database.rs`). Two programs write each of the first three.
-//! Each sector names its place, its writer and its version, so that lost, old and foreign bytes are told apart. After each flush a writer also looks at what is durable on the medium itself (`store.rs`).
+//! Each sector names its place, its writer and its version, so that lost, old and foreign bytes are told apart. After
+//! each flush a writer also looks at what is durable on the medium itself (`store.rs`).
 
 mod clients;
 mod database;
