@@ -5,6 +5,7 @@
 //! each has its time.
 
 use crate::cargo::{self, cargo};
+use crate::coverage;
 use clap::Args;
 use std::process::Command;
 
@@ -28,16 +29,26 @@ pub struct Arguments {
     /// Build optimized, with all checks kept: about ten times the inputs, after a build of its own
     #[arg(long)]
     optimized: bool,
+    /// Count the lines that ran, in a build of its own; prints a table of source files
+    #[arg(long, conflicts_with = "optimized")]
+    coverage: bool,
 }
 
 pub fn run(arguments: &Arguments) -> Result<(), String> {
+    if arguments.coverage {
+        return count_lines(arguments.seconds, &arguments.only);
+    }
     let fuzzing = Fuzzing { optimized: arguments.optimized, only: &arguments.only, seed: None };
     fuzzing.run(arguments.seconds)
 }
 
-/// All targets, for so long each, with inputs that nobody tried before.
+/// All targets, for so long each, with inputs that nobody tried before; says which lines they ran.
 pub fn explore(seconds: u32) -> Result<(), String> {
-    Fuzzing { optimized: false, only: PREFIX, seed: None }.run(seconds)
+    count_lines(seconds, PREFIX)
+}
+
+fn count_lines(seconds: u32, only: &str) -> Result<(), String> {
+    coverage::run(|listed| targets(listed, only), &[(SECONDS_VARIABLE, seconds.to_string())])
 }
 
 /// All targets, for so long each, always with the same inputs (or those of the seed that the environment names).

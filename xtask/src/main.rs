@@ -17,6 +17,7 @@ mod cargo;
 mod changes;
 mod check;
 mod ci;
+mod coverage;
 mod demo;
 mod deny;
 mod dist;
