@@ -1,5 +1,5 @@
-//! What fuzzing reaches: the targets run once more in an instrumented build, and the compiler's own tools count the lines
-//! of each source file that ran.
+//! What fuzzing reaches: the targets run once more in an instrumented build, and the compiler's own tools count the
+//! lines of each source file that ran.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

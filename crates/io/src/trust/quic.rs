@@ -328,12 +328,14 @@ fn was_closed(reason: Option<&ConnectionError>) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::VecDeque;
     use std::io::IoSlice;
     use std::net::Ipv4Addr;
     use std::sync::Mutex;
     use std::sync::mpsc::{Receiver, Sender, channel};
 
     use super::*;
+    use crate::fuzzing::{Input, fuzz};
     use crate::trust::tls::Accepts;
     use crate::trust::{Admission, Fingerprint, Identity, limits};
     use farbus_model::Instant;
@@ -360,7 +362,8 @@ mod tests {
         }
 
         fn met(self: Arc<Self>, met: Met, _from: SocketAddr, _ticket: Ticket) {
-            self.met.lock().unwrap().send(met).unwrap();
+            // A test that has ended does not look any more.
+            let _ = self.met.lock().unwrap().send(met);
         }
     }
 
@@ -496,5 +499,117 @@ mod tests {
         let lost = far.link.receive(&mut [0; 8]).unwrap_err();
         assert_eq!(lost.kind(), io::ErrorKind::TimedOut, "a network that is away is no farewell");
         assert_eq!(near.link.receive(&mut [0; 8]).unwrap_err().kind(), io::ErrorKind::TimedOut);
+    }
+
+    /// Forwards datagrams between an importer and an exporter, keeps some of them, and sends others in their names.
+    struct Wiretap {
+        at: SocketAddr,
+        to: SocketAddr,
+        near: Arc<Mutex<Option<SocketAddr>>>,
+        heard: Arc<Mutex<VecDeque<Vec<u8>>>>,
+        here: UdpSocket,
+        there: UdpSocket,
+    }
+
+    impl Wiretap {
+        const HEARD_MAX: usize = 32;
+
+        fn before(to: SocketAddr) -> Self {
+            let (here, there) = (socket(), socket());
+            let near = Arc::<Mutex<Option<SocketAddr>>>::default();
+            let heard = Arc::<Mutex<VecDeque<Vec<u8>>>>::default();
+            for is_out in [true, false] {
+                let [from, onward] = [&here, &there].map(|socket| socket.try_clone().unwrap());
+                let (from, onward) = if is_out { (from, onward) } else { (onward, from) };
+                let (near, heard) = (Arc::clone(&near), Arc::clone(&heard));
+                thread::spawn(move || {
+                    let mut space = [0; 2048];
+                    while let Ok((bytes, sender)) = from.recv_from(&mut space) {
+                        if is_out {
+                            *near.lock().unwrap() = Some(sender);
+                        }
+                        let mut heard = heard.lock().unwrap();
+                        heard.push_back(space[..bytes].to_vec());
+                        if heard.len() > Self::HEARD_MAX {
+                            heard.pop_front();
+                        }
+                        drop(heard);
+                        let to = if is_out { Some(to) } else { *near.lock().unwrap() };
+                        let _ = to.map(|to| onward.send_to(&space[..bytes], to));
+                    }
+                });
+            }
+            Self { at: here.local_addr().unwrap(), to, near, heard, here, there }
+        }
+
+        /// A datagram that was heard, mostly changed.
+        fn changed(&self, input: &mut Input<'_>) -> Vec<u8> {
+            let heard = self.heard.lock().unwrap();
+            let mut bytes = heard[input.below(heard.len() as u32) as usize].clone();
+            for _ in 0..input.below(4) {
+                let at = input.below(bytes.len() as u32) as usize;
+                match input.below(6) {
+                    // Form, version and connection identifiers (RFC 9000 §17).
+                    0 => bytes[0] ^= 1 << input.below(8),
+                    1 => (1..bytes.len().min(5)).for_each(|at| bytes[at] = input.pick(&[0, 1, 0x0a, 0xff])),
+                    2 => (5..bytes.len().min(7)).for_each(|at| bytes[at] = input.byte()),
+                    3 => bytes[at] = input.byte(),
+                    4 => bytes.truncate(at + 1),
+                    _ => {
+                        let other = &heard[input.below(heard.len() as u32) as usize];
+                        bytes.extend_from_slice(&other[..other.len().min(1400)]);
+                    }
+                }
+            }
+            bytes
+        }
+
+        fn send(&self, bytes: &[u8], to_exporter: bool) {
+            let near = *self.near.lock().unwrap();
+            let _ = match (to_exporter, near) {
+                (true, _) => self.there.send_to(bytes, self.to),
+                (false, Some(near)) => self.here.send_to(bytes, near),
+                (false, None) => Ok(0),
+            };
+        }
+    }
+
+    #[test]
+    fn fuzz_quic_datagrams() {
+        let ((ours, our_key), (theirs, their_key)) = (identity(), identity());
+        let (_host, _server, at, met) = served_host(&theirs, Accepts::One(our_key));
+        let between = Wiretap::before(at);
+        let connect = |to| {
+            let near = terms(&ours, Accepts::One(their_key)).connect_quic(socket(), to).unwrap();
+            // Others may have been refused meanwhile.
+            let far = met.iter().find_map(Result::ok).expect("it serves");
+            (near, far)
+        };
+        let (near, far) = connect(between.at);
+        let stranger = socket();
+        let count = std::cell::Cell::new(0u32);
+        fuzz(env!("CARGO_MANIFEST_DIR"), "fuzz_quic_datagrams", |input| {
+            while !input.is_empty() {
+                let bytes = if input.once_in(8) {
+                    let size = input.below(1400) as usize;
+                    input.bytes(size)
+                } else {
+                    between.changed(input)
+                };
+                match input.below(3) {
+                    0 => drop(stranger.send_to(&bytes, at)),
+                    1 => between.send(&bytes, true),
+                    _ => between.send(&bytes, false),
+                }
+            }
+            let bytes: Vec<u8> = (0..200u32).map(|at| (at + count.get()) as u8).collect();
+            pass(&near.link, &far.link, &bytes);
+            pass(&far.link, &near.link, &bytes);
+            count.set(count.get() + 1);
+            if count.get() % 64 == 1 {
+                let (near, far) = connect(at);
+                pass(&near.link, &far.link, &bytes);
+            }
+        });
     }
 }
