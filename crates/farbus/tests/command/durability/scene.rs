@@ -1,7 +1,9 @@
 //! Two hosts, their disks and their processes, and what can be done to them.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::net::TcpListener;
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex};
@@ -116,9 +118,13 @@ impl<'h> Exporter<'h> {
 
     /// Kills all its processes, and waits until none is left.
     pub fn kill(&mut self) {
+        let mut killed = BTreeSet::new();
         wait_until(PATIENCE, "all processes of the exporter end", || {
+            killed.extend(self.processes().into_iter().map(Pid::as_raw_nonzero));
             self.signal(Signal::KILL);
-            self.processes().is_empty()
+            // A process that ends has no environment any more while its sockets are still open.
+            killed.retain(|process| is_running(*process));
+            killed.is_empty()
         });
         self.running = None;
     }
@@ -183,6 +189,12 @@ impl Drop for Exporter<'_> {
         }
         self.signal(Signal::KILL);
     }
+}
+
+/// Whether a process has not ended: an ended one that nobody has waited for has closed everything.
+fn is_running(process: NonZero<i32>) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
 }
 
 /// How many descriptors a process has.
