@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use crate::cargo::{self, cargo};
+use crate::upgrade;
 use clap::Args;
 
 #[derive(Args)]
@@ -27,6 +28,9 @@ pub struct Arguments {
     /// Only kinds of faults whose names contain this
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
+    /// Build the previous release: the exporter begins with it, and is upgraded while it is used
+    #[arg(long)]
+    previous: bool,
     /// Write the result there, too
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -36,6 +40,10 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
     let mut play = cargo(&["test", "--package", "farbus", "--test", "command", "durability::", "--", "--nocapture"]);
     play.env("FARBUS_REQUIRE_RIG", "1").env("FARBUS_DURABILITY_SEED", arguments.seed.to_string());
     play.env("FARBUS_DURABILITY_STOP_S", arguments.stop_seconds.to_string());
+    if arguments.previous {
+        let program = upgrade::previous_program()?.ok_or("the history lacks the previous release: a shallow clone?")?;
+        play.env(upgrade::PROGRAM_VARIABLE, program);
+    }
     if let Some(faults) = arguments.faults {
         play.env("FARBUS_DURABILITY_FAULTS", faults.to_string());
     }
@@ -54,5 +62,5 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
 /// # Errors
 /// Something was lost, was old, hung or was not told.
 pub fn run_for(faults: u32, seed: u64) -> Result<(), String> {
-    run(&Arguments { faults: Some(faults), seed, stop_seconds: 60, only: None, json: None })
+    run(&Arguments { faults: Some(faults), seed, stop_seconds: 60, only: None, previous: false, json: None })
 }

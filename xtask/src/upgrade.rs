@@ -20,7 +20,7 @@ const NAMED: &str = "xtask/previous.toml";
 /// With this variable at 1 a missing history fails the step instead of skipping it.
 const REQUIRE_VARIABLE: &str = "FARBUS_REQUIRE_PREVIOUS";
 /// Tells the tests where the program of the release before is.
-const PROGRAM_VARIABLE: &str = "FARBUS_PREVIOUS";
+pub const PROGRAM_VARIABLE: &str = "FARBUS_PREVIOUS";
 
 /// The release before this one.
 #[derive(Debug, PartialEq, Eq, Deserialize)]
@@ -35,11 +35,9 @@ struct Previous {
 /// Runs the tests of the upgrade, with these variables; skips them, loudly, where the history lacks the previous
 /// release.
 pub fn run(variables: &[(&str, &str)]) -> Result<Done, String> {
-    let root = workspace::root();
-    let text = fs::read_to_string(root.join(NAMED)).map_err(|trouble| format!("cannot read {NAMED}: {trouble}"))?;
-    let previous: Previous = toml::from_str(&text).map_err(|trouble| format!("{NAMED}: {trouble}"))?;
     let is_required = std::env::var(REQUIRE_VARIABLE).as_deref() == Ok("1");
-    let Some(commit) = commit_of(&root, &previous) else {
+    let previous = previous()?;
+    let Some(program) = previous_program()? else {
         let why = format!(
             "release {} is not in this repository's history (neither tag {} nor commit {}): a shallow clone? No session between \
              this version and that one was tested. 'git fetch --unshallow --tags' brings it",
@@ -47,12 +45,24 @@ pub fn run(variables: &[(&str, &str)]) -> Result<Done, String> {
         );
         return if is_required { Err(format!("{REQUIRE_VARIABLE}=1, but {why}")) } else { Ok(Done::Skipped(why)) };
     };
-    let program = program_of(&root, &previous, &commit)?;
     // Of all packages: with the features that the other steps build with, so that nothing is built again.
     let mut command = cargo(&["test", "--workspace", "--test", "upgrade"]);
     command.env(PROGRAM_VARIABLE, program).envs(variables.iter().copied());
     cargo::run(command)?;
     Ok(Done::All)
+}
+
+/// The program of the previous release, built if it is not there; `None` if the history lacks that release.
+pub fn previous_program() -> Result<Option<PathBuf>, String> {
+    let (root, previous) = (workspace::root(), previous()?);
+    commit_of(&root, &previous).map(|commit| program_of(&root, &previous, &commit)).transpose()
+}
+
+/// What [`NAMED`] says.
+fn previous() -> Result<Previous, String> {
+    let text = fs::read_to_string(workspace::root().join(NAMED))
+        .map_err(|trouble| format!("cannot read {NAMED}: {trouble}"))?;
+    toml::from_str(&text).map_err(|trouble| format!("{NAMED}: {trouble}"))
 }
 
 /// The commit of the previous release, if the history has it.

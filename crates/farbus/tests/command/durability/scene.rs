@@ -46,12 +46,12 @@ pub struct Exporter<'h> {
 }
 
 impl<'h> Exporter<'h> {
-    /// Starts it; returns its address too.
-    pub fn new(host: Host<'h>, shares: &[String]) -> (Self, String) {
+    /// Starts it with this program; returns its address too.
+    pub fn new(host: Host<'h>, first: &Path, shares: &[String]) -> (Self, String) {
         let config = host.harness.path("lab3").join("farbus.toml");
         let program = host.harness.path("program");
         let mut exporter = Self { host, config, program, boot: 1, ahead_s: 0, running: None };
-        exporter.install(Path::new(env!("CARGO_BIN_EXE_farbus")));
+        exporter.install(first);
         // Every later process listens at the same port. The kernel gives it to no connection while none does: not even
         // to an importer that dials it. Another campaign, which looks for a free one meanwhile, begins elsewhere.
         let begin = 20_000 + (std::process::id() % 10_000) as u16;
