@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::super::api::offers;
@@ -12,13 +13,10 @@ use super::descriptors;
 use super::devices::{icon, notes};
 use super::drawing::{Drawing, List, Part, Piece};
 use super::text::{escaped, escaped_whole, span, table, value_in};
-use crate::common::control::{Answer, Question, ask_one};
 use crate::common::units::format_bytes;
 
 /// Rows of a table of a device: uses, links, hosts that wait.
 const ROWS_MAX: usize = 64;
-/// Events of a device.
-const EVENTS_MAX: usize = 50;
 
 /// Names a device: two processes may have one of the same name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,10 +26,12 @@ pub struct Which {
 }
 
 /// What does not change while the device's page is looked at.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Details {
-    descriptors: Value,
-    events: Vec<Value>,
+    /// What its process answers to the question for descriptors; null if it does not know them.
+    pub descriptors: Value,
+    /// The latest events of it, the latest first.
+    pub events: Vec<Value>,
 }
 
 impl Which {
@@ -48,22 +48,14 @@ impl Which {
         status.devices().find(|(process, device)| is_it(process, device))
     }
 
-    /// Asks the device's process. An earlier release does not know the device's descriptors.
-    pub fn ask(&self) -> Details {
-        let ask = |question: &Question| match ask_one(self.pid, question, &[]) {
-            Ok(Answer::Ok(value)) => value,
-            _ => Value::Null,
-        };
-        let descriptors = ask(&Question::Descriptors { device: self.name.clone() });
-        let mut events = ask(&Question::Events { after: 0 });
-        let is_its = |event: &Value| {
-            let device = event["device"].as_str().unwrap_or_default();
-            device == self.name || device.rsplit_once('/').is_some_and(|(_, name)| name == self.name)
-        };
-        let events = events["events"].as_array_mut().map(std::mem::take).unwrap_or_default();
-        let mut events: Vec<_> = events.into_iter().rev().filter(is_its).take(EVENTS_MAX).collect();
-        events.truncate(EVENTS_MAX);
-        Details { descriptors, events }
+    /// The number of the process that has it.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// Draws the device; without `details`, the parts that change alone.
