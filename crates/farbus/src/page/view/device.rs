@@ -8,7 +8,6 @@ use serde_json::Value;
 use super::super::api::offers;
 use super::super::shell::{command, is_deceptive};
 use super::super::status::Status;
-use super::actions::actions;
 use super::descriptors;
 use super::devices::{icon, notes};
 use super::drawing::{Drawing, List, Part, Piece};
@@ -163,27 +162,32 @@ fn facts(process: &Value, device: &Value) -> String {
 
 fn commands(process: &Value, device: &Value) -> String {
     let mut content = String::new();
+    let mut item = |what: &str, line: &str, doing: &str| {
+        let _ = writeln!(
+            content,
+            "<li><span>{what}</span> <code tabindex=\"0\">{}</code> <button type=\"button\" class=\"copy\" \
+             aria-label=\"Copy the command: {what}\">Copy</button>{doing}</li>",
+            escaped_whole(line)
+        );
+    };
     let offers = offers::of(process, device);
-    for action in actions(process, device) {
-        let line = escaped_whole(&action.line);
+    for offer in &offers {
         // One that lacks nothing can be done at once, by the same command.
-        let offer = offers.iter().find(|offer| offer.command.as_ref() == Some(&action.line));
-        let doing = offer.map_or_else(String::new, |offer| {
+        let doing = offer.command.as_ref().map_or_else(String::new, |_| {
             let given = serde_json::to_string(&offer.parameters).unwrap_or_default();
             format!(
                 " <button type=\"button\" class=\"do\" data-action=\"{}\" data-given=\"{}\" \
                  aria-label=\"Do it: {}\">Do it</button>",
                 offer.action,
                 escaped_whole(&given),
-                action.what
+                offer.what
             )
         });
-        let _ = writeln!(
-            content,
-            "<li><span>{}</span> <code tabindex=\"0\">{line}</code> <button type=\"button\" class=\"copy\" \
-             aria-label=\"Copy the command: {}\">Copy</button>{doing}</li>",
-            action.what, action.what
-        );
+        item(offer.what, &offer.line, &doing);
+    }
+    // What can be allowed is shared here.
+    if let Some(name) = device["name"].as_str().filter(|_| offers.iter().any(|offer| offer.action == "allow")) {
+        item("say where it is", &command("label", &[name, "place=TEXT"]), "");
     }
     if !content.is_empty() {
         content = format!("<ul class=\"commands\">\n{content}</ul>\n");

@@ -1,6 +1,5 @@
 //! What can be shown: each view draws a status as a document, and as parts of which only those that change are sent.
 
-mod actions;
 mod bus;
 mod descriptors;
 mod device;
