@@ -187,6 +187,13 @@ enum Verb {
     /// The process that speaks multicast DNS; started by others alone.
     #[command(hide = true)]
     Nearby,
+    /// The process that speaks HTTP for a page; started by that alone.
+    #[command(hide = true, name = crate::page::VERB)]
+    PageHttp {
+        /// It keeps its rights.
+        #[arg(long)]
+        no_sandbox: bool,
+    },
     /// The process that has the daemons of `farbus demo --lab`; started by it alone.
     #[command(hide = true, name = demo::lab::KEEPER_VERB)]
     DemoLab {
@@ -201,9 +208,12 @@ impl Cli {
     /// Whether farbus itself started this process, whose only descriptors are then standard input, output and error.
     pub fn is_started_by_farbus(&self) -> bool {
         match &self.verb {
-            Verb::Broker | Verb::ModuleHost { .. } | Verb::ModuleProgram { .. } | Verb::Nearby | Verb::RunEvents => {
-                true
-            }
+            Verb::Broker
+            | Verb::ModuleHost { .. }
+            | Verb::ModuleProgram { .. }
+            | Verb::Nearby
+            | Verb::RunEvents
+            | Verb::PageHttp { .. } => true,
             Verb::Daemon(args) => args.is_successor(),
             _ => false,
         }
@@ -330,6 +340,7 @@ fn carry_out(verb: Verb) -> Result<(), Failure> {
         Verb::RunEvents => usbfs::be_source().map_err(Failure::local),
         Verb::DemoLab { folder, listen } => demo::lab::keep(&folder, listen),
         Verb::Nearby => crate::hosts::mdns::run().map_err(Failure::local),
+        Verb::PageHttp { no_sandbox } => crate::page::run(!no_sandbox).map_err(Failure::local),
     }
 }
 

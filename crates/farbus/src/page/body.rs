@@ -12,6 +12,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::timeout;
 
 use super::api::journal::Follower;
+use super::line::asking::Follow;
 use super::status::Status;
 use super::view::{Shown, View};
 
@@ -46,15 +47,17 @@ enum Source {
 /// The journal; the status is followed, too, so that the processes are asked.
 struct Numbered {
     follower: Follower,
-    _status: watch::Receiver<Arc<Status>>,
-    _permit: OwnedSemaphorePermit,
+    _place: Place,
 }
+
+/// What a stream has until it ends: its place among the streams, and what the other process sends for it.
+type Place = (OwnedSemaphorePermit, Follow);
 
 /// What the processes say, followed for one client.
 struct Followed {
     status: watch::Receiver<Arc<Status>>,
     what: What,
-    _permit: OwnedSemaphorePermit,
+    _place: Place,
 }
 
 /// What the client wants to know, and what it was told last.
@@ -98,20 +101,20 @@ impl What {
 
 impl Events {
     /// A stream that says what changes: of a view, of which the client shows a version, or whether anything does.
-    /// `permit` is kept until it ends.
-    pub fn new(
-        status: watch::Receiver<Arc<Status>>,
-        permit: OwnedSemaphorePermit,
-        followed: Option<(View, u64)>,
-    ) -> Self {
-        let of_view = |(view, version)| What::View { view, version, shown: None };
+    /// `place` is kept until it ends.
+    pub fn new(status: watch::Receiver<Arc<Status>>, place: Place, followed: Option<(View, u64)>) -> Self {
+        let of_view = |(view, version): (View, u64)| {
+            // What was drawn last is most likely what the client shows.
+            let shown = Shown::of(&view.draw(&status.borrow()));
+            What::View { view, version, shown: Some(shown).filter(|shown| shown.version() == version) }
+        };
         let what = followed.map_or(What::Any(0), of_view);
-        Self { next: Box::pin(next(Source::Table(Followed { status, what, _permit: permit }))) }
+        Self { next: Box::pin(next(Source::Table(Followed { status, what, _place: place }))) }
     }
 
-    /// A stream of the journal's events; `status` keeps the processes being asked, and `permit` is kept until it ends.
-    pub fn numbered(follower: Follower, status: watch::Receiver<Arc<Status>>, permit: OwnedSemaphorePermit) -> Self {
-        Self { next: Box::pin(next(Source::Journal(Numbered { follower, _status: status, _permit: permit }))) }
+    /// A stream of the journal's events; `place` is kept until it ends.
+    pub fn numbered(follower: Follower, place: Place) -> Self {
+        Self { next: Box::pin(next(Source::Journal(Numbered { follower, _place: place }))) }
     }
 }
 

@@ -141,7 +141,8 @@ mod tests {
         for (name, value) in lines {
             headers.append(HeaderName::from_static(name), value.parse().unwrap());
         }
-        let caller = Caller::of(&headers, client, || Ok(Tokens::default()));
+        let said = headers.get("authorization").map(|said| said.to_str().unwrap());
+        let caller = Caller::of(said, client, || Ok(Tokens::default()));
         let checked = caller.and_then(|caller| of_caller(&caller, method, uri, &headers, Some(7240)));
         checked.map_or_else(|refusal| refusal.status.as_u16(), |_| 200)
     }

@@ -1,7 +1,7 @@
 //! What this user's processes share and attach, for a browser, a program and Prometheus: over HTTP, to the user alone.
 //!
 //! It shows what the processes answer on their control sockets. What it changes it changes by running farbus
-//! (`api/actions.rs`).
+//! (`api/actions.rs`). It is two processes, of which the one that speaks HTTP has no rights (`line`).
 
 mod answers;
 pub mod api;
@@ -10,11 +10,19 @@ mod connection;
 mod guard;
 mod html;
 mod limits;
+mod line;
 mod metrics;
 mod rates;
+mod rights;
 mod server;
 mod shell;
 mod status;
 mod view;
 
-pub use server::{Place, serve};
+pub use rights::{Place, serve};
+pub use server::run;
+
+/// The hidden verb that starts the process that speaks HTTP.
+pub const VERB: &str = "page-http";
+/// The option with which it keeps its rights.
+pub const NO_SANDBOX: &str = "--no-sandbox";

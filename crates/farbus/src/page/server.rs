@@ -1,51 +1,49 @@
-//! Listens, and answers.
+//! Speaks HTTP to the clients that it is given, in a process without rights: it has its clients, and a line to the process
+//! that has the rights.
 
 use std::convert::Infallible;
-use std::fs;
 use std::future::{Future, poll_fn};
 use std::io;
-use std::net::{SocketAddr, TcpListener as StdTcpListener};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream as StdUnixStream;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::task::Poll;
+use std::thread;
 use std::time::Duration;
 
-use farbus_io::sys::peer::Credentials;
-use farbus_io::sys::tcp_owner::{PeerOwner, peer_owner};
-use farbus_io::trust::{Folder, StateError, Tokens};
+use farbus_io::sys::confine::{Needs, confine};
+use farbus_io::sys::passing::Passage;
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{
-    ALLOW, CACHE_CONTROL, CONNECTION, CONTENT_TYPE, HeaderName, HeaderValue, LOCATION, WWW_AUTHENTICATE,
+    ALLOW, AUTHORIZATION, CACHE_CONTROL, CONNECTION, CONTENT_TYPE, HeaderName, HeaderValue, LOCATION, WWW_AUTHENTICATE,
 };
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode, Uri};
 use serde::Serialize;
 use serde_json::Value;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::{sleep, timeout};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
-use super::api::callers::{Caller, Client};
+use super::api::callers::Caller;
 use super::api::journal::Journal;
-use super::api::operations::Operations;
-use super::api::refusal::Refusal;
-use super::api::routes::Endpoint;
-use super::api::{doing, openapi};
+use super::api::openapi;
+use super::api::refusal::{Refusal, only};
+use super::api::requests::object_of;
+use super::api::routes::{Endpoint, Found};
 use super::body::{Body, Events};
 use super::connection::{Clock, Connection, UNREAD_TIME_MAX};
 use super::guard::{Passed, check};
-use super::status::{Asker, Status};
-use super::view::View;
+use super::line::asking::Line;
+use super::line::messages::{AUTHORIZATION_BYTES_MAX, Answer, Begin, By, Question};
+use super::status::Status;
+use super::view::{Details, View};
 use super::{answers, html, metrics};
-use crate::common::failure::Failure;
-use crate::common::runtime_folder::{self, RuntimeFolder};
 
-/// Connections of the owner at a time, and of others; a further one is closed at once.
-pub const CONNECTIONS_MAX: usize = 128;
-/// Connections of other users of this machine: theirs take nothing from the owner's.
-pub const OTHERS_MAX: usize = 16;
 /// Streams of events at a time. Fewer than connections: the page can be loaded while all are taken.
 const STREAMS_MAX: usize = 64;
 /// Answers that clients have not read yet, all together, KiB. A whole answer has 8 MiB at most.
@@ -55,140 +53,124 @@ pub const HEAD_BYTES_MAX: usize = 16 << 10;
 const HEAD_LINES_MAX: usize = 64;
 /// How long a client may take to send a head; also, how long it may send nothing between two requests.
 const HEAD_TIME_MAX: Duration = Duration::from_secs(10);
-/// How long a request waits for the processes. One that is stopped takes ten seconds to be given up.
-const STATUS_TIME_MAX: Duration = Duration::from_secs(30);
-/// After an error of the system, such as too many open files, connections are taken again after this time.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Connections that were passed and are not served yet.
+const PASSED_MAX: usize = 16;
 
-/// Where the page is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
-    /// At an address of the loopback.
-    Loopback(SocketAddr),
-    /// At a socket in the user's runtime folder.
-    Socket,
-}
-
-/// Answers until the future ends. Passes the place, in words, to `tell` when it answers.
+/// Runs the process, with the passage on which connections come as its standard input, until the other one ends.
+/// It gives its rights away first, unless `is_sandboxed` is false.
 ///
 /// # Errors
-/// [`Failure`]: it cannot listen there.
-pub fn serve(place: Place, tell: impl FnOnce(String), end: impl Future<Output = ()>) -> Result<(), Failure> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::local)?;
-    runtime.block_on(async {
-        let journal = Journal::default();
-        let asker = Asker::start(journal.clone()).map_err(Failure::local)?;
-        let streams = Arc::new(Semaphore::new(STREAMS_MAX));
-        match place {
-            Place::Loopback(address) if !address.ip().is_loopback() => {
-                Err(Failure::local(format!("{address} is no address of the loopback: the page is for this machine")))
-            }
-            Place::Loopback(address) => {
-                let cannot = |error| Failure::local(format!("cannot listen on {address}: {error}"));
-                let listener = StdTcpListener::bind(address).map_err(cannot)?;
-                listener.set_nonblocking(true).map_err(cannot)?;
-                let listener = TcpListener::from_std(listener).map_err(cannot)?;
-                let address = listener.local_addr().map_err(cannot)?;
-                let server = Arc::new(Server::new(asker, journal, streams, Some(address.port())));
-                tell(format!("http://{address}/"));
-                let accept = async || listener.accept().await.map(|(stream, _)| (client_of_tcp(&stream), stream));
-                until(end, server.run(accept)).await;
-                Ok(())
-            }
-            Place::Socket => {
-                let name = format!("page-{}.sock", std::process::id());
-                let listener = RuntimeFolder::make().map_err(io::Error::from).and_then(|folder| folder.listen(&name));
-                let path = runtime_folder::path().join(&name);
-                let cannot = |error| Failure::local(format!("cannot listen on {}: {error}", path.display()));
-                let listener = listener.map_err(cannot)?;
-                listener.set_nonblocking(true).map_err(cannot)?;
-                let listener = UnixListener::from_std(listener).map_err(cannot)?;
-                let server = Arc::new(Server::new(asker, journal, streams, None));
-                tell(format!("unix:{}", path.display()));
-                let accept = async || listener.accept().await.map(|(stream, _)| (client_of_unix(&stream), stream));
-                until(end, server.run(accept)).await;
-                let _ = fs::remove_file(&path);
-                Ok(())
-            }
+/// It cannot give them away, or the passage failed.
+pub fn run(is_sandboxed: bool) -> io::Result<()> {
+    // A service manager ends all processes of a service. This one ends after the one that started it.
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)))?;
+    }
+    let still_has = match is_sandboxed {
+        false => Some("keeps the rights of its user: --no-sandbox".to_owned()),
+        true => {
+            let needs = Needs { has_no_paths: true, ..Needs::default() };
+            let confinement = confine(&needs).map_err(io::Error::other)?;
+            confinement.files.as_ref().err().map(|_| confinement.to_string())
         }
+    };
+    let passage = Passage::over(io::stdin().as_fd().try_clone_to_owned()?);
+    let Some(first) = passage.receive()? else { return Ok(()) };
+    let begin: Begin = serde_json::from_slice(&first.bytes)?;
+    let line = StdUnixStream::from(first.fd.ok_or(io::ErrorKind::InvalidData)?);
+    line.set_nonblocking(true)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let stream = UnixStream::from_std(line)?;
+        let (line, to_send) = Line::new(Journal::of(begin.epoch));
+        let (pass, clients) = mpsc::channel(PASSED_MAX);
+        thread::Builder::new().name("clients".into()).spawn(move || take_clients(&passage, &pass))?;
+        line.confined(still_has);
+        let server = Arc::new(Server::new(Arc::clone(&line), begin.port));
+        // When the line is closed, or no further connections can come, the other process has ended.
+        first_of(line.run(stream, to_send), server.serve(clients)).await;
+        Ok(())
     })
 }
 
-/// Polls `work` until `end` is over.
-async fn until(end: impl Future<Output = ()>, work: impl Future<Output = ()>) {
-    let (mut end, mut work) = (pin!(end), pin!(work));
-    poll_fn(|cx| if end.as_mut().poll(cx).is_ready() { Poll::Ready(()) } else { work.as_mut().poll(cx) }).await;
-}
-
-fn client_of_tcp(stream: &tokio::net::TcpStream) -> Client {
-    match peer_owner(stream) {
-        Ok(PeerOwner::User(user)) => client_of_user(user),
-        Ok(PeerOwner::Elsewhere | PeerOwner::Closed) | Err(_) => Client::Other,
+/// Takes the connections that are passed, until the other process ends.
+fn take_clients(passage: &Passage, pass: &mpsc::Sender<(u64, OwnedFd)>) {
+    while let Ok(Some(parcel)) = passage.receive() {
+        let (Ok(number), Some(fd)) = (parcel.bytes.try_into(), parcel.fd) else { continue };
+        if pass.blocking_send((u64::from_be_bytes(number), fd)).is_err() {
+            return;
+        }
     }
 }
 
-fn client_of_unix(stream: &tokio::net::UnixStream) -> Client {
-    Credentials::of(stream).map_or(Client::Other, |credentials| client_of_user(credentials.user()))
-}
-
-fn client_of_user(user: u32) -> Client {
-    if user == runtime_folder::owner() || user == 0 { Client::Owner } else { Client::Other }
+/// Polls both until one of them is over.
+async fn first_of(one: impl Future<Output = ()>, other: impl Future<Output = ()>) {
+    let (mut one, mut other) = (pin!(one), pin!(other));
+    poll_fn(|cx| match one.as_mut().poll(cx).is_ready() || other.as_mut().poll(cx).is_ready() {
+        true => Poll::Ready(()),
+        false => Poll::Pending,
+    })
+    .await;
 }
 
 struct Server {
-    asker: Asker,
-    journal: Journal,
-    operations: Operations,
+    line: Arc<Line>,
     streams: Arc<Semaphore>,
-    owners: Arc<Semaphore>,
-    others: Arc<Semaphore>,
     /// Room for answers that are not read yet, KiB.
     unread: Arc<Semaphore>,
     port: Option<u16>,
 }
 
+/// Tells the other process that a connection is closed.
+struct Open {
+    line: Arc<Line>,
+    client: u64,
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.line.closed(self.client);
+    }
+}
+
 impl Server {
-    fn new(asker: Asker, journal: Journal, streams: Arc<Semaphore>, port: Option<u16>) -> Self {
-        let (owners, others) = (Semaphore::new(CONNECTIONS_MAX), Semaphore::new(OTHERS_MAX));
-        let operations = Operations::new(journal.clone());
-        Self {
-            asker,
-            journal,
-            operations,
-            streams,
-            owners: Arc::new(owners),
-            others: Arc::new(others),
-            unread: Arc::new(Semaphore::new(UNREAD_KIB_MAX)),
-            port,
+    fn new(line: Arc<Line>, port: Option<u16>) -> Self {
+        let (streams, unread) = (Semaphore::new(STREAMS_MAX), Semaphore::new(UNREAD_KIB_MAX));
+        Self { line, streams: Arc::new(streams), unread: Arc::new(unread), port }
+    }
+
+    async fn serve(self: Arc<Self>, mut clients: mpsc::Receiver<(u64, OwnedFd)>) {
+        while let Some((client, fd)) = clients.recv().await {
+            let open = Open { line: Arc::clone(&self.line), client };
+            // They were made not to block where they were accepted.
+            match self.port {
+                Some(_) => match TcpStream::from_std(fd.into()) {
+                    Ok(stream) => drop(tokio::spawn(Arc::clone(&self).converse(open, stream))),
+                    Err(error) => tracing::debug!(%error, "a connection is not served"),
+                },
+                None => match UnixStream::from_std(fd.into()) {
+                    Ok(stream) => drop(tokio::spawn(Arc::clone(&self).converse(open, stream))),
+                    Err(error) => tracing::debug!(%error, "a connection is not served"),
+                },
+            }
         }
     }
 
-    async fn run<S>(self: Arc<Self>, accept: impl AsyncFn() -> io::Result<(Client, S)>)
+    async fn converse<S>(self: Arc<Self>, open: Open, stream: S)
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        loop {
-            let Ok((client, stream)) = accept().await else {
-                sleep(ACCEPT_PAUSE).await;
-                continue;
-            };
-            let places = if client == Client::Owner { &self.owners } else { &self.others };
-            let Ok(permit) = Arc::clone(places).try_acquire_owned() else { continue };
+        let client = open.client;
+        let answer = move |request| {
             let server = Arc::clone(&self);
-            tokio::spawn(async move {
-                let answering = Arc::clone(&server);
-                let answer = move |request| {
-                    let server = Arc::clone(&answering);
-                    async move { Ok::<_, Infallible>(server.within(server.answer(request, client).await)) }
-                };
-                let mut http = http1::Builder::new();
-                http.timer(Clock).header_read_timeout(HEAD_TIME_MAX).max_headers(HEAD_LINES_MAX);
-                http.max_buf_size(HEAD_BYTES_MAX).half_close(false);
-                // A client that breaks the protocol, or goes, loses its connection and nothing else.
-                let _ = http.serve_connection(Connection::new(stream, UNREAD_TIME_MAX), service_fn(answer)).await;
-                drop(permit);
-            });
-        }
+            async move { Ok::<_, Infallible>(server.within(server.answer(request, client).await)) }
+        };
+        let mut http = http1::Builder::new();
+        http.timer(Clock).header_read_timeout(HEAD_TIME_MAX).max_headers(HEAD_LINES_MAX);
+        http.max_buf_size(HEAD_BYTES_MAX).half_close(false);
+        // A client that breaks the protocol, or goes, loses its connection and nothing else.
+        let _ = http.serve_connection(Connection::new(stream, UNREAD_TIME_MAX), service_fn(answer)).await;
+        drop(open);
     }
 
     /// The answer, if there is room for it beside those that others have not read yet.
@@ -199,115 +181,143 @@ impl Server {
         }
     }
 
-    async fn answer(&self, mut request: Request<Incoming>, client: Client) -> Response<Body> {
-        let caller = match Caller::of(request.headers(), client, load_tokens) {
-            Ok(caller) => caller,
-            Err(refusal) => {
-                self.operations.refused("page", refusal.why);
-                return refused(&refusal);
-            }
+    async fn answer(&self, mut request: Request<Incoming>, client: u64) -> Response<Body> {
+        let answered = self.try_answer(&mut request, client).await;
+        answered.unwrap_or_else(|refusal| refused(&refusal))
+    }
+
+    async fn try_answer(&self, request: &mut Request<Incoming>, client: u64) -> Result<Response<Body>, Refusal> {
+        let authorization = only(request.headers(), &AUTHORIZATION)?;
+        if authorization.is_some_and(|said| said.len() > AUTHORIZATION_BYTES_MAX) {
+            return Err(Refusal::of(StatusCode::UNAUTHORIZED, "this is longer than any token"));
+        }
+        let by = &By { client, authorization: authorization.map(str::to_owned) };
+        let caller = match self.line.ask(by, Question::Who).await? {
+            Answer::Who { scope, has_token, called } => Caller { scope, has_token, called },
+            _ => return Err(no_answer()),
         };
         let passed = check(request.method(), request.uri(), request.headers(), &caller, self.port);
         let Passed { found, length } = match passed {
             Ok(passed) => passed,
             Err(refusal) => {
                 if request.method() == Method::POST && caller.scope.is_some() {
-                    self.operations.refused(&caller.called, refusal.why);
+                    self.line.ask(by, Question::Refused { why: refusal.why.to_string() }).await?;
                 }
-                return refused(&refusal);
+                return Err(refusal);
             }
         };
         let all = |_: &Value, _: &Value| true;
+        let of_status = async |answer: fn(&Status) -> Response<Body>| Ok(answer(&*self.line.status(by).await?));
         match found.route.endpoint {
-            Endpoint::Health => text("text/plain; charset=utf-8", "ok\n".into()),
-            Endpoint::Style => text("text/css; charset=utf-8", html::STYLE.into()),
-            Endpoint::Script => text("text/javascript; charset=utf-8", html::SCRIPT.into()),
-            Endpoint::Ready => self.with_status(ready).await,
+            Endpoint::Health => Ok(text("text/plain; charset=utf-8", "ok\n".into())),
+            Endpoint::Style => Ok(text("text/css; charset=utf-8", html::STYLE.into())),
+            Endpoint::Script => Ok(text("text/javascript; charset=utf-8", html::SCRIPT.into())),
+            Endpoint::Ready => of_status(ready).await,
             Endpoint::Page | Endpoint::Buses | Endpoint::Network | Endpoint::Device => {
                 match View::at(request.uri().path(), request.uri().query()) {
-                    Some(view) => self.view(view, request.uri()).await,
-                    None => error(StatusCode::NOT_FOUND, "nothing is here"),
+                    Some(view) => self.view(by, view, request.uri()).await,
+                    None => Err(Refusal::of(StatusCode::NOT_FOUND, "nothing is here")),
                 }
             }
-            Endpoint::Table => self.with_status(|status| text("text/html; charset=utf-8", html::table(status))).await,
-            Endpoint::Metrics => self.with_status(|status| text(metrics::CONTENT_TYPE, metrics::metrics(status))).await,
-            Endpoint::Status => self.with_status(|status| json(StatusCode::OK, &status.processes)).await,
-            Endpoint::Devices => self.with_status(|status| json(StatusCode::OK, &answers::devices(status, all))).await,
+            Endpoint::Table => of_status(|status| text("text/html; charset=utf-8", html::table(status))).await,
+            Endpoint::Metrics => of_status(|status| text(metrics::CONTENT_TYPE, metrics::metrics(status))).await,
+            Endpoint::Status => of_status(|status| json(StatusCode::OK, &status.processes)).await,
+            Endpoint::Devices => Ok(json(StatusCode::OK, &answers::devices(&*self.line.status(by).await?, all))),
             Endpoint::Shares => {
-                self.with_status(|status| json(StatusCode::OK, &answers::devices(status, answers::is_shared))).await
+                of_status(|status| json(StatusCode::OK, &answers::devices(status, answers::is_shared))).await
             }
             Endpoint::Attachments => {
-                self.with_status(|status| json(StatusCode::OK, &answers::devices(status, answers::is_attached))).await
+                of_status(|status| json(StatusCode::OK, &answers::devices(status, answers::is_attached))).await
             }
-            Endpoint::Hosts => of_files(answers::hosts()),
-            Endpoint::Audit => of_files(answers::audit()),
             Endpoint::PageEvents | Endpoint::Events if request.method() == Method::HEAD => {
-                text("text/event-stream", String::new())
+                Ok(text("text/event-stream", String::new()))
             }
             Endpoint::PageEvents => {
+                let permit = self.stream()?;
                 let followed = View::followed(request.uri().query());
-                self.stream(|permit| Events::new(self.asker.follow(), permit, followed))
+                let (status, follow) = self.line.follow(by, false).await?;
+                Ok(events(Events::new(status, (permit, follow), followed)))
             }
             Endpoint::Events => {
+                let permit = self.stream()?;
+                let (_, follow) = self.line.follow(by, true).await?;
                 let last = request.headers().get("last-event-id").and_then(|last| last.to_str().ok());
-                let follower = self.journal.follow(last);
-                self.stream(|permit| Events::numbered(follower, self.asker.follow(), permit))
+                let follower = self.line.journal.follow(last);
+                Ok(events(Events::numbered(follower, (permit, follow))))
             }
-            Endpoint::Description => json(StatusCode::OK, &openapi::document()),
-            Endpoint::Actions => json(StatusCode::OK, &answers::actions()),
-            Endpoint::Operations => json(StatusCode::OK, &serde_json::json!({ "operations": self.operations.all() })),
-            Endpoint::Operation => match self.operations.find(found.number) {
-                Some(operation) => json(StatusCode::OK, &operation),
-                None => error(StatusCode::NOT_FOUND, "no operation has this number, or it is forgotten"),
-            },
-            Endpoint::Action | Endpoint::Stop => {
-                let done = doing::change(&self.operations, found, &caller, request.body_mut(), length).await;
-                let (status, body) = match done {
-                    Ok(done) => done,
-                    Err(refusal) => return refused(&refusal),
-                };
-                // What it changed is to be seen at once.
-                drop(self.asker.follow());
-                let mut response = json(status, &body);
-                if let Some(at) = body["at"].as_str().and_then(|at| HeaderValue::from_str(at).ok()) {
-                    response.headers_mut().insert(LOCATION, at);
-                }
-                response
-            }
+            Endpoint::Description => Ok(json(StatusCode::OK, &openapi::document())),
+            Endpoint::Actions => Ok(json(StatusCode::OK, &answers::actions())),
+            Endpoint::Hosts => self.value(by, Question::Hosts).await,
+            Endpoint::Audit => self.value(by, Question::Audit).await,
+            Endpoint::Operations => self.value(by, Question::Operations).await,
+            Endpoint::Operation => self.value(by, Question::Operation { id: found.number }).await,
+            Endpoint::Action | Endpoint::Stop => self.change(by, request, found, length).await,
         }
     }
 
-    /// Answers with a stream of events, if there is a place for one.
-    fn stream(&self, events: impl FnOnce(OwnedSemaphorePermit) -> Events) -> Response<Body> {
-        match Arc::clone(&self.streams).try_acquire_owned() {
-            Ok(permit) => response(StatusCode::OK, "text/event-stream", Body::Events(events(permit))),
-            Err(_) => error(StatusCode::SERVICE_UNAVAILABLE, "too many follow the events"),
+    /// A place for a stream of events.
+    fn stream(&self) -> Result<OwnedSemaphorePermit, Refusal> {
+        let full = |_| Refusal::of(StatusCode::SERVICE_UNAVAILABLE, "too many follow the events");
+        Arc::clone(&self.streams).try_acquire_owned().map_err(full)
+    }
+
+    async fn value(&self, by: &By, question: Question) -> Result<Response<Body>, Refusal> {
+        match self.line.ask(by, question).await? {
+            Answer::Value(value) => Ok(json(StatusCode::OK, &value)),
+            _ => Err(no_answer()),
         }
+    }
+
+    async fn change(
+        &self,
+        by: &By,
+        request: &mut Request<Incoming>,
+        found: Found,
+        length: u64,
+    ) -> Result<Response<Body>, Refusal> {
+        debug_assert!(found.route.is_change(), "questions are answered above");
+        let path = request.uri().path().to_owned();
+        let given = object_of(request.body_mut(), length).await?;
+        let Answer::Changed { status, body } = self.line.ask(by, Question::Change { path, given }).await? else {
+            return Err(no_answer());
+        };
+        let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let mut response = json(status, &body);
+        if let Some(at) = body["at"].as_str().and_then(|at| HeaderValue::from_str(at).ok()) {
+            response.headers_mut().insert(LOCATION, at);
+        }
+        Ok(response)
     }
 
     /// The document of a view.
-    async fn view(&self, view: View, uri: &Uri) -> Response<Body> {
-        let asking = view.clone();
-        // Another process answers it, and may take its time.
-        let details = tokio::task::spawn_blocking(move || asking.ask()).await.unwrap_or_default();
-        let address = uri.path_and_query().map_or("/", |address| address.as_str());
-        self.with_status(|status| {
-            let (is_there, document) = html::document(&view, address, status, details.as_ref());
-            let mut response = text("text/html; charset=utf-8", document);
-            if !is_there {
-                *response.status_mut() = StatusCode::NOT_FOUND;
+    async fn view(&self, by: &By, view: View, uri: &Uri) -> Result<Response<Body>, Refusal> {
+        let details = match view.device() {
+            None => None,
+            Some(which) => {
+                let question = Question::Details { pid: which.pid(), name: which.name().to_owned() };
+                match self.line.ask(by, question).await? {
+                    Answer::Value(details) => Some(serde_json::from_value::<Details>(details).unwrap_or_default()),
+                    _ => return Err(no_answer()),
+                }
             }
-            response
-        })
-        .await
-    }
-
-    async fn with_status(&self, answer: impl FnOnce(&Status) -> Response<Body>) -> Response<Body> {
-        match timeout(STATUS_TIME_MAX, self.asker.fresh()).await {
-            Ok(Some(status)) => answer(&status),
-            Ok(None) | Err(_) => error(StatusCode::SERVICE_UNAVAILABLE, "the processes cannot be asked"),
+        };
+        let address = uri.path_and_query().map_or("/", |address| address.as_str());
+        let status = self.line.status(by).await?;
+        let (is_there, document) = html::document(&view, address, &status, details.as_ref());
+        let mut response = text("text/html; charset=utf-8", document);
+        if !is_there {
+            *response.status_mut() = StatusCode::NOT_FOUND;
         }
+        Ok(response)
     }
+}
+
+fn no_answer() -> Refusal {
+    Refusal::of(StatusCode::INTERNAL_SERVER_ERROR, "the page has no answer")
+}
+
+fn events(events: Events) -> Response<Body> {
+    response(StatusCode::OK, "text/event-stream", Body::Events(events))
 }
 
 fn ready(status: &Status) -> Response<Body> {
@@ -317,22 +327,10 @@ fn ready(status: &Status) -> Response<Body> {
     }
 }
 
-fn load_tokens() -> Result<Tokens, StateError> {
-    Tokens::load(&Folder::of_user()?)
-}
-
 fn json(status: StatusCode, value: &impl Serialize) -> Response<Body> {
     match serde_json::to_string(value) {
         Ok(json) => response(status, "application/json", Body::Whole(Some(Bytes::from(json)))),
         Err(_) => error(StatusCode::INTERNAL_SERVER_ERROR, "the answer is no JSON"),
-    }
-}
-
-/// What was read of the owner's files.
-fn of_files(read: Result<Value, StateError>) -> Response<Body> {
-    match read {
-        Ok(value) => json(StatusCode::OK, &value),
-        Err(_) => error(StatusCode::INTERNAL_SERVER_ERROR, "the state folder cannot be read: see 'farbus doctor'"),
     }
 }
 

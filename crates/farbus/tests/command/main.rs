@@ -59,6 +59,7 @@ mod owner;
 mod page;
 mod page_actions;
 mod page_browser;
+mod page_confined;
 mod page_daemon;
 mod page_schema;
 mod page_tokens;

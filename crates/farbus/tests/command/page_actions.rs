@@ -398,7 +398,7 @@ fn no_other_page_and_no_get_changes_anything() {
     let refused = harness.run(&["audit", "--refused", "--json", "--all"]).stdout;
     assert!(refused.contains("\"event\":\"page-change\"") && refused.contains("another page may not ask"), "{refused}");
     assert_eq!(post(&page, at, &of_browser(&page), body).status, 200, "the page itself may");
-    assert!(page.process.peak_kib() < 128 << 10, "{}", page.process.peak_kib());
+    page.assert_small();
 }
 
 #[test]

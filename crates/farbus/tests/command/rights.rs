@@ -105,8 +105,8 @@ fn state_folder_of_roots_goes_on_working_with_the_same_key() {
     assert_eq!((after.code, after.stdout), (Some(0), id.stdout));
 }
 
-/// The descendants of a process.
-fn family(pid: u64) -> Vec<u64> {
+/// A process and its descendants.
+pub fn family(pid: u64) -> Vec<u64> {
     let parent = |pid: u64| {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse::<u64>().ok()

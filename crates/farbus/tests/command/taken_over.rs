@@ -3,10 +3,12 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::harness::{Harness, PATIENCE, finish, has, has_program};
+use super::page::open_page;
+use super::page_confined::http_process;
 
 /// The calls that reach the kernel; all others are refused before. x86-64, by number.
 const REACHED: &str = "\
@@ -23,30 +25,46 @@ const EPERM: i64 = -1;
 const EACCES: i64 = -13;
 const ENOSYS: i64 = -38;
 
-/// Has the confined half of a share do calls; returns what `inject.c` printed of each.
-fn injected(what: &str) -> Option<Vec<(String, i64)>> {
+/// The program that makes another process do calls, made in the harness's folder; `None` if it cannot be used here.
+fn injector(harness: &Harness) -> Option<PathBuf> {
     let can = cfg!(target_arch = "x86_64")
         && has("gcc", has_program("gcc"))
         && has("root, to trace another process", rustix::process::geteuid().is_root());
     if !can {
         return None;
     }
-    let harness = Harness::new();
     let program = harness.path("inject");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/inject.c");
     let mut compile = Command::new("gcc");
     compile.args(["-O2", "-Wall", "-Wextra", "-Werror", "-static", "-o"]).arg(&program).arg(source);
     let compiled = finish(compile, PATIENCE);
     assert_eq!(compiled.code, Some(0), "{compiled:?}");
-    let mut share = harness.share(&["zero"]);
-    let pid = harness.json(&["status", "--json"])[0]["pid"].as_u64().unwrap();
+    Some(program)
+}
+
+/// Has a process do calls; returns what `inject.c` printed of each.
+fn inject(harness: &Harness, program: &Path, pid: u64, what: &str) -> Vec<(String, i64)> {
     let folder = harness.path("folder");
     fs::create_dir(&folder).unwrap();
-    let mut inject = Command::new(&program);
+    let mut inject = Command::new(program);
     inject.args([&pid.to_string(), what]).arg(&folder);
     let said = finish(inject, PATIENCE);
     assert_eq!(said.code, Some(0), "{said:?}");
     assert_eq!(fs::read_dir(&folder).unwrap().count(), 0, "nothing was made there");
+    let line = |line: &str| {
+        let (name, answer) = line.split_once(' ').unwrap();
+        (name.to_owned(), answer.parse().unwrap())
+    };
+    said.stdout.lines().map(line).collect()
+}
+
+/// Has the confined half of a share do calls; returns what `inject.c` printed of each.
+fn injected(what: &str) -> Option<Vec<(String, i64)>> {
+    let harness = Harness::new();
+    let program = injector(&harness)?;
+    let mut share = harness.share(&["zero"]);
+    let pid = harness.json(&["status", "--json"])[0]["pid"].as_u64().unwrap();
+    let said = inject(&harness, &program, pid, what);
     // It goes on as if nothing had been.
     let target = share.target("zero");
     let (address, name) = target.rsplit_once('/').unwrap();
@@ -54,11 +72,45 @@ fn injected(what: &str) -> Option<Vec<(String, i64)>> {
     assert!(listed.code == Some(0) && listed.stdout.contains(name), "{listed:?}");
     share.process.signal(rustix::process::Signal::TERM);
     assert_eq!(share.process.wait_for_end(PATIENCE), Some(0), "{}", share.process.log());
-    let line = |line: &str| {
-        let (name, answer) = line.split_once(' ').unwrap();
-        (name.to_owned(), answer.parse().unwrap())
-    };
-    Some(said.stdout.lines().map(line).collect())
+    Some(said)
+}
+
+/// Has the process that speaks HTTP for a page do calls; returns what `inject.c` printed of each.
+fn injected_into_page(what: &str) -> Option<Vec<(String, i64)>> {
+    let harness = Harness::new();
+    let program = injector(&harness)?;
+    let page = open_page(&harness);
+    let said = inject(&harness, &program, http_process(&page.process), what);
+    // It goes on as if nothing had been.
+    assert_eq!(page.get("/readyz", "").body, "ready\n", "{}", page.process.log());
+    Some(said)
+}
+
+#[test]
+fn the_process_of_a_page_that_was_taken_over_can_do_nothing_that_an_intruder_would_try() {
+    let Some(answers) = injected_into_page("attempts") else { return };
+    assert!(answers.len() >= 34, "{answers:?}");
+    for (name, answer) in answers {
+        assert!([EPERM, EACCES].contains(&answer), "{name}: {answer}");
+    }
+}
+
+/// It needs no files: calls that open one do not reach the kernel's rules for files.
+#[test]
+fn the_process_of_a_page_that_was_taken_over_reaches_the_kernel_by_fewer_calls_than_a_share() {
+    const NO_PATHS: &str =
+        "openat readlink readlinkat access faccessat faccessat2 getdents64 ftruncate fallocate sync ";
+    let Some(answers) = injected_into_page("all") else { return };
+    let listed = REACHED.split_whitespace().filter(|name| !NO_PATHS.split_whitespace().any(|other| other == *name));
+    let listed: BTreeSet<u32> = listed.map(number_of).chain(OF_PROBES).collect();
+    let more: Vec<_> = reached(&answers).difference(&listed).copied().collect();
+    assert!(more.is_empty(), "calls by number that reach the kernel and are not listed: {more:?}");
+}
+
+/// The numbers of the calls that were not refused before the kernel looked at them.
+fn reached(answers: &[(String, i64)]) -> BTreeSet<u32> {
+    let reached = answers.iter().filter(|(_, answer)| ![EPERM, ENOSYS].contains(answer));
+    reached.map(|(number, _)| number.parse().unwrap()).collect()
 }
 
 #[test]
@@ -73,8 +125,7 @@ fn a_confined_half_that_was_taken_over_can_do_nothing_that_an_intruder_would_try
 #[test]
 fn a_confined_half_that_was_taken_over_reaches_the_kernel_by_the_listed_calls_alone() {
     let Some(answers) = injected("all") else { return };
-    let reached = answers.iter().filter(|(_, answer)| ![EPERM, ENOSYS].contains(answer));
-    let reached: BTreeSet<u32> = reached.map(|(number, _)| number.parse().unwrap()).collect();
+    let reached = reached(&answers);
     let listed: BTreeSet<u32> = REACHED.split_whitespace().map(number_of).chain(OF_PROBES).collect();
     let more: Vec<_> = reached.difference(&listed).collect();
     assert!(more.is_empty(), "calls by number that reach the kernel and are not listed: {more:?}");

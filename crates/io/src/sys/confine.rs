@@ -49,6 +49,9 @@ pub struct Needs {
     pub deadlines: bool,
     /// Datagrams to and from networks, for multicast DNS, and the list of this machine's networks.
     pub datagrams: bool,
+    /// It needs no path: the kernel refuses every call that opens or lists one, whether there is landlock or not.
+    /// With something in `readable` or `state` it means nothing.
+    pub has_no_paths: bool,
 }
 
 /// What [`confine`] took away.
@@ -271,6 +274,23 @@ const CALLS: &[u32] = &[
 const STATE_CALLS: &[u32] =
     &[nr::__NR_renameat, nr::__NR_renameat2, nr::__NR_unlinkat, nr::__NR_mkdirat, nr::__NR_fchmod, nr::__NR_flock];
 
+/// Calls that open, list or change what has a path, and are refused to a process that needs none. The kind of `stat` stays,
+/// for it also tells a descriptor's size.
+const PATH_CALLS: &[u32] = &[
+    nr::__NR_openat,
+    nr::__NR_getdents64,
+    nr::__NR_readlinkat,
+    nr::__NR_faccessat,
+    nr::__NR_faccessat2,
+    nr::__NR_fallocate,
+    nr::__NR_ftruncate,
+    nr::__NR_sync,
+];
+#[cfg(target_arch = "x86_64")]
+const OLD_PATH_CALLS: &[u32] = &[nr::__NR_readlink, nr::__NR_access];
+#[cfg(not(target_arch = "x86_64"))]
+const OLD_PATH_CALLS: &[u32] = &[];
+
 /// The additional calls for deadlines: the capabilities tell why one was denied.
 const DEADLINE_CALLS: &[u32] = &[nr::__NR_sched_getattr, nr::__NR_munlockall, nr::__NR_capget];
 
@@ -353,12 +373,14 @@ fn allowed_calls(needs: &Needs) -> Result<BpfProgram, seccompiler::BackendError>
     let state = STATE_CALLS.iter().chain(OLD_STATE_CALLS).filter(|_| needs.state.is_some());
     let deadlines = DEADLINE_CALLS.iter().filter(|_| needs.deadlines);
     let datagrams = DATAGRAM_CALLS.iter().filter(|_| needs.datagrams);
+    let has_no_paths = needs.has_no_paths && needs.readable.is_empty() && needs.state.is_none();
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> = CALLS
         .iter()
         .chain(OLD_CALLS)
         .chain(state)
         .chain(datagrams)
         .chain(deadlines)
+        .filter(|call| !(has_no_paths && PATH_CALLS.iter().chain(OLD_PATH_CALLS).any(|path_call| path_call == *call)))
         .map(|&call| (i64::from(call), Vec::new()))
         .collect();
     if needs.datagrams {

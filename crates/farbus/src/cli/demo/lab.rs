@@ -252,7 +252,7 @@ pub fn keep(folder: &Path, listen: SocketAddr) -> Result<(), Failure> {
         let readers = lab.sockets().map(|socket| traffic::start(socket, Arc::clone(&is_over)));
         let readers: Vec<_> = readers.collect::<Result<_, _>>().map_err(Failure::local)?;
         let tell = |place| say(format!("page at {place}   (Ctrl-C ends all of it)"));
-        let served = serve(Place::Loopback(listen), tell, async {
+        let served = serve(Place::Loopback(listen), true, tell, async {
             let _ = end.await;
         });
         is_over.store(true, Ordering::Relaxed);

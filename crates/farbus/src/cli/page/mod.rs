@@ -35,6 +35,9 @@ pub struct Args {
     /// Answer at a socket in your runtime folder, and at no port.
     #[arg(long, conflicts_with = "listen")]
     socket: bool,
+    /// Keep the rights of the user who started it also where it reads what clients send.
+    #[arg(long)]
+    no_sandbox: bool,
     /// It is a daemon's: it ends with its standard input, and says there where it is.
     #[arg(long, hide = true)]
     of_daemon: bool,
@@ -82,10 +85,10 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         end.recv().await;
     };
     if !args.of_daemon {
-        return serve(place, |place| say(format!("page at {place}   (Ctrl-C ends)")), end);
+        return serve(place, !args.no_sandbox, |place| say(format!("page at {place}   (Ctrl-C ends)")), end);
     }
     let daemon = DaemonLine::open(tell_end)?;
-    serve(place, |place| daemon.say(&json!({ "at": place })), end)
+    serve(place, !args.no_sandbox, |place| daemon.say(&json!({ "at": place })), end)
         .inspect_err(|failure| daemon.say(&json!({ "failure": failure.to_string() })))
 }
 

@@ -418,6 +418,19 @@ impl Action {
 }
 
 impl Parameter {
+    /// A word in its place, for a person to replace.
+    pub fn placeholder(&self) -> &'static str {
+        match self.kind {
+            HOSTS => "HOST",
+            Kind::Words => "block:PATH",
+            Kind::Path => "/PATH",
+            Kind::Number { .. } => "NUMBER",
+            Kind::Text { .. } => "TEXT",
+            Kind::Choice(words) => words.first().copied().unwrap_or_default(),
+            Kind::Switch => "",
+        }
+    }
+
     /// The value as a word, within its limits.
     fn text_of(&self, value: &Value) -> Result<String, Wrong> {
         let wrong = |what: String| Wrong::with(self.name, what);

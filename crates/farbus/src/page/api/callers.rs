@@ -4,9 +4,8 @@ use std::time::SystemTime;
 
 use farbus_io::trust::{NoToken, Scope, StateError, Tokens};
 use hyper::StatusCode;
-use hyper::header::{AUTHORIZATION, HeaderMap};
 
-use super::refusal::{Refusal, only};
+use super::refusal::Refusal;
 
 /// Who is at the other end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,17 +28,17 @@ pub struct Caller {
 }
 
 impl Caller {
-    /// The caller at the other end of a connection, with the token in the headers if there is one. `tokens` loads
-    /// those that there are.
+    /// The caller at the other end of a connection, with what its header `Authorization` says if there is one. `tokens`
+    /// loads those that there are.
     ///
     /// # Errors
     /// [`Refusal`]: what is shown is no token of this page. Then it does not matter which user asks.
     pub fn of(
-        headers: &HeaderMap,
+        authorization: Option<&str>,
         client: Client,
         tokens: impl FnOnce() -> Result<Tokens, StateError>,
     ) -> Result<Self, Refusal> {
-        let Some(said) = only(headers, &AUTHORIZATION)? else {
+        let Some(said) = authorization else {
             let (scope, called) = match client {
                 Client::Owner => (Some(Scope::Own), "page"),
                 Client::Other => (None, "another user"),

@@ -3,15 +3,13 @@
 use std::time::Duration;
 
 use hyper::StatusCode;
-use hyper::body::Incoming;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use tokio::time::timeout;
 
 use super::actions::{Runs, Wrong};
 use super::callers::Caller;
 use super::operations::{self, Operation, Operations, State};
 use super::refusal::Refusal;
-use super::requests::object_of;
 use super::routes::{Found, OPERATIONS_AT};
 use crate::common::failure::Attribute;
 
@@ -26,12 +24,10 @@ pub async fn change(
     operations: &Operations,
     found: Found,
     caller: &Caller,
-    body: &mut Incoming,
-    length: u64,
+    given: &Map<String, Value>,
 ) -> Result<(StatusCode, Value), Refusal> {
-    let given = object_of(body, length).await?;
     let Some(action) = found.action else { return stop(operations, found.number) };
-    let command = match action.command(&given) {
+    let command = match action.command(given) {
         Ok(command) => command,
         Err(wrong) => return Ok((StatusCode::BAD_REQUEST, in_words(&wrong))),
     };

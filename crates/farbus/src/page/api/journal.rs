@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::sync::watch;
 
@@ -18,7 +19,8 @@ pub const EVENT_BYTES_MAX: usize = 16 << 10;
 const TAKEN_MAX: usize = 32;
 
 /// The kind of an event.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Kind {
     /// The processes have something else than before.
     Status,
@@ -59,13 +61,58 @@ pub struct Journal {
 impl Default for Journal {
     fn default() -> Self {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let epoch = u64::try_from(since.as_millis()).unwrap_or_default();
-        let kept = Arc::new(Mutex::new(Kept { last: 0, events: VecDeque::new() }));
-        Self { epoch, kept, last_operation: Arc::default(), told: watch::Sender::new(0) }
+        Self::of(u64::try_from(since.as_millis()).unwrap_or_default())
     }
 }
 
 impl Journal {
+    /// A journal whose numbers go with this epoch: the copy of another process's.
+    pub fn of(epoch: u64) -> Self {
+        let kept = Arc::new(Mutex::new(Kept { last: 0, events: VecDeque::new() }));
+        Self { epoch, kept, last_operation: Arc::default(), told: watch::Sender::new(0) }
+    }
+
+    /// Tells its numbers from those of an earlier process.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Learns of each event, by its number.
+    pub fn numbers(&self) -> watch::Receiver<u64> {
+        self.told.subscribe()
+    }
+
+    /// The events after this number that are kept, [`TAKEN_MAX`] at most, and the number of the first of them.
+    pub fn after(&self, last: u64) -> (u64, Vec<(Kind, String)>) {
+        let kept = self.kept();
+        let first = kept.last - kept.events.len() as u64 + 1;
+        let from = first.max(last.saturating_add(1));
+        let skipped = usize::try_from(from - first).unwrap_or(usize::MAX);
+        (from, kept.events.iter().skip(skipped).take(TAKEN_MAX).cloned().collect())
+    }
+
+    /// Adds events of the journal that this one is a copy of, the first with this number. Those that it has are left
+    /// out; a gap counts as missed.
+    pub fn copy(&self, first: u64, events: Vec<(Kind, String)>) {
+        let mut kept = self.kept();
+        for (number, event) in (first..).zip(events) {
+            if number <= kept.last {
+                continue;
+            }
+            if number > kept.last + 1 {
+                kept.events.clear();
+            }
+            if kept.events.len() >= KEPT_MAX {
+                kept.events.pop_front();
+            }
+            kept.events.push_back(event);
+            kept.last = number;
+        }
+        let last = kept.last;
+        drop(kept);
+        self.told.send_replace(last);
+    }
+
     fn kept(&self) -> MutexGuard<'_, Kept> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -183,6 +230,25 @@ mod tests {
             let text = block_on(journal.follow(Some(foreign)).next()).unwrap();
             assert_eq!(text.matches("event: ").count(), 2, "{foreign}: of an earlier process: everything");
         }
+    }
+
+    #[test]
+    fn a_copy_has_the_same_numbers_and_counts_what_it_did_not_get() {
+        let journal = Journal::default();
+        let copy = Journal::of(journal.epoch());
+        let mut follower = copy.follow(None);
+        for n in 0..3 {
+            journal.publish(Kind::Status, &json!({ "n": n }));
+        }
+        let (first, events) = journal.after(1);
+        assert_eq!((first, events.len(), journal.after(3).1.len()), (2, 2, 0));
+        copy.copy(first, events.clone());
+        copy.copy(first, events);
+        let text = block_on(follower.next()).unwrap();
+        assert!(text.starts_with("event: missed\ndata: {\"count\":1}\n\n"), "{text}");
+        let third = format!("id: {}-3\nevent: status\ndata: {{\"n\":2}}\n\n", journal.epoch());
+        assert!(text.ends_with(&third) && text.matches("id: ").count() == 2, "{text}");
+        assert_eq!(copy.kept().last, journal.kept().last);
     }
 
     #[test]

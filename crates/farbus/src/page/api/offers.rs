@@ -19,60 +19,77 @@ pub struct Offer {
     /// The command line that does the same; absent while a parameter is missing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
+    /// What it does to this device, a few words.
+    #[serde(skip)]
+    pub what: &'static str,
+    /// The command line with words in capitals in place of what is missing.
+    #[serde(skip)]
+    pub line: String,
 }
 
 /// What is offered for a device of a process, the likeliest first.
 pub fn of(process: &Value, device: &Value) -> Vec<Offer> {
     let text = |of: &'_ Value, name: &str| of[name].as_str().map(str::to_owned);
     let (role, state) = (text(process, "role").unwrap_or_default(), text(device, "state").unwrap_or_default());
-    // What a program has ends with the program.
-    let Some(name) = text(device, "name").filter(|_| role != "run") else { return Vec::new() };
-    let is_shared = !device["bus_id"].is_null();
+    // What a program has ends with the program, and what 'farbus nbd' serves with that.
+    let Some(name) = text(device, "name").filter(|_| role != "run" && role != "nbd") else { return Vec::new() };
+    let is_shared = !device["bus_id"].is_null() || matches!(&state[..], "available" | "in use" | "moved away");
     let mut offers = Vec::new();
-    let mut offer = |name: &str, given: Value| offers.extend(self::offer(name, given));
+    let mut offer = |name: &str, what: &'static str, given: Value| offers.extend(self::offer(name, what, given));
     if is_shared {
         if state == "in use" {
-            offer("release", json!({ "device": name }));
+            offer("release", "take it back from its user", json!({ "device": name }));
         }
         if role == "daemon" {
-            offer("unshare", json!({ "device": name }));
+            offer("unshare", "stop sharing it", json!({ "device": name }));
         }
-        offer("allow", json!({ "device": name }));
+        if state == "available" {
+            offer("attach", "attach it here", json!({ "target": name }));
+        }
+        offer("allow", "let a paired host use it", json!({ "device": name }));
         if device["medium"].is_object() {
-            offer("swap", json!({ "device": name }));
+            offer("swap", "move its data to another medium", json!({ "device": name }));
         }
         return offers;
     }
     // Two hosts may have a device of one name.
     let target = text(device, "title").filter(|title| title.contains('/')).unwrap_or(name);
     match state.as_str() {
-        "held" | "following" => offer("resume", json!({ "device": target })),
+        "held" | "following" => offer("resume", "let it continue here", json!({ "device": target })),
         "failed" => return offers,
         _ => {}
     }
-    offer("detach", json!({ "device": target }));
+    offer("detach", "detach it", json!({ "device": target }));
     if state == "attached" {
-        offer("migrate", json!({ "device": target }));
-        offer("swap", json!({ "device": target }));
+        offer("migrate", "move it to another host", json!({ "device": target }));
+        offer("swap", "move its disk to this machine", json!({ "device": target }));
         let modules = device["modules"].as_array().into_iter().flatten();
         if modules.filter_map(|module| module.as_str()?.split(':').next()).any(|name| name == "pause") {
-            offer("module-pause", json!({ "device": target }));
-            offer("module-resume", json!({ "device": target }));
+            offer("module-pause", "stop what passes through its modules", json!({ "device": target }));
+            offer("module-resume", "let it pass again", json!({ "device": target }));
         }
     }
     offers
 }
 
-fn offer(name: &str, given: Value) -> Option<Offer> {
+fn offer(name: &str, what: &'static str, given: Value) -> Option<Offer> {
     let action = action(name)?;
     let Value::Object(parameters) = given else { return None };
     let missing: Vec<_> = action.required().into_iter().filter(|name| !parameters.contains_key(*name)).collect();
+    let mut filled = parameters.clone();
+    for parameter in action.parameters.iter().filter(|parameter| missing.contains(&parameter.name)) {
+        filled.insert(parameter.name.to_owned(), json!(parameter.placeholder()));
+    }
     // Others name devices: one with a name that no command takes is offered nothing.
-    let command = match missing.is_empty() {
-        true => Some(action.command(&parameters).ok()?.line()),
-        false => None,
-    };
-    Some(Offer { action: action.name, summary: action.summary, parameters, missing, command })
+    let line = action.command(&filled).ok()?.line();
+    let command = missing.is_empty().then(|| line.clone());
+    Some(Offer { action: action.name, summary: action.summary, parameters, missing, command, what, line })
+}
+
+/// The command line that the owner of a device most likely wants next; `None` if nothing is urgent.
+pub fn first(process: &Value, device: &Value) -> Option<String> {
+    let is_quiet = device["state"] == "moved away" || (process["role"] == "share" && device["state"] == "available");
+    of(process, device).into_iter().next().filter(|_| !is_quiet).map(|offer| offer.line)
 }
 
 #[cfg(test)]
@@ -98,5 +115,39 @@ mod tests {
         assert_eq!(offered("run", attached), []);
         let held = json!({ "name": "disk", "title": "lab3:3241/disk", "state": "held" });
         assert_eq!(offered("attach", held)[0].0, "resume");
+    }
+
+    #[test]
+    fn a_line_has_words_in_capitals_in_place_of_what_is_missing() {
+        let line = |role: &str, device: Value, action: &str| {
+            let offers = of(&json!({ "role": role }), &device);
+            offers.into_iter().find(|offer| offer.action == action).map(|offer| offer.line)
+        };
+        let shared = json!({ "name": "a b", "bus_id": "1-1", "state": "available", "medium": {} });
+        assert_eq!(line("share", shared.clone(), "allow").as_deref(), Some("farbus allow HOST 'a b'"));
+        assert_eq!(line("share", shared.clone(), "swap").as_deref(), Some("farbus swap 'a b' --to=block:PATH"));
+        assert_eq!(line("share", shared, "attach").as_deref(), Some("farbus attach 'a b'"));
+        let attached = json!({ "name": "disk", "title": "lab3/disk", "state": "attached" });
+        assert_eq!(line("attach", attached, "migrate").as_deref(), Some("farbus migrate lab3/disk --to=HOST"));
+        // Every parameter that may be missing has a word that its action takes.
+        for action in super::super::actions::ACTIONS {
+            let offer = offer(action.name, "", json!({})).unwrap_or_else(|| panic!("{}", action.name));
+            assert_eq!((offer.missing, offer.command), (action.required(), None));
+        }
+    }
+
+    #[test]
+    fn most_likely_action_comes_first() {
+        let first = |role: &str, state: &str| {
+            first(&json!({ "role": role }), &json!({ "name": "disk", "title": "lab3/disk", "state": state }))
+        };
+        assert_eq!(first("share", "in use").as_deref(), Some("farbus release disk"));
+        assert_eq!(first("share", "available"), None);
+        assert_eq!(first("share", "moved away"), None);
+        assert_eq!(first("daemon", "available").as_deref(), Some("farbus unshare disk"));
+        assert_eq!(first("daemon", "attached").as_deref(), Some("farbus detach lab3/disk"));
+        assert_eq!(first("attach", "held").as_deref(), Some("farbus resume lab3/disk"));
+        assert_eq!(first("run", "attached"), None);
+        assert_eq!(first("nbd", "attached"), None);
     }
 }

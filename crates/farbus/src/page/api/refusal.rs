@@ -1,15 +1,17 @@
 //! Why a request is refused, and headers that are there once.
 
+use std::borrow::Cow;
+
 use hyper::StatusCode;
 use hyper::header::{HeaderMap, HeaderName};
 
 /// Why a request is refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
     /// The status of the answer.
     pub status: StatusCode,
     /// The reason, a line without anything that the client sent.
-    pub why: &'static str,
+    pub why: Cow<'static, str>,
     /// The methods that are taken instead, if the method is why.
     pub allow: &'static str,
 }
@@ -17,7 +19,7 @@ pub struct Refusal {
 impl Refusal {
     /// With this status and reason.
     pub const fn of(status: StatusCode, why: &'static str) -> Self {
-        Self { status, why, allow: "GET, HEAD" }
+        Self { status, why: Cow::Borrowed(why), allow: "GET, HEAD" }
     }
 }
 

@@ -2,23 +2,20 @@
 
 use std::fmt::Write;
 
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::super::api::offers;
 use super::super::shell::{command, is_deceptive};
 use super::super::status::Status;
-use super::actions::actions;
 use super::descriptors;
 use super::devices::{icon, notes};
 use super::drawing::{Drawing, List, Part, Piece};
 use super::text::{escaped, escaped_whole, span, table, value_in};
-use crate::common::control::{Answer, Question, ask_one};
 use crate::common::units::format_bytes;
 
 /// Rows of a table of a device: uses, links, hosts that wait.
 const ROWS_MAX: usize = 64;
-/// Events of a device.
-const EVENTS_MAX: usize = 50;
 
 /// Names a device: two processes may have one of the same name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,10 +25,12 @@ pub struct Which {
 }
 
 /// What does not change while the device's page is looked at.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Details {
-    descriptors: Value,
-    events: Vec<Value>,
+    /// What its process answers to the question for descriptors; null if it does not know them.
+    pub descriptors: Value,
+    /// The latest events of it, the latest first.
+    pub events: Vec<Value>,
 }
 
 impl Which {
@@ -48,22 +47,14 @@ impl Which {
         status.devices().find(|(process, device)| is_it(process, device))
     }
 
-    /// Asks the device's process. An earlier release does not know the device's descriptors.
-    pub fn ask(&self) -> Details {
-        let ask = |question: &Question| match ask_one(self.pid, question, &[]) {
-            Ok(Answer::Ok(value)) => value,
-            _ => Value::Null,
-        };
-        let descriptors = ask(&Question::Descriptors { device: self.name.clone() });
-        let mut events = ask(&Question::Events { after: 0 });
-        let is_its = |event: &Value| {
-            let device = event["device"].as_str().unwrap_or_default();
-            device == self.name || device.rsplit_once('/').is_some_and(|(_, name)| name == self.name)
-        };
-        let events = events["events"].as_array_mut().map(std::mem::take).unwrap_or_default();
-        let mut events: Vec<_> = events.into_iter().rev().filter(is_its).take(EVENTS_MAX).collect();
-        events.truncate(EVENTS_MAX);
-        Details { descriptors, events }
+    /// The number of the process that has it.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// Draws the device; without `details`, the parts that change alone.
@@ -171,27 +162,32 @@ fn facts(process: &Value, device: &Value) -> String {
 
 fn commands(process: &Value, device: &Value) -> String {
     let mut content = String::new();
+    let mut item = |what: &str, line: &str, doing: &str| {
+        let _ = writeln!(
+            content,
+            "<li><span>{what}</span> <code tabindex=\"0\">{}</code> <button type=\"button\" class=\"copy\" \
+             aria-label=\"Copy the command: {what}\">Copy</button>{doing}</li>",
+            escaped_whole(line)
+        );
+    };
     let offers = offers::of(process, device);
-    for action in actions(process, device) {
-        let line = escaped_whole(&action.line);
+    for offer in &offers {
         // One that lacks nothing can be done at once, by the same command.
-        let offer = offers.iter().find(|offer| offer.command.as_ref() == Some(&action.line));
-        let doing = offer.map_or_else(String::new, |offer| {
+        let doing = offer.command.as_ref().map_or_else(String::new, |_| {
             let given = serde_json::to_string(&offer.parameters).unwrap_or_default();
             format!(
                 " <button type=\"button\" class=\"do\" data-action=\"{}\" data-given=\"{}\" \
                  aria-label=\"Do it: {}\">Do it</button>",
                 offer.action,
                 escaped_whole(&given),
-                action.what
+                offer.what
             )
         });
-        let _ = writeln!(
-            content,
-            "<li><span>{}</span> <code tabindex=\"0\">{line}</code> <button type=\"button\" class=\"copy\" \
-             aria-label=\"Copy the command: {}\">Copy</button>{doing}</li>",
-            action.what, action.what
-        );
+        item(offer.what, &offer.line, &doing);
+    }
+    // What can be allowed is shared here.
+    if let Some(name) = device["name"].as_str().filter(|_| offers.iter().any(|offer| offer.action == "allow")) {
+        item("say where it is", &command("label", &[name, "place=TEXT"]), "");
     }
     if !content.is_empty() {
         content = format!("<ul class=\"commands\">\n{content}</ul>\n");

@@ -5,9 +5,9 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use serde_json::Value;
 
+use super::super::api::offers;
 use super::super::shell::NAME_BYTES_MAX;
 use super::super::status::Status;
-use super::actions::first_action;
 use super::drawing::{Drawing, Keys, List, Part, Piece, key_of};
 use super::text::{encoded, escaped, escaped_whole, span, value_in};
 
@@ -180,7 +180,7 @@ fn row(key: &str, process: &Value, device: &Value) -> String {
         hosts.push(format!("and {more} more"));
     }
     let failure = device["failure"]["message"].as_str().map(|why| format!("<br>{}", escaped(why)));
-    let command = first_action(process, device).map(|line| format!("<code>{}</code>", escaped_whole(&line)));
+    let command = offers::first(process, device).map(|line| format!("<code>{}</code>", escaped_whole(&line)));
     let host = process["host"].as_str().map(|host| format!(" <small>{}</small>", escaped(host)));
     let mut row = String::new();
     let _ = write!(

@@ -1,6 +1,5 @@
 //! What can be shown: each view draws a status as a document, and as parts of which only those that change are sent.
 
-mod actions;
 mod bus;
 mod descriptors;
 mod device;
@@ -10,8 +9,7 @@ mod live;
 mod network;
 mod text;
 
-pub use self::device::Details;
-use self::device::Which;
+pub use self::device::{Details, Which};
 use self::devices::Wanted;
 pub use self::drawing::{Drawing, Piece};
 pub use self::live::Shown;
@@ -88,10 +86,10 @@ impl View {
         }
     }
 
-    /// Asks for what does not change while it is looked at. It blocks until the process has answered.
-    pub fn ask(&self) -> Option<Details> {
+    /// The device that it is about, if it is about one.
+    pub fn device(&self) -> Option<&Which> {
         match self {
-            Self::Device(which) => Some(which.ask()),
+            Self::Device(which) => Some(which),
             _ => None,
         }
     }

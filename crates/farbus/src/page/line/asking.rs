@@ -1,0 +1,173 @@
+//! The confined process's end of the line.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use hyper::StatusCode;
+use tokio::net::UnixStream;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::{Semaphore, oneshot, watch};
+
+use super::super::api::journal::Journal;
+use super::super::api::refusal::Refusal;
+use super::super::status::Status;
+use super::frames::{Decoder, TooLong, encoded, receive, send};
+use super::messages::{ANSWER_BYTES_MAX, Answer, By, QUESTION_BYTES_MAX, QUESTIONS_MAX, Question, Said, Told};
+
+/// Asks the process that has the rights, and keeps what it says of the processes and of events.
+#[derive(Debug)]
+pub struct Line {
+    /// What is to be sent. There are as many questions as there are places, and for each connection its end and that of
+    /// what it followed.
+    out: UnboundedSender<Vec<u8>>,
+    waiting: Mutex<BTreeMap<u64, oneshot::Sender<Answer>>>,
+    last: AtomicU64,
+    places: Semaphore,
+    status: watch::Sender<Arc<Status>>,
+    /// A copy of the other process's.
+    pub journal: Journal,
+}
+
+/// What is followed, until it is dropped.
+#[derive(Debug)]
+pub struct Follow {
+    line: Arc<Line>,
+    number: u64,
+}
+
+impl Drop for Follow {
+    fn drop(&mut self) {
+        self.line.say(&Said::Unfollow { follow: self.number });
+    }
+}
+
+impl Line {
+    /// The line over this stream. It works while [`run`](Self::run) is polled with what else it returns.
+    pub fn new(journal: Journal) -> (Arc<Self>, UnboundedReceiver<Vec<u8>>) {
+        let (out, to_send) = unbounded_channel();
+        let line = Self {
+            out,
+            waiting: Mutex::default(),
+            last: AtomicU64::default(),
+            places: Semaphore::new(QUESTIONS_MAX),
+            status: watch::channel(Arc::default()).0,
+            journal,
+        };
+        (Arc::new(line), to_send)
+    }
+
+    /// Sends what is to be sent on a task of its own, and hears the answers until the other process closes the line.
+    pub async fn run(self: Arc<Self>, stream: UnixStream, mut to_send: UnboundedReceiver<Vec<u8>>) {
+        let stream = Arc::new(stream);
+        let sending = Arc::clone(&stream);
+        tokio::spawn(async move {
+            while let Some(frame) = to_send.recv().await {
+                if send(&sending, &frame).await.is_err() {
+                    return;
+                }
+            }
+        });
+        let mut decoder = Decoder::new(ANSWER_BYTES_MAX);
+        while let Ok(true) = receive(&stream, &mut decoder).await {
+            loop {
+                let told = match decoder.poll_frame() {
+                    Ok(Some(frame)) => serde_json::from_slice(frame),
+                    Ok(None) => break,
+                    Err(TooLong { .. }) => return,
+                };
+                match told {
+                    Ok(told) => self.hear(told),
+                    Err(error) => {
+                        tracing::warn!(%error, "the page's other process says what is no message");
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    fn hear(&self, told: Told) {
+        match told {
+            // Its client may be gone.
+            Told::Answer { id, answer } => drop(self.waiting().remove(&id).map(|waiting| waiting.send(answer))),
+            Told::Status(said) => {
+                let before = Arc::clone(&self.status.borrow());
+                if said.version > before.version {
+                    self.status.send_replace(Arc::new(Status::after(&before, said)));
+                }
+            }
+            Told::Events { first, events } => self.journal.copy(first, events),
+        }
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, BTreeMap<u64, oneshot::Sender<Answer>>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn say(&self, said: &Said) -> bool {
+        // If the other process has ended, so does this one.
+        encoded(said, QUESTION_BYTES_MAX).is_ok_and(|frame| self.out.send(frame).is_ok())
+    }
+
+    /// Says that this process has given its rights away, and what it still has if that is too much.
+    pub fn confined(&self, still_has: Option<String>) {
+        self.say(&Said::Confined { still_has });
+    }
+
+    /// Says that a connection is closed.
+    pub fn closed(&self, client: u64) {
+        self.say(&Said::Closed { client });
+    }
+
+    /// Asks for a client. Waits while too much is asked already.
+    ///
+    /// # Errors
+    /// [`Refusal`]: the other process refused, or ended.
+    pub async fn ask(&self, by: &By, question: Question) -> Result<Answer, Refusal> {
+        let ended = || Refusal::of(StatusCode::SERVICE_UNAVAILABLE, "the page ends");
+        let _place = self.places.acquire().await.map_err(|_| ended())?;
+        let id = self.last.fetch_add(1, Ordering::Relaxed);
+        let (told, answer) = oneshot::channel();
+        self.waiting().insert(id, told);
+        if !self.say(&Said::Asked { id, by: by.clone(), question }) {
+            self.waiting().remove(&id);
+            return Err(Refusal::of(StatusCode::PAYLOAD_TOO_LARGE, "this is too much to be asked at once"));
+        }
+        match answer.await.map_err(|_| ended())? {
+            Answer::Refused { status, why } => {
+                let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+                Err(Refusal { why: why.into(), ..Refusal::of(status, "") })
+            }
+            answer => Ok(answer),
+        }
+    }
+
+    /// What the processes said at most half a second ago and after the last operation.
+    ///
+    /// # Errors
+    /// [`Refusal`]: they cannot be asked for this client.
+    pub async fn status(&self, by: &By) -> Result<Arc<Status>, Refusal> {
+        let known = self.status.borrow().version;
+        self.ask(by, Question::Status { known }).await?;
+        // It came before the answer.
+        Ok(Arc::clone(&self.status.borrow()))
+    }
+
+    /// Has what the processes say sent here from now on, with events or without, until what is returned is dropped.
+    ///
+    /// # Errors
+    /// [`Refusal`]: this client may not have it.
+    pub async fn follow(
+        self: &Arc<Self>,
+        by: &By,
+        events: bool,
+    ) -> Result<(watch::Receiver<Arc<Status>>, Follow), Refusal> {
+        let status = self.status.subscribe();
+        let follow = self.last.fetch_add(1, Ordering::Relaxed);
+        // Also if nobody waits for the answer any more.
+        let following = Follow { line: Arc::clone(self), number: follow };
+        self.ask(by, Question::Follow { follow, events }).await?;
+        Ok((status, following))
+    }
+}

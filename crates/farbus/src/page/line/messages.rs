@@ -1,0 +1,263 @@
+//! What the two processes of a page say to each other.
+
+use farbus_io::trust::Scope;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::super::api::journal::Kind;
+use super::super::api::routes::{self, Endpoint};
+
+/// The longest message to the process that has the rights, bytes: twice a body and twice a header's line, for a text is
+/// longer in JSON.
+pub const QUESTION_BYTES_MAX: usize = 128 << 10;
+/// The longest message to the confined process, bytes.
+pub const ANSWER_BYTES_MAX: usize = 32 << 20;
+/// The longest token with its scheme, bytes. A longer one is none.
+pub const AUTHORIZATION_BYTES_MAX: usize = 1 << 10;
+/// Questions that one confined process has under way at a time.
+pub const QUESTIONS_MAX: usize = 64;
+
+/// The first message to the confined process; the line comes with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Begin {
+    /// The TCP port at which clients connect; `None` for a Unix socket.
+    pub port: Option<u16>,
+    /// Tells the numbers of this page's events from those of an earlier one.
+    pub epoch: u64,
+}
+
+/// For whom something is asked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct By {
+    /// The number with which the connection was passed.
+    pub client: u64,
+    /// The header of that name, if there is one.
+    pub authorization: Option<String>,
+}
+
+/// What the confined process says.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Said {
+    /// It has given its rights away: the first message.
+    Confined {
+        /// What it still has, if that is more than it should have.
+        still_has: Option<String>,
+    },
+    /// It asks.
+    Asked {
+        /// Comes back with the answer.
+        id: u64,
+        /// For whom it asks.
+        by: By,
+        /// What it asks.
+        question: Question,
+    },
+    /// It has closed a connection.
+    Closed {
+        /// The connection's number.
+        client: u64,
+    },
+    /// Nobody needs what was followed under this number any more.
+    Unfollow {
+        /// The number.
+        follow: u64,
+    },
+}
+
+/// What needs rights.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Question {
+    /// Who the client is, and what it may do.
+    Who,
+    /// Note in the audit log that a change was refused.
+    Refused {
+        /// Why.
+        why: String,
+    },
+    /// What the processes say.
+    Status {
+        /// The version that is known; 0: none.
+        known: u64,
+    },
+    /// Send what the processes say, whenever they are asked, until [`Said::Unfollow`].
+    Follow {
+        /// A number that is not followed yet.
+        follow: u64,
+        /// Send events, too: those that were not sent yet before the answer, and others as they come.
+        events: bool,
+    },
+    /// What a device's process says of it.
+    Details {
+        /// The process.
+        pid: u32,
+        /// The device's name.
+        name: String,
+    },
+    /// The hosts that are paired with this one.
+    Hosts,
+    /// The latest lines of the audit log.
+    Audit,
+    /// The latest operations.
+    Operations,
+    /// One of them.
+    Operation {
+        /// Its number.
+        id: u64,
+    },
+    /// Do what a POST to this path does.
+    Change {
+        /// The path.
+        path: String,
+        /// The body.
+        given: Map<String, Value>,
+    },
+}
+
+impl Question {
+    /// What a client must be allowed, for this to be answered; `None`: nothing.
+    pub fn needs(&self) -> Option<Scope> {
+        let of = |endpoint| {
+            let route = routes::ROUTES.iter().find(|route| route.endpoint == endpoint);
+            // A route without a scope is everybody's, and none of these is.
+            Some(route.and_then(|route| route.scope).unwrap_or(Scope::Own))
+        };
+        match self {
+            Question::Who | Question::Refused { .. } => None,
+            Question::Status { .. } => of(Endpoint::Status),
+            Question::Follow { .. } => of(Endpoint::Events),
+            Question::Details { .. } => of(Endpoint::Device),
+            Question::Hosts => of(Endpoint::Hosts),
+            Question::Audit => of(Endpoint::Audit),
+            Question::Operations => of(Endpoint::Operations),
+            Question::Operation { .. } => of(Endpoint::Operation),
+            // What is nowhere is looked for by those alone that may change everything.
+            Question::Change { path, .. } => routes::find(path).map_or(Some(Scope::Own), |found| found.scope()),
+        }
+    }
+}
+
+/// What the process that has the rights says.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Told {
+    /// The answer to a question.
+    Answer {
+        /// The question's.
+        id: u64,
+        /// The answer.
+        answer: Answer,
+    },
+    /// What the processes said: it is followed, or was asked for.
+    Status(Processes),
+    /// Events, without a gap.
+    Events {
+        /// The number of the first.
+        first: u64,
+        /// Each with its data.
+        events: Vec<(Kind, String)>,
+    },
+}
+
+/// An answer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Answer {
+    /// It was done; what was asked for came before, if it is a status.
+    Done,
+    /// Who the client is.
+    Who {
+        /// What it may do; `None`: learn that the page runs.
+        scope: Option<Scope>,
+        /// Whether that is because of a token.
+        has_token: bool,
+        /// The name in the log.
+        called: String,
+    },
+    /// The value that was asked for.
+    Value(Value),
+    /// What became of a change.
+    Changed {
+        /// The status of the answer.
+        status: u16,
+        /// Its body.
+        body: Value,
+    },
+    /// Nothing was done.
+    Refused {
+        /// The status of the answer.
+        status: u16,
+        /// The reason, a line.
+        why: String,
+    },
+}
+
+/// What all processes of the user said of themselves at a moment.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Processes {
+    /// Greater with each time that they were asked; 0: they were not.
+    pub version: u64,
+    /// When they were asked, microseconds since the page began.
+    pub asked_us: u64,
+    /// The answers, as `farbus status --json` prints them.
+    pub processes: Vec<Value>,
+    /// How many processes gave no status.
+    pub silent: usize,
+    /// Why the processes cannot be found, if they cannot.
+    pub failure: Option<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn nobody_without_a_scope_gets_an_answer_of_the_processes_or_changes_anything() {
+        let Value::Object(given) = json!({ "device": "disk" }) else { panic!("an object") };
+        let change = |path: &str| Question::Change { path: path.to_owned(), given: given.clone() };
+        for question in [
+            Question::Status { known: 0 },
+            Question::Follow { follow: 1, events: true },
+            Question::Details { pid: 7, name: "disk".into() },
+            Question::Hosts,
+            Question::Operations,
+            Question::Operation { id: 1 },
+        ] {
+            assert_eq!(question.needs(), Some(Scope::Read), "{question:?}");
+        }
+        for question in [
+            Question::Audit,
+            change("/api/v1/actions/release"),
+            change("/api/v1/operations/1/stop"),
+            change("/api/v1/actions/reboot"),
+            change(""),
+        ] {
+            assert_eq!(question.needs(), Some(Scope::Own), "{question:?}");
+        }
+    }
+
+    /// What the confined process, which may have been taken over, says to the other one.
+    #[test]
+    fn fuzz_questions_of_a_page() {
+        const LINES: [&str; 5] = [
+            r#"{"confined":{"still_has":null}}"#,
+            r#"{"asked":{"id":1,"by":{"client":1,"authorization":null},"question":"who"}}"#,
+            r#"{"asked":{"id":2,"by":{"client":1,"authorization":"Bearer x"},"question":{"status":{"known":7}}}}"#,
+            r#"{"asked":{"id":3,"by":{"client":1,"authorization":null},"question":{"change":{"path":"/","given":{}}}}}"#,
+            r#"{"unfollow":{"follow":1}}"#,
+        ];
+        const WORDS: [&str; 8] =
+            ["null", "-1", "1e99", "18446744073709551616", "\"question\":", "\\u0000", "[[[[[[", "{"];
+        crate::fuzzing::fuzz(env!("CARGO_MANIFEST_DIR"), "fuzz_questions_of_a_page", |input| {
+            let line = input.text(&LINES, &WORDS);
+            let Ok(said) = serde_json::from_str::<Said>(&line) else { return };
+            let again = serde_json::from_str::<Said>(&serde_json::to_string(&said).unwrap()).unwrap();
+            // A fraction in a body may change its last digit.
+            let has_body = matches!(&said, Said::Asked { question: Question::Change { .. }, .. });
+            assert!(has_body || again == said, "{line}");
+        });
+    }
+}

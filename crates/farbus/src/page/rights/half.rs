@@ -1,0 +1,491 @@
+//! A confined process, the clients that it was given, and what it asks for them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream as StdUnixStream;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use farbus_io::sys::passing::Passage;
+use hyper::StatusCode;
+use rustix::fs::{OFlags, fcntl_setfl};
+use serde_json::{Value, json};
+use tokio::net::UnixStream;
+use tokio::sync::{Mutex as AsyncMutex, OwnedSemaphorePermit, Semaphore, watch};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use tracing::{debug, warn};
+
+use super::super::api::callers::{Caller, Client};
+use super::super::api::doing;
+use super::super::api::journal::Journal;
+use super::super::api::operations::Operations;
+use super::super::api::refusal::Refusal;
+use super::super::api::routes;
+use super::super::line::frames::{Decoder, TooLong, encoded, receive, send};
+use super::super::line::messages::{
+    ANSWER_BYTES_MAX, AUTHORIZATION_BYTES_MAX, Answer, Begin, By, Processes, QUESTION_BYTES_MAX, QUESTIONS_MAX,
+    Question, Said, Told,
+};
+use super::super::{NO_SANDBOX, VERB};
+use super::asker::Asker;
+use super::{lock, reading};
+use crate::common::failure::Failure;
+
+/// How long a process may take to give its rights away.
+const START_TIME_MAX: Duration = Duration::from_secs(10);
+/// How long a request waits for the processes. One that is stopped takes ten seconds to be given up.
+const STATUS_TIME_MAX: Duration = Duration::from_secs(30);
+/// What one confined process follows at a time: more than it has streams.
+const FOLLOWED_MAX: usize = 256;
+/// Characters of a reason in the audit log.
+const WHY_CHARS_MAX: usize = 200;
+
+/// What all confined processes of a page ask for.
+#[derive(Debug)]
+pub struct Shared {
+    /// Asks the processes of this user.
+    pub asker: Asker,
+    /// The events.
+    pub journal: Journal,
+    /// What was begun.
+    pub operations: Operations,
+    /// The TCP port at which clients connect; `None` for a Unix socket.
+    pub port: Option<u16>,
+    /// Whether the processes are confined.
+    pub is_sandboxed: bool,
+}
+
+/// A confined process.
+#[derive(Debug)]
+pub struct Half {
+    shared: Arc<Shared>,
+    child: Mutex<Child>,
+    /// On it connections are passed. It does not block: a process that takes none loses them.
+    passage: Passage,
+    line: UnixStream,
+    /// Held while a frame is sent.
+    sending: AsyncMutex<()>,
+    /// The number of the last event that was sent, held while others are.
+    events_sent: AsyncMutex<u64>,
+    clients: Mutex<Clients>,
+    followed: watch::Sender<Followed>,
+    places: Arc<Semaphore>,
+    tasks: Mutex<Vec<JoinHandle<()>>>,
+}
+
+#[derive(Debug, Default)]
+struct Clients {
+    last: u64,
+    open: BTreeMap<u64, (Client, OwnedSemaphorePermit)>,
+}
+
+/// What is followed, by the numbers that the confined process gave it.
+#[derive(Debug, Default)]
+struct Followed {
+    /// What the processes say.
+    status: BTreeSet<u64>,
+    /// Those of them that get events, too.
+    events: BTreeSet<u64>,
+}
+
+impl Half {
+    /// Starts a process, and waits until it has given its rights away.
+    ///
+    /// # Errors
+    /// [`Failure`]: the system starts none, or it cannot give them away.
+    pub async fn start(shared: Arc<Shared>) -> Result<Arc<Self>, Failure> {
+        let half = Self::spawn(shared).map_err(|error| {
+            Failure::local(format!("cannot start the process that speaks HTTP for the page: {error}"))
+        })?;
+        let half = Arc::new(half);
+        match timeout(START_TIME_MAX, half.confined()).await {
+            Ok(Some(Said::Confined { still_has })) => {
+                if let Some(still_has) = still_has {
+                    warn!("the process that speaks HTTP for the page {still_has}");
+                }
+            }
+            _ => {
+                let how = half.end();
+                return Err(Failure::local(format!("the process that speaks HTTP for the page did not begin: {how}")));
+            }
+        }
+        let pushing = [tokio::spawn(Arc::clone(&half).push_status()), tokio::spawn(Arc::clone(&half).push_events())];
+        lock(&half.tasks).extend(pushing);
+        Ok(half)
+    }
+
+    fn spawn(shared: Arc<Shared>) -> io::Result<Self> {
+        let (passage, theirs) = Passage::pair()?;
+        let mut command = Command::new("/proc/self/exe");
+        command.arg(VERB).stdin(theirs).stdout(Stdio::null()).current_dir("/");
+        if !shared.is_sandboxed {
+            command.arg(NO_SANDBOX);
+        }
+        // Ctrl-C at the page is for the other process, which ends this one.
+        let child = command.process_group(0).spawn()?;
+        let (line, theirs) = StdUnixStream::pair()?;
+        line.set_nonblocking(true)?;
+        let begin = Begin { port: shared.port, epoch: shared.journal.epoch() };
+        passage.send(&serde_json::to_vec(&begin)?, Some(theirs.as_fd()))?;
+        fcntl_setfl(passage.duplicate()?, OFlags::NONBLOCK)?;
+        Ok(Self::over(shared, child, passage, UnixStream::from_std(line)?))
+    }
+
+    fn over(shared: Arc<Shared>, child: Child, passage: Passage, line: UnixStream) -> Self {
+        Self {
+            shared,
+            child: Mutex::new(child),
+            passage,
+            line,
+            sending: AsyncMutex::default(),
+            events_sent: AsyncMutex::default(),
+            clients: Mutex::default(),
+            followed: watch::Sender::default(),
+            places: Arc::new(Semaphore::new(QUESTIONS_MAX)),
+            tasks: Mutex::default(),
+        }
+    }
+
+    /// The first message; `None`: it ended before.
+    async fn confined(&self) -> Option<Said> {
+        let mut decoder = Decoder::new(QUESTION_BYTES_MAX);
+        loop {
+            if let Some(frame) = decoder.poll_frame().ok()? {
+                return serde_json::from_slice(frame).ok();
+            }
+            receive(&self.line, &mut decoder).await.ok().filter(|is_open| *is_open)?;
+        }
+    }
+
+    /// Ends the process, if it has not ended. Returns how it did.
+    pub fn end(&self) -> String {
+        lock(&self.tasks).drain(..).for_each(|task| task.abort());
+        let mut child = lock(&self.child);
+        // One that ends already keeps its own reason.
+        let ended = child.kill().and_then(|()| child.wait());
+        ended.map_or_else(|error| error.to_string(), in_words)
+    }
+
+    /// Gives it a connection. If it does not take it, the connection is closed.
+    pub fn pass(&self, client: Client, permit: OwnedSemaphorePermit, stream: &OwnedFd) {
+        let mut clients = lock(&self.clients);
+        clients.last += 1;
+        let number = clients.last;
+        clients.open.insert(number, (client, permit));
+        if let Err(error) = self.passage.send(&number.to_be_bytes(), Some(stream.as_fd())) {
+            clients.open.remove(&number);
+            debug!(%error, "a connection is not taken");
+        }
+    }
+
+    /// Answers what the process asks, until it ends or says what it may not. Returns which.
+    pub async fn hear(self: &Arc<Self>) -> String {
+        let mut decoder = Decoder::new(QUESTION_BYTES_MAX);
+        loop {
+            loop {
+                let said = match decoder.poll_frame() {
+                    Ok(Some(frame)) => serde_json::from_slice::<Said>(frame).map_err(|error| error.to_string()),
+                    Ok(None) => break,
+                    Err(too_long) => Err(too_long.to_string()),
+                };
+                match said {
+                    Ok(said) => self.handle(said).await,
+                    Err(error) => return format!("says what it may not ({error})"),
+                }
+            }
+            match receive(&self.line, &mut decoder).await {
+                Ok(true) => {}
+                Ok(false) | Err(_) => return "has ended".to_owned(),
+            }
+        }
+    }
+
+    async fn handle(self: &Arc<Self>, said: Said) {
+        match said {
+            Said::Confined { .. } => {}
+            Said::Closed { client } => drop(lock(&self.clients).open.remove(&client)),
+            Said::Unfollow { follow } => self.followed.send_modify(|followed| {
+                followed.status.remove(&follow);
+                followed.events.remove(&follow);
+            }),
+            Said::Asked { id, by, question } => {
+                // What it follows and closes is in the order in which it says it; nothing else waits for anything.
+                let is_quick = matches!(question, Question::Who | Question::Refused { .. } | Question::Follow { .. });
+                if is_quick {
+                    self.answer(id, by, question).await;
+                    return;
+                }
+                // The semaphore is never closed. While all places are taken nothing more is read.
+                let Ok(place) = Arc::clone(&self.places).acquire_owned().await else { return };
+                let half = Arc::clone(self);
+                tokio::spawn(async move {
+                    half.answer(id, by, question).await;
+                    drop(place);
+                });
+            }
+        }
+    }
+
+    async fn answer(&self, id: u64, by: By, question: Question) {
+        let answer = match self.carry_out(by, question).await {
+            Ok(answer) => answer,
+            Err(Refusal { status, why, .. }) => Answer::Refused { status: status.as_u16(), why: why.into_owned() },
+        };
+        if self.tell(&Told::Answer { id, answer }).await.is_err() {
+            let (status, why) = (StatusCode::INTERNAL_SERVER_ERROR.as_u16(), "the answer is too long".to_owned());
+            // This one is not.
+            let _ = self.tell(&Told::Answer { id, answer: Answer::Refused { status, why } }).await;
+        }
+    }
+
+    /// Does what is asked, if the client for which it is asked may.
+    async fn carry_out(&self, by: By, question: Question) -> Result<Answer, Refusal> {
+        let refused = |status, why| Err(Refusal::of(status, why));
+        let client = lock(&self.clients).open.get(&by.client).map(|(client, _)| *client);
+        let Some(client) = client else { return refused(StatusCode::FORBIDDEN, "this connection is closed") };
+        let is_long = by.authorization.as_ref().is_some_and(|said| said.len() > AUTHORIZATION_BYTES_MAX);
+        let authorization = by.authorization.as_deref().filter(|_| !is_long).or(is_long.then_some(""));
+        let Shared { asker, operations, .. } = &*self.shared;
+        let caller = Caller::of(authorization, client, reading::tokens).inspect_err(|refusal| {
+            if question == Question::Who {
+                operations.refused("page", &refusal.why);
+            }
+        })?;
+        if question.needs() > caller.scope {
+            return refused(StatusCode::FORBIDDEN, "this may not be asked for this client");
+        }
+        match question {
+            Question::Who => {
+                let Caller { scope, has_token, called } = caller;
+                Ok(Answer::Who { scope, has_token, called })
+            }
+            Question::Refused { why } => {
+                if caller.scope.is_some() {
+                    let why: String = why.chars().take(WHY_CHARS_MAX).collect();
+                    operations.refused(&caller.called, &why);
+                }
+                Ok(Answer::Done)
+            }
+            Question::Status { known } => match timeout(STATUS_TIME_MAX, asker.fresh()).await {
+                Ok(Some(asked)) => {
+                    if asked.said.version > known {
+                        self.tell_status(&asked.said).await;
+                    }
+                    Ok(Answer::Done)
+                }
+                Ok(None) | Err(_) => refused(StatusCode::SERVICE_UNAVAILABLE, "the processes cannot be asked"),
+            },
+            Question::Follow { follow, events } => {
+                if self.followed.borrow().status.len() >= FOLLOWED_MAX {
+                    return refused(StatusCode::SERVICE_UNAVAILABLE, "too many follow the events");
+                }
+                if events {
+                    self.tell_events().await;
+                }
+                self.followed.send_modify(|followed| {
+                    followed.status.insert(follow);
+                    if events {
+                        followed.events.insert(follow);
+                    }
+                });
+                Ok(Answer::Done)
+            }
+            Question::Details { pid, name } => {
+                let details = blocking(move || serde_json::to_value(reading::details(pid, name)).ok()).await;
+                Ok(Answer::Value(details.unwrap_or_default()))
+            }
+            Question::Hosts => of_files(blocking(|| reading::hosts().ok()).await),
+            Question::Audit => of_files(blocking(|| reading::audit().ok()).await),
+            Question::Operations => Ok(Answer::Value(json!({ "operations": operations.all() }))),
+            Question::Operation { id } => match operations.find(id) {
+                Some(operation) => Ok(Answer::Value(json!(operation))),
+                None => refused(StatusCode::NOT_FOUND, "no operation has this number, or it is forgotten"),
+            },
+            Question::Change { path, given } => {
+                let found = routes::find(&path).filter(|found| found.route.is_change());
+                let Some(found) = found else { return refused(StatusCode::NOT_FOUND, "nothing is here") };
+                let (status, body) = doing::change(operations, found, &caller, &given).await?;
+                // What it changed is to be seen at once.
+                drop(asker.follow());
+                Ok(Answer::Changed { status: status.as_u16(), body })
+            }
+        }
+    }
+
+    /// Sends a message. A line that is closed is noticed where it is read.
+    async fn tell(&self, told: &Told) -> Result<(), TooLong> {
+        let frame = encoded(told, ANSWER_BYTES_MAX)?;
+        let _sending = self.sending.lock().await;
+        let _ = send(&self.line, &frame).await;
+        Ok(())
+    }
+
+    async fn tell_status(&self, said: &Processes) {
+        if let Err(error) = self.tell(&Told::Status(said.clone())).await {
+            let failure = Some(format!("what the processes say is too long: {error}"));
+            let short = Processes { failure, processes: Vec::new(), silent: said.silent, ..*said };
+            // This one is not.
+            let _ = self.tell(&Told::Status(short)).await;
+        }
+    }
+
+    /// Sends the events that were not sent yet.
+    async fn tell_events(&self) {
+        let mut sent = self.events_sent.lock().await;
+        loop {
+            let (first, events) = self.shared.journal.after(*sent);
+            let Some(last) = (first + events.len() as u64).checked_sub(1).filter(|_| !events.is_empty()) else {
+                return;
+            };
+            // Each has a limit, and so have all of them.
+            let _ = self.tell(&Told::Events { first, events }).await;
+            *sent = last;
+        }
+    }
+
+    /// Sends what the processes say, whenever they are asked, while anybody follows it.
+    async fn push_status(self: Arc<Self>) {
+        let mut followed = self.followed.subscribe();
+        while followed.wait_for(|followed| !followed.status.is_empty()).await.is_ok() {
+            let mut asked = self.shared.asker.follow();
+            while !followed.borrow().status.is_empty() && asked.changed().await.is_ok() {
+                let said = Arc::clone(&asked.borrow_and_update());
+                self.tell_status(&said.said).await;
+            }
+        }
+    }
+
+    /// Sends events while anybody follows them.
+    async fn push_events(self: Arc<Self>) {
+        let mut followed = self.followed.subscribe();
+        while followed.wait_for(|followed| !followed.events.is_empty()).await.is_ok() {
+            let mut numbers = self.shared.journal.numbers();
+            while !followed.borrow().events.is_empty() {
+                self.tell_events().await;
+                if numbers.changed().await.is_err() {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// Runs what waits for files or other processes where nothing else waits for it.
+async fn blocking(work: impl FnOnce() -> Option<Value> + Send + 'static) -> Option<Value> {
+    tokio::task::spawn_blocking(work).await.ok().flatten()
+}
+
+/// What was read of the owner's files.
+fn of_files(read: Option<Value>) -> Result<Answer, Refusal> {
+    let unread = "the state folder cannot be read: see 'farbus doctor'";
+    read.map(Answer::Value).ok_or(Refusal::of(StatusCode::INTERNAL_SERVER_ERROR, unread))
+}
+
+fn in_words(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("exit code {code}"),
+        (None, Some(signal)) => format!("signal {signal}"),
+        (None, None) => status.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Map;
+
+    use super::*;
+
+    /// A process that says nothing, with a client of its owner's and one of somebody else's.
+    fn with_clients(test: impl AsyncFnOnce(Arc<Half>, StdUnixStream)) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let journal = Journal::default();
+            let (asker, operations) = (Asker::start(journal.clone()).unwrap(), Operations::new(journal.clone()));
+            let shared = Shared { asker, journal, operations, port: None, is_sandboxed: true };
+            let child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+            let (passage, _theirs) = Passage::pair().unwrap();
+            let (line, theirs) = StdUnixStream::pair().unwrap();
+            line.set_nonblocking(true).unwrap();
+            let half = Half::over(Arc::new(shared), child, passage, UnixStream::from_std(line).unwrap());
+            let places = Arc::new(Semaphore::new(2));
+            for (number, client) in [(1, Client::Owner), (2, Client::Other)] {
+                let place = Arc::clone(&places).try_acquire_owned().unwrap();
+                lock(&half.clients).open.insert(number, (client, place));
+            }
+            let half = Arc::new(half);
+            test(Arc::clone(&half), theirs).await;
+            half.end();
+        });
+    }
+
+    fn by(client: u64, authorization: Option<&str>) -> By {
+        By { client, authorization: authorization.map(str::to_owned) }
+    }
+
+    #[test]
+    fn a_process_that_was_taken_over_gets_for_a_client_only_what_that_client_may_have() {
+        with_clients(async |half, _line| {
+            let stop = Question::Change { path: "/api/v1/operations/1/stop".into(), given: Map::new() };
+            for question in [
+                Question::Status { known: 0 },
+                Question::Follow { follow: 1, events: true },
+                Question::Details { pid: 1, name: "disk".into() },
+                Question::Hosts,
+                Question::Audit,
+                Question::Operations,
+                Question::Operation { id: 1 },
+                stop.clone(),
+            ] {
+                let asked = async |by| half.carry_out(by, question.clone()).await.map_err(|refusal| refusal.status);
+                assert_eq!(asked(by(2, None)).await, Err(StatusCode::FORBIDDEN), "{question:?}");
+                assert_eq!(asked(by(3, None)).await, Err(StatusCode::FORBIDDEN), "no such client: {question:?}");
+                for token in ["Bearer farbus-page-x", "", "Bearer", &"x".repeat(2 << 10)] {
+                    let refused = asked(by(1, Some(token))).await;
+                    assert_eq!(refused, Err(StatusCode::UNAUTHORIZED), "no such token: {question:?}");
+                }
+            }
+            assert!(half.followed.borrow().status.is_empty());
+            let who = half.carry_out(by(2, None), Question::Who).await;
+            let nobody = Answer::Who { scope: None, has_token: false, called: "another user".into() };
+            assert_eq!(who, Ok(nobody), "it learns that it may do nothing");
+            // Its owner's client may; there is nothing to be stopped.
+            let stopped = half.carry_out(by(1, None), stop).await.map_err(|refusal| refusal.status);
+            assert_eq!(stopped, Err(StatusCode::NOT_FOUND));
+            half.handle(Said::Closed { client: 1 }).await;
+            let gone = half.carry_out(by(1, None), Question::Operations).await;
+            assert_eq!(gone.map_err(|refusal| refusal.status), Err(StatusCode::FORBIDDEN), "its connection is closed");
+        });
+    }
+
+    #[test]
+    fn what_a_process_follows_and_asks_at_once_is_limited() {
+        with_clients(async |half, line| {
+            for follow in 0..FOLLOWED_MAX as u64 {
+                let question = Question::Follow { follow, events: false };
+                assert_eq!(half.carry_out(by(1, None), question).await, Ok(Answer::Done));
+            }
+            let question = Question::Follow { follow: u64::MAX, events: false };
+            let refused = half.carry_out(by(1, None), question).await.map_err(|refusal| refusal.status);
+            assert_eq!(refused, Err(StatusCode::SERVICE_UNAVAILABLE));
+            half.handle(Said::Unfollow { follow: 0 }).await;
+            let question = Question::Follow { follow: u64::MAX, events: false };
+            assert_eq!(half.carry_out(by(1, None), question).await, Ok(Answer::Done));
+            // It says what is too long: nothing of it is taken.
+            std::io::Write::write_all(&mut &line, &u32::MAX.to_be_bytes()).unwrap();
+            let why = half.hear().await;
+            assert!(why.starts_with("says what it may not") && why.contains("4294967295 bytes"), "{why}");
+        });
+    }
+
+    #[test]
+    fn the_end_of_a_process_is_heard() {
+        with_clients(async |half, line| {
+            drop(line);
+            assert_eq!(half.hear().await, "has ended");
+        });
+    }
+}

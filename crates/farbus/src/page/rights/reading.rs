@@ -1,0 +1,68 @@
+//! What is read for one answer: a device's process is asked, and the owner's files.
+
+use farbus_io::trust::{AuditReader, Folder, Peers, StateError, Tokens, host_name};
+use serde_json::{Value, json};
+
+use super::super::view::Details;
+use crate::common::control::{Answer, Question, ask_one};
+
+/// Events of a device.
+const EVENTS_MAX: usize = 50;
+/// Lines of the audit log in an answer.
+const LINES_MAX: usize = 200;
+
+/// Asks a device's process. An earlier release does not know the device's descriptors. It blocks until the process has
+/// answered.
+pub fn details(pid: u32, name: String) -> Details {
+    let ask = |question: &Question| match ask_one(pid, question, &[]) {
+        Ok(Answer::Ok(value)) => value,
+        _ => Value::Null,
+    };
+    let mut events = ask(&Question::Events { after: 0 });
+    let is_its = |event: &Value| {
+        let device = event["device"].as_str().unwrap_or_default();
+        device == name || device.rsplit_once('/').is_some_and(|(_, named)| named == name)
+    };
+    let events = events["events"].as_array_mut().map(std::mem::take).unwrap_or_default();
+    let events = events.into_iter().rev().filter(is_its).take(EVENTS_MAX).collect();
+    Details { descriptors: ask(&Question::Descriptors { device: name }), events }
+}
+
+/// The tokens of this user's page.
+///
+/// # Errors
+/// [`StateError`]: they cannot be read.
+pub fn tokens() -> Result<Tokens, StateError> {
+    Tokens::load(&Folder::of_user()?)
+}
+
+/// This host, and those that are paired with it.
+///
+/// # Errors
+/// [`StateError`]: the list of paired hosts cannot be read.
+pub fn hosts() -> Result<Value, StateError> {
+    let peers = Peers::load(&Folder::of_user()?)?;
+    let all: Vec<Value> = peers
+        .iter()
+        .map(|peer| {
+            let (may_use, high): (Vec<&str>, Vec<&str>) =
+                (peer.allow.words().collect(), peer.reserve_high.words().collect());
+            json!({
+                "name": peer.name, "fingerprint": peer.fingerprint, "address": peer.address, "paired": peer.paired,
+                "may_use": may_use, "may_reserve_high": high,
+            })
+        })
+        .collect();
+    Ok(json!({ "name": host_name(), "farbus": env!("CARGO_PKG_VERSION"), "paired": all }))
+}
+
+/// The latest lines of the audit log, the latest last.
+///
+/// # Errors
+/// [`StateError`]: it cannot be read.
+pub fn audit() -> Result<Value, StateError> {
+    let all = AuditReader::new(Folder::of_user()?).read_all()?;
+    let lines = &all[all.len().saturating_sub(LINES_MAX)..];
+    let lines: Vec<Value> = lines.iter().filter_map(|line| serde_json::from_str(&line.to_string()).ok()).collect();
+    Ok(json!({ "lines": lines, "earlier": all.len() - lines.len() }))
+}
