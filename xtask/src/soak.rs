@@ -58,6 +58,8 @@ const MOVES: (&str, &str) = ("FARBUS_MOVES", "100");
 const SWAPS: (&str, &str) = ("FARBUS_SWAPS", "100");
 /// Disks of one host that are attached to another in one round, while both are restarted.
 const ATTACHMENTS: (&str, &str) = ("FARBUS_ATTACHMENTS", "1000");
+/// How long the members of a directory's etcd are killed, stopped and lied to in one round, seconds.
+const MEMBERS_LOST: (&str, &str) = ("FARBUS_DIRECTORY_SECONDS", "300");
 /// How often hosts that are joined by debug ports are brought up in one round, a ring and a cube each.
 const BRING_UPS: (&str, &str) = ("FARBUS_BRING_UPS", "100");
 /// The same of daemons, data over every link included.
@@ -102,6 +104,7 @@ fn one_round(arguments: &Arguments, round: u32) -> Result<(), String> {
     attack::run_for(ATTACKED)?;
     sanitize::run_all()?;
     attach_many()?;
+    lose_members()?;
     carry_streams()?;
     run_programs()?;
     measure_pace()?;
@@ -166,6 +169,14 @@ fn attach_many() -> Result<(), String> {
         cargo(&["test", "--package", "farbus", "--test", "command", "thousand::hundreds", "--", "--nocapture"]);
     attach.env(ATTACHMENTS.0, ATTACHMENTS.1);
     cargo::run(attach)
+}
+
+/// Faults of an etcd of three members, while hosts take turns with a device.
+fn lose_members() -> Result<(), String> {
+    let mut lose =
+        cargo(&["test", "--package", "farbus", "--test", "command", "directory_faults", "--", "--nocapture"]);
+    lose.env(MEMBERS_LOST.0, MEMBERS_LOST.1).env("FARBUS_REQUIRE_RIG", "1");
+    cargo::run(lose)
 }
 
 fn carry_streams() -> Result<(), String> {

@@ -32,7 +32,7 @@ use crate::{
 pub const NAME: &str = "directory";
 
 const HOSTS: usize = 200;
-const DEVICES_OF_HOST: usize = 25;
+pub(super) const DEVICES_OF_HOST: usize = 25;
 const LIST_MS_MAX: f64 = 200.0;
 const SEEN_MS_MAX: f64 = 1000.0;
 const WRITES_MAX: f64 = 50.0;
@@ -66,7 +66,7 @@ impl Site {
 }
 
 /// A process that is killed with its folder.
-struct Running {
+pub(super) struct Running {
     child: Child,
     folder: PathBuf,
 }
@@ -86,7 +86,7 @@ fn own_folder(name: &str) -> Result<PathBuf> {
 }
 
 /// An etcd of one member; returns where it serves clients.
-fn start_etcd() -> Result<(Running, String)> {
+pub(super) fn start_etcd() -> Result<(Running, String)> {
     let folder = own_folder("etcd")?;
     let taken = [TcpListener::bind("127.0.0.1:0")?, TcpListener::bind("127.0.0.1:0")?];
     let [client, peer] = [taken[0].local_addr()?, taken[1].local_addr()?];
@@ -133,7 +133,7 @@ fn post(stream: &mut TcpStream, address: &str, path: &str, body: &[u8]) -> Resul
     }
 }
 
-fn call(stream: &mut TcpStream, address: &str, call: &Call) -> Result<Result<Reply, Refusal>> {
+pub(super) fn call(stream: &mut TcpStream, address: &str, call: &Call) -> Result<Result<Reply, Refusal>> {
     let (status, body) = post(stream, address, call.path(), &call.body())?;
     Ok(call.reply(status, &body))
 }
@@ -146,14 +146,15 @@ fn raft_index(address: &str) -> Result<u64> {
     status["raftIndex"].as_str().and_then(|text| text.parse().ok()).ok_or_else(|| anyhow!("no status: {status}"))
 }
 
-fn id_of(host: usize) -> HostId {
+pub(super) fn id_of(host: usize) -> HostId {
     let letter = |digit: usize| char::from(b'a' + u8::try_from(digit % 26).unwrap_or_default());
-    let text: String = [letter(host / 26), letter(host)].iter().chain(&['a'; 50]).collect();
+    let letters = [letter(host / 676), letter(host / 26), letter(host)];
+    let text: String = letters.iter().chain(&['a'; 49]).collect();
     HostId::new(&text).expect("52 letters")
 }
 
 /// A device as a real one is: some 400 bytes.
-fn device(host: usize, number: usize) -> DeviceRecord {
+pub(super) fn device(host: usize, number: usize) -> DeviceRecord {
     DeviceRecord {
         bus_id: format!("1-1.{number}"),
         ids: "0403:6001".to_owned(),
@@ -264,13 +265,13 @@ fn watch(site: &Site, view: &mut View, asked: &Call) -> Result<()> {
 }
 
 /// A daemon that follows the directory, and a command beside it.
-struct Daemon<'a> {
+pub(super) struct Daemon<'a> {
     running: Running,
     program: &'a Path,
 }
 
 impl<'a> Daemon<'a> {
-    fn start(program: &'a Path, address: &str) -> Result<Self> {
+    pub(super) fn start(program: &'a Path, address: &str) -> Result<Self> {
         let folder = own_folder("daemon")?;
         let file = folder.join("farbus.toml");
         std::fs::write(&file, format!("directory = 'etcd://{address}'\nplain.listen = []\n"))?;
@@ -286,13 +287,17 @@ impl<'a> Daemon<'a> {
         command
     }
 
-    fn json(&self, words: &[&str]) -> Result<Value> {
+    pub(super) fn id(&self) -> u32 {
+        self.running.child.id()
+    }
+
+    pub(super) fn json(&self, words: &[&str]) -> Result<Value> {
         let output = Self::command(self.program, &self.running.folder).args(words).stderr(Stdio::null()).output()?;
         Ok(serde_json::from_slice(&output.stdout)?)
     }
 }
 
-fn wait(what: &str, mut is_so: impl FnMut() -> bool) -> Result<()> {
+pub(super) fn wait(what: &str, mut is_so: impl FnMut() -> bool) -> Result<()> {
     let until = Instant::now() + BEGIN_TIME_MAX;
     while !is_so() {
         if Instant::now() > until {

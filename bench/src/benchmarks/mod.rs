@@ -8,6 +8,7 @@ mod database;
 mod deep;
 mod device;
 mod directory;
+mod directory_growth;
 mod distance;
 mod encrypted;
 mod files;
@@ -47,7 +48,7 @@ pub struct Benchmark {
     pub run: fn(&Lab) -> Result<Vec<Finding>>,
 }
 
-pub const ALL: [Benchmark; 32] = [
+pub const ALL: [Benchmark; 33] = [
     Benchmark {
         name: round_trip::NAME,
         target: "one URB at a time, 64 B to 64 KiB: at least 0.90 of a bare blocking request/reply loop",
@@ -233,6 +234,12 @@ pub const ALL: [Benchmark; 32] = [
         target: "etcd with 5,000 devices of 200 hosts: a list in 200 ms, a change seen by 200 watchers p99 in 1 s, under 50 writes a second at rest, a daemon in 64 MiB (N8)",
         by_default: false,
         run: directory::run,
+    },
+    Benchmark {
+        name: directory_growth::NAME,
+        target: "etcd with 5,000 to 50,000 devices: a list of the few that a query means in 400 ms, a daemon in 64 MiB (N8)",
+        by_default: false,
+        run: directory_growth::run,
     },
     Benchmark {
         name: thousand::NAME,

@@ -5,9 +5,10 @@
 //! | `/farbus/format` | the number of this layout, in decimal digits |
 //! | `/farbus/1/HOST` | a [`HostRecord`](crate::record::HostRecord) |
 //! | `/farbus/1/HOST/DEVICE` | a [`DeviceRecord`](crate::record::DeviceRecord) |
+//! | `/farbus/1/limit/HOST` | a [`LimitRecord`](crate::record::LimitRecord) of the leases that HOST may have |
 //!
 //! HOST is the fingerprint of the host's key, DEVICE the name of the device there. All keys of a host are under one
-//! lease of etcd, so they go when the host does. A layout that differs gets another number, and other keys.
+//! lease of etcd, so they go when the host does; a limit stays. An earlier release passes over limits. A layout that differs gets another number, and other keys.
 
 use std::fmt;
 
@@ -19,6 +20,8 @@ pub const FORMAT: &str = "1";
 pub const FORMAT_KEY: &str = "/farbus/format";
 /// Before the keys of all hosts.
 const PREFIX: &str = "/farbus/1/";
+/// In place of a host, before the keys of limits: it is no fingerprint.
+const LIMIT: &str = "limit";
 /// The length of a fingerprint in letters.
 const HOST_BYTES: usize = 52;
 /// The longest name of a device, bytes: as long as a record of USB/IP has room for.
@@ -54,6 +57,8 @@ pub enum Key {
     Host(HostId),
     /// A device of a host, by its name there.
     Device(HostId, String),
+    /// The limits of the leases of a host.
+    Limit(HostId),
 }
 
 impl Key {
@@ -62,6 +67,7 @@ impl Key {
         let rest = std::str::from_utf8(bytes).ok()?.strip_prefix(PREFIX)?;
         match rest.split_once('/') {
             None => HostId::new(rest).map(Key::Host),
+            Some((LIMIT, host)) => HostId::new(host).map(Key::Limit),
             Some((host, device)) => {
                 HostId::new(host).filter(|_| is_device_name(device)).map(|host| Key::Device(host, device.to_owned()))
             }
@@ -74,6 +80,7 @@ impl fmt::Display for Key {
         match self {
             Key::Host(host) => write!(f, "{PREFIX}{host}"),
             Key::Device(host, device) => write!(f, "{PREFIX}{host}/{device}"),
+            Key::Limit(host) => write!(f, "{PREFIX}{LIMIT}/{host}"),
         }
     }
 }
@@ -118,7 +125,12 @@ impl KeyRange {
         Self { from: PREFIX.into(), to: format!("{}0", &PREFIX[..PREFIX.len() - 1]) }
     }
 
-    /// The keys of one host.
+    /// One key.
+    pub fn of_key(key: &Key) -> Self {
+        Self { from: key.to_string().into(), to: String::new() }
+    }
+
+    /// The keys of one host: itself, and its devices.
     pub fn of_host(host: &HostId) -> Self {
         Self { from: format!("{PREFIX}{host}").into(), to: format!("{PREFIX}{host}0") }
     }
@@ -139,8 +151,18 @@ mod tests {
             assert!(from.as_slice() <= text.as_bytes() && text < to, "{text}");
             assert_eq!(Key::parse(text.as_bytes()), Some(key));
         }
+        let limit = Key::Limit(host.clone());
+        let text = limit.to_string();
+        let KeyRange { from, to } = KeyRange::everything();
+        assert!(from.as_slice() <= text.as_bytes() && text < to, "limits are followed, too: {text}");
+        assert_eq!(Key::parse(text.as_bytes()), Some(limit));
         let host = host.as_str();
         for wrong in [
+            "/farbus/1/limit".to_owned(),
+            "/farbus/1/limit/".to_owned(),
+            "/farbus/1/limit/desk".to_owned(),
+            format!("/farbus/1/limit/{host}/x"),
+            format!("/farbus/1/limits/{host}"),
             String::new(),
             "/farbus/1/".to_owned(),
             format!("/farbus/2/{host}"),

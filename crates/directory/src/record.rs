@@ -12,6 +12,8 @@ pub const VALUE_BYTES_MAX: usize = 8 << 10;
 const TEXT_BYTES_MAX: usize = 256;
 /// The most interfaces, labels and bookings.
 const LIST_MAX: usize = 32;
+/// The most hosts of a queue that are named: of 32 that may wait.
+pub const QUEUE_MAX: usize = 16;
 
 /// What a host says of itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,6 +59,12 @@ pub struct DeviceRecord {
     /// How many hosts wait for it.
     #[serde(skip_serializing_if = "is_zero")]
     pub waiting: u32,
+    /// The first [`QUEUE_MAX`] of them, in the order in which they are served.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub queue: Vec<QueuedRecord>,
+    /// The key of the paired host that has the lease, or, without a lease, uses the device alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub holder_key: Option<String>,
     /// The labels that its owner gave it.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
@@ -86,6 +94,43 @@ pub struct LeaseRecord {
     pub reason: Option<String>,
 }
 
+/// A host that waits, in a [`DeviceRecord`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct QueuedRecord {
+    /// The host, by its name at the exporter.
+    pub host: String,
+    /// The priority of its request, 0 to 9.
+    #[serde(skip_serializing_if = "is_no_priority")]
+    pub priority: u8,
+    /// For how long it wants a lease, seconds; absent for an attach that waits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub for_s: Option<u64>,
+}
+
+/// What one host may have of all devices that hosts of the directory share. Each of these hosts keeps it, and none
+/// allows more than it would without: whoever can write this can take devices away, and give none.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LimitRecord {
+    /// How many devices it may have at a time, leased or attached; absent: as many as each host's own limit allows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub devices: Option<u32>,
+    /// For how long it may have a lease from the moment it asks, seconds; absent: as long as each host's own limit
+    /// allows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub for_s: Option<u64>,
+    /// The host that wrote this, by its own name.
+    pub by: String,
+    /// When: RFC 3339, UTC, by that host's clock.
+    pub at: String,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
+fn is_no_priority(priority: &u8) -> bool {
+    *priority == 0
+}
+
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
 fn is_zero(count: &u32) -> bool {
     *count == 0
@@ -100,7 +145,7 @@ pub enum RecordError {
     NotARecord,
     /// A text has more than 256 bytes.
     LongText,
-    /// A list has more than 32 entries.
+    /// A list has more than 32 entries, or a queue more than [`QUEUE_MAX`].
     LongList,
 }
 
@@ -108,7 +153,7 @@ impl fmt::Display for RecordError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             RecordError::TooLong => write!(f, "a value has {VALUE_BYTES_MAX} bytes at most"),
-            RecordError::NotARecord => f.write_str("not a record of a host or a device"),
+            RecordError::NotARecord => f.write_str("not a record of a host, a device or a limit"),
             RecordError::LongText => write!(f, "a text of a record has {TEXT_BYTES_MAX} bytes at most"),
             RecordError::LongList => write!(f, "a list of a record has {LIST_MAX} entries at most"),
         }
@@ -164,15 +209,16 @@ impl DeviceRecord {
     /// [`RecordError`]: it is none, or is beyond a limit.
     pub fn parse(value: &[u8]) -> Result<Self, RecordError> {
         let record: Self = parse(value)?;
-        if record.interfaces.len().max(record.labels.len()) > LIST_MAX {
+        if record.interfaces.len().max(record.labels.len()) > LIST_MAX || record.queue.len() > QUEUE_MAX {
             return Err(RecordError::LongList);
         }
         let Self { bus_id, ids, title, speed, interfaces, state, labels, at, .. } = &record;
-        let Self { user, mode, place, comment, id, lease, .. } = &record;
+        let Self { user, mode, place, comment, id, lease, holder_key, .. } = &record;
         check([bus_id, ids, title, speed, state, at])?;
         check(interfaces)?;
         check(labels.iter().flat_map(|(name, value)| [name, value]))?;
-        check([user, mode, place, comment, id].into_iter().flatten())?;
+        check([user, mode, place, comment, id, holder_key].into_iter().flatten())?;
+        check(record.queue.iter().map(|waiting| &waiting.host))?;
         check(lease.iter().flat_map(|lease| [Some(&lease.host), Some(&lease.until), lease.reason.as_ref()]).flatten())?;
         Ok(record)
     }
@@ -181,6 +227,8 @@ impl DeviceRecord {
     pub fn to_value(&self) -> Vec<u8> {
         let mut record = self.clone();
         record.interfaces.truncate(LIST_MAX);
+        record.queue.truncate(QUEUE_MAX);
+        record.queue.iter_mut().for_each(|waiting| cut(&mut waiting.host));
         let Self { bus_id, ids, title, speed, interfaces, state, at, .. } = &mut record;
         [bus_id, ids, title, speed, state, at].into_iter().chain(interfaces).for_each(cut);
         let Self { user, mode, place, comment, id, lease, .. } = &mut record;
@@ -188,12 +236,38 @@ impl DeviceRecord {
         if let Some(LeaseRecord { host, until, reason }) = lease {
             [host, until].into_iter().chain(reason).for_each(cut);
         }
+        let value = serde_json::to_vec(&record).expect("texts are JSON");
+        if value.len() <= VALUE_BYTES_MAX {
+            return value;
+        }
+        // Texts of the greatest length each. What others find the device by comes first.
+        (record.queue, record.comment) = (Vec::new(), None);
+        record.interfaces.truncate(LIST_MAX / 4);
         serde_json::to_vec(&record).expect("texts are JSON")
     }
 
     /// Whether a host that asks now is likely to get it: nobody uses it, has a lease of it, or waits for it.
     pub fn is_free(&self) -> bool {
         self.state == "available" && self.lease.is_none() && self.waiting == 0
+    }
+}
+
+impl LimitRecord {
+    /// Reads the value of a key.
+    ///
+    /// # Errors
+    /// [`RecordError`]: it is none, or is beyond a limit.
+    pub fn parse(value: &[u8]) -> Result<Self, RecordError> {
+        let record: Self = parse(value)?;
+        check([&record.by, &record.at])?;
+        Ok(record)
+    }
+
+    /// The value to put, JSON.
+    pub fn to_value(&self) -> Vec<u8> {
+        let mut record = self.clone();
+        [&mut record.by, &mut record.at].into_iter().for_each(cut);
+        serde_json::to_vec(&record).expect("texts are JSON")
     }
 }
 
@@ -238,6 +312,10 @@ mod tests {
             (format!("{{\"labels\":{{\"{long}\":\"\"}}}}"), RecordError::LongText),
             (format!("{{\"lease\":{{\"reason\":\"{long}\"}}}}"), RecordError::LongText),
             (format!("{{\"interfaces\":[{}\"\"]}}", "\"\",".repeat(32)), RecordError::LongList),
+            (format!("{{\"queue\":[{}{{}}]}}", "{},".repeat(16)), RecordError::LongList),
+            (format!("{{\"queue\":[{{\"host\":\"{long}\"}}]}}"), RecordError::LongText),
+            (format!("{{\"holder_key\":\"{long}\"}}"), RecordError::LongText),
+            ("{\"queue\":[{\"priority\":300}]}".to_owned(), RecordError::NotARecord),
         ] {
             assert_eq!(DeviceRecord::parse(value.as_bytes()), Err(why), "{value}");
         }
@@ -248,5 +326,46 @@ mod tests {
         let record = DeviceRecord { title: "é".repeat(200), lease: Some(LeaseRecord::default()), ..board() };
         let read = DeviceRecord::parse(&record.to_value()).unwrap();
         assert_eq!(read.title, "é".repeat(128));
+    }
+
+    #[test]
+    fn record_that_is_written_can_be_read_whatever_its_texts_are() {
+        // Quotes take two bytes in JSON.
+        for letter in ["\"", "x", "é"] {
+            let text = letter.repeat(300);
+            let record = DeviceRecord {
+                interfaces: vec![text.clone(); 40],
+                comment: Some(text.clone()),
+                queue: vec![QueuedRecord { host: text.clone(), ..QueuedRecord::default() }; 40],
+                ..board()
+            };
+            let read = DeviceRecord::parse(&record.to_value()).map(|read| read.interfaces.len());
+            assert!(matches!(read, Ok(1..)), "{letter:?}: {read:?}");
+        }
+        let queue: Vec<QueuedRecord> =
+            (0..20).map(|number| QueuedRecord { host: format!("host{number}"), ..QueuedRecord::default() }).collect();
+        let read = DeviceRecord::parse(&DeviceRecord { queue, waiting: 20, ..board() }.to_value()).unwrap();
+        assert_eq!((read.queue.len(), read.queue[15].host.as_str(), read.waiting), (QUEUE_MAX, "host15", 20));
+    }
+
+    #[test]
+    fn limit_is_stable_json_and_hostile_ones_are_refused() {
+        let limit = LimitRecord { devices: Some(3), for_s: Some(14_400), by: "desk".into(), at: "x".into() };
+        let text = r#"{"devices":3,"for_s":14400,"by":"desk","at":"x"}"#;
+        assert_eq!(String::from_utf8(limit.to_value()).unwrap(), text);
+        assert_eq!(LimitRecord::parse(text.as_bytes()), Ok(limit));
+        assert_eq!(LimitRecord::parse(b"{\"later\":[1]}"), Ok(LimitRecord::default()));
+        for (value, why) in [
+            ("x".repeat(VALUE_BYTES_MAX + 1), RecordError::TooLong),
+            ("3".to_owned(), RecordError::NotARecord),
+            ("{\"devices\":-1}".to_owned(), RecordError::NotARecord),
+            ("{\"devices\":4294967296}".to_owned(), RecordError::NotARecord),
+            ("{\"for_s\":1.5}".to_owned(), RecordError::NotARecord),
+            (format!("{{\"by\":\"{}\"}}", "x".repeat(257)), RecordError::LongText),
+        ] {
+            assert_eq!(LimitRecord::parse(value.as_bytes()), Err(why), "{value}");
+        }
+        let long = LimitRecord { by: "é".repeat(200), ..LimitRecord::default() };
+        assert_eq!(LimitRecord::parse(&long.to_value()).unwrap().by, "é".repeat(128));
     }
 }

@@ -11,13 +11,14 @@
 //! What was known stays while keys are read again, and while the directory is away: [`View::heard`] says how old it is.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use farbus_model::Instant;
 
 use crate::gateway::{Call, Found, News, Refusal, Reply};
 use crate::key::{HostId, Key, KeyRange, check_format};
 use crate::pace::Pace;
-use crate::record::{DeviceRecord, HostRecord};
+use crate::record::{DeviceRecord, HostRecord, LimitRecord};
 use crate::trouble::{Trouble, TroubleKind};
 
 /// How many keys are read at once.
@@ -26,6 +27,10 @@ const PAGE: u32 = 1000;
 pub const KEYS_MAX: usize = 65_536;
 /// The most bytes of values that are kept.
 pub const BYTES_MAX: usize = 24 << 20;
+
+/// A watch that went on for so long was none that failed: the pause after its end is short. One that ends sooner, as
+/// where there is no leader, is begun later each time.
+const LASTED: Duration = Duration::from_secs(10);
 
 /// What to do next.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,6 +56,8 @@ pub struct View {
     unfit: usize,
     is_overfull: bool,
     heard: Option<Instant>,
+    /// When the watch that goes on has begun.
+    begun: Option<Instant>,
     is_complete: bool,
     pace: Pace,
     trouble: Option<Trouble>,
@@ -60,6 +67,8 @@ pub struct View {
 struct Entry {
     value: Box<[u8]>,
     epoch: u32,
+    /// The key of the host that has the device, if it is a device that a paired host has.
+    holder: Option<HostId>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -94,6 +103,7 @@ impl View {
             unfit: 0,
             is_overfull: false,
             heard: None,
+            begun: None,
             is_complete: false,
             pace: Pace::new(seed),
             trouble: None,
@@ -124,8 +134,30 @@ impl View {
     pub fn hosts(&self) -> impl Iterator<Item = (&HostId, HostRecord)> {
         self.entries.iter().filter_map(|(key, entry)| match key {
             Key::Host(host) => Some((host, HostRecord::parse(&entry.value).ok()?)),
-            Key::Device(..) => None,
+            Key::Device(..) | Key::Limit(_) => None,
         })
+    }
+
+    /// The limits of the leases of a host, if there are any. They are a claim: they may keep a host from having a
+    /// device, and give it none.
+    pub fn limit_of(&self, host: &HostId) -> Option<LimitRecord> {
+        let entry = self.entries.get(&Key::Limit(host.clone()))?;
+        LimitRecord::parse(&entry.value).ok()
+    }
+
+    /// All limits, by the hosts whose leases they limit.
+    pub fn limits(&self) -> impl Iterator<Item = (&HostId, LimitRecord)> {
+        self.entries.iter().rev().map_while(|(key, entry)| match key {
+            Key::Limit(host) => Some((host, LimitRecord::parse(&entry.value).ok()?)),
+            Key::Host(_) | Key::Device(..) => None,
+        })
+    }
+
+    /// How many devices a host has, of other hosts than `but`, by what these say.
+    pub fn devices_held_by(&self, holder: &HostId, but: Option<&HostId>) -> usize {
+        let is_its =
+            |(host, _, entry): &(&HostId, &str, &Entry)| entry.holder.as_ref() == Some(holder) && Some(*host) != but;
+        self.present_devices().filter(is_its).count()
     }
 
     /// How many hosts and devices are known.
@@ -137,7 +169,7 @@ impl View {
     fn present_devices(&self) -> impl Iterator<Item = (&HostId, &str, &Entry)> {
         let mut present: Option<&HostId> = None;
         self.entries.iter().filter_map(move |(key, entry)| match key {
-            Key::Host(_) => None,
+            Key::Host(_) | Key::Limit(_) => None,
             Key::Device(host, name) => {
                 if present != Some(host) {
                     self.entries.get(&Key::Host(host.clone()))?;
@@ -282,7 +314,11 @@ impl View {
                 self.handle_end(Trouble::new(TroubleKind::Unreachable, message), now);
                 self.state = State::reading();
             }
-            News::Begun(_) => self.heard = Some(now),
+            News::Begun(_) => {
+                // Nothing may change for long: the directory is followed again, and says so.
+                (self.heard, self.begun) = (Some(now), Some(now));
+                self.note_overfull();
+            }
             News::Compacted => {
                 self.state = State::reading();
                 self.is_busy = false;
@@ -297,6 +333,9 @@ impl View {
     /// Handles the end of the watch.
     pub fn handle_end(&mut self, why: Trouble, now: Instant) {
         if matches!(self.state, State::Following { .. }) && std::mem::take(&mut self.is_busy) {
+            if self.begun.take().is_some_and(|begun| now - begun > LASTED) {
+                self.pace.succeed();
+            }
             self.fail(why, now);
         }
     }
@@ -319,11 +358,15 @@ impl View {
     }
 
     fn put(&mut self, key: &[u8], value: &[u8]) {
-        let is_record = |key: &Key| match key {
-            Key::Host(_) => HostRecord::parse(value).is_ok(),
-            Key::Device(..) => DeviceRecord::parse(value).is_ok(),
+        let read = |key: Key| {
+            let holder = match &key {
+                Key::Host(_) => HostRecord::parse(value).ok().map(|_| None),
+                Key::Device(..) => DeviceRecord::parse(value).ok().map(|record| record.holder_key),
+                Key::Limit(_) => LimitRecord::parse(value).ok().map(|_| None),
+            };
+            Some((key, holder?.and_then(|holder| HostId::new(&holder))))
         };
-        let Some(key) = Key::parse(key).filter(is_record) else {
+        let Some((key, holder)) = Key::parse(key).and_then(read) else {
             self.unfit = self.unfit.saturating_add(1);
             // What was there before is not there any more.
             return self.remove(key);
@@ -335,7 +378,7 @@ impl View {
             return self.remove(key.to_string().as_bytes());
         }
         self.bytes = bytes;
-        self.entries.insert(key, Entry { value: value.into(), epoch: self.epoch });
+        self.entries.insert(key, Entry { value: value.into(), epoch: self.epoch, holder });
     }
 
     fn remove(&mut self, key: &[u8]) {
@@ -513,5 +556,92 @@ mod tests {
         view.handle(Ok(Reply::Found(Found { revision: 1, pairs: vec![pair], has_more: false })), NOW);
         assert_eq!(view.trouble().unwrap().kind, TroubleKind::OtherFormat);
         assert!(!view.is_complete() && view.heard().is_none());
+    }
+
+    #[test]
+    fn watch_that_begins_again_ends_the_trouble_although_nothing_changes() {
+        let mut view = following();
+        let mut now = NOW;
+        let mut pauses = Vec::new();
+        // Lost at once, again and again: later each time. Then after it went on for a while.
+        for lasted in [0, 0, 0, 0, 0, 11].map(Duration::from_secs) {
+            watch(&mut view, now);
+            view.handle_news(News::Begun(5), now);
+            assert_eq!((view.trouble(), view.heard()), (None, Some(now)));
+            now = now + lasted;
+            view.handle_end(Trouble::new(TroubleKind::Unreachable, "lost"), now);
+            assert_eq!(view.trouble().unwrap().message, "lost");
+            let Step::Wait(Some(until)) = view.poll(now) else { panic!("no pause") };
+            pauses.push(until - now);
+            now = until;
+        }
+        assert!(pauses[4] > Duration::from_secs(3) && pauses[5] < Duration::from_secs(1), "{pauses:?}");
+    }
+
+    #[test]
+    fn limits_and_holders_are_followed_and_are_no_hosts_or_devices() {
+        let mut view = following();
+        watch(&mut view, NOW);
+        let mut change = |key: Key, value: Option<&str>| {
+            let changes = vec![KeyChange { key: key.to_string().into(), value: value.map(Into::into) }];
+            view.handle_news(News::Changes { changes, revision: Some(9) }, NOW);
+        };
+        let held = format!("{{\"holder_key\":\"{}\"}}", host("d"));
+        change(Key::Device(host("a"), "board".into()), Some(&held));
+        change(Key::Device(host("b"), "disk".into()), Some(&held));
+        change(Key::Device(host("b"), "cam".into()), Some("{\"holder_key\":\"nobody\"}"));
+        change(Key::Limit(host("d")), Some("{\"devices\":2}"));
+        change(Key::Limit(host("e")), Some("{\"devices\":\"many\"}"));
+        assert_eq!((view.counts(), view.unfit()), ((2, 3), 1));
+        assert_eq!(view.devices_held_by(&host("d"), None), 2);
+        assert_eq!(view.devices_held_by(&host("d"), Some(&host("b"))), 1);
+        assert_eq!(view.limit_of(&host("d")).and_then(|limit| limit.devices), Some(2));
+        assert_eq!((view.limit_of(&host("e")), view.limits().count()), (None, 1));
+        let gone = vec![KeyChange { key: Key::Limit(host("d")).to_string().into(), value: None }];
+        view.handle_news(News::Changes { changes: gone, revision: Some(10) }, NOW);
+        assert_eq!(view.limit_of(&host("d")), None);
+    }
+
+    #[test]
+    fn any_bytes_of_keys_and_values_are_refused_or_kept_within_their_limits() {
+        let mut dice = 0x9e37_79b9_7f4a_7c15_u64;
+        let mut roll = |below: usize| {
+            dice ^= dice << 13;
+            dice ^= dice >> 7;
+            dice ^= dice << 17;
+            usize::try_from(dice >> 33).unwrap() % below
+        };
+        let keys = [Key::Host(host("a")), Key::Device(host("a"), "board".into()), Key::Limit(host("a"))];
+        let values = [
+            r#"{"name":"a","queue":[{"host":"x","priority":3,"for_s":60}],"holder_key":"k","devices":3,"for_s":5}"#,
+            r#"{"lease":{"host":"x","until":"y","reason":"z"},"labels":{"a":"b"},"interfaces":["c"],"waiting":1}"#,
+        ];
+        let mut view = following();
+        watch(&mut view, NOW);
+        let mut kept = 0;
+        for _ in 0..20_000 {
+            let mut key = keys[roll(3)].to_string().into_bytes();
+            let mut value = values[roll(2)].as_bytes().to_vec();
+            for bytes in [&mut key, &mut value] {
+                for _ in 0..roll(3) {
+                    let at = roll(bytes.len());
+                    match roll(3) {
+                        0 => bytes[at] = u8::try_from(roll(256)).unwrap(),
+                        1 => drop(bytes.remove(at)),
+                        _ => bytes.truncate(at.max(1)),
+                    }
+                }
+            }
+            let before = view.unfit();
+            let changes = vec![KeyChange { key: key.clone(), value: Some(value) }];
+            view.handle_news(News::Changes { changes, revision: Some(9) }, NOW);
+            let is_kept = view.unfit() == before;
+            assert_eq!(view.entries.keys().any(|known| known.to_string().as_bytes() == key), is_kept);
+            kept += usize::from(is_kept);
+        }
+        assert!(kept > 1000 && view.unfit() > 1000, "{kept}");
+        // All that was kept can be read.
+        assert_eq!(view.limits().count(), view.entries.keys().filter(|key| matches!(key, Key::Limit(_))).count());
+        assert_eq!(view.devices().count(), view.counts().1);
     }
 }

@@ -578,7 +578,7 @@ impl World {
     fn has_living_host(&self, key: &[u8]) -> bool {
         let host = match Key::parse(key) {
             Some(Key::Host(host) | Key::Device(host, _)) => host,
-            None => return false,
+            Some(Key::Limit(_)) | None => return false,
         };
         self.hosts.iter().any(|it| it.is_alive && it.id == host)
             || (!self.has_liar && self.hosts.iter().any(|it| it.id == host))

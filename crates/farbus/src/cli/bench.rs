@@ -12,7 +12,7 @@ use super::Failure;
 /// The program's name.
 pub const PROGRAM: &str = "farbus-bench";
 /// The names of its measurements; one of the program's tests compares them with this list.
-pub const NAMES: [&str; 32] = [
+pub const NAMES: [&str; 33] = [
     "round-trip",
     "syscalls",
     "program",
@@ -44,6 +44,7 @@ pub const NAMES: [&str; 32] = [
     "links",
     "survey",
     "directory",
+    "directory-growth",
     "thousand",
 ];
 

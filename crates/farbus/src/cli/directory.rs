@@ -1,74 +1,152 @@
-//! What this host's daemon knows of the directory of all sites, for `farbus list` and `farbus lease`.
-//!
-//! It is hearsay: anybody who may write there wrote it. It says whom to ask, and is shown as what it is.
+//! `farbus directory`, and what `farbus list` and `farbus lease` ask of the directory.
 
 use std::collections::BTreeMap;
-use std::time::SystemTime;
+use std::time::Duration;
 
-use farbus_directory::record::{DeviceRecord, HostRecord, LeaseRecord};
-use farbus_io::trust::DeviceNotes;
-use farbus_session::claims::shortened;
-use serde::Deserialize;
+use clap::Subcommand;
+use serde_json::json;
 
+use super::Failure;
+use super::migrate::key_of;
+use super::output::{format_span, print_json, print_table, say, table};
 use crate::common::control::{Answer, Question, ask_all};
-use crate::common::lease_words::parse_time;
-use crate::devices::offer::{Listed, ListedLease};
-use crate::devices::usb_names::UsbNames;
+use crate::common::lease_words::parse_span;
+use crate::daemon::directory::sites::SiteLimit;
+pub use crate::daemon::directory::sites::{SiteDevice, Sites};
+use crate::devices::query::Query;
 use crate::hosts::trust::Trust;
 
-/// The directory, as this host's daemon knows it.
-#[derive(Debug, Default)]
-pub struct Sites {
-    /// The devices of other hosts.
-    pub devices: Vec<SiteDevice>,
-    /// The keys of the other hosts that are in it.
-    pub hosts: BTreeMap<String, String>,
-    /// What is wrong with the directory, if something is.
-    pub trouble: Option<String>,
+/// Limit what hosts may have of all devices of a directory.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "The daemon here has to have a directory (directory = in its configuration). 'farbus list --directory' shows its devices, and 'farbus status' its state.\n\n\
+    Examples:\n  farbus directory limit desk --devices 3 --for 4h\n  farbus directory limit"
+)]
+pub struct Args {
+    #[command(subcommand)]
+    verb: Verb,
 }
 
-/// A device that the directory says another host has.
-#[derive(Clone, Debug)]
-pub struct SiteDevice {
-    /// The key of that host.
-    pub host_key: String,
-    /// Its name: as it is paired here, or else as it calls itself.
-    pub host: String,
-    /// Whether it is paired with this host, and can be asked.
-    pub is_paired: bool,
-    /// What the directory says of the device, made readable.
-    pub device: Listed,
+#[derive(Debug, Subcommand)]
+enum Verb {
+    Limit(LimitArgs),
 }
 
-#[derive(Deserialize)]
-struct Contents {
-    own_key: Option<String>,
-    #[serde(default)]
-    known_hosts: Vec<KnownHost>,
-    #[serde(default)]
-    known_devices: Vec<KnownDevice>,
-    trouble: Option<Trouble>,
+/// Show or set how many devices a host may have at a time, and for how long.
+///
+/// Each host that follows the directory keeps it for the devices that it shares: it counts what the other has leased or
+/// attached of all of them. A limit of a host's own configuration (peer_leases, lease_span) holds, too: the directory
+/// can only allow less. What a host has already it keeps.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  \
+    farbus directory limit                               all limits\n  \
+    farbus directory limit desk --devices 3 --for 4h\n  \
+    farbus directory limit desk --devices 0              nothing more\n  \
+    farbus directory limit desk --none                   no limit any more")]
+struct LimitArgs {
+    /// The host: the name of a paired one, or its key.
+    host: Option<String>,
+    /// How many devices it may have at a time, leased or attached.
+    #[arg(long, value_name = "NUMBER", requires = "host")]
+    devices: Option<u32>,
+    /// For how long from now on it may lease a device: 90s, 15m, 2h, 3d, 1h30m.
+    #[arg(long = "for", value_name = "SPAN", value_parser = parse_span, requires = "host")]
+    span: Option<Duration>,
+    /// Take the limit away.
+    #[arg(long, requires = "host", conflicts_with_all = ["devices", "span"])]
+    none: bool,
+    /// Print JSON, for programs.
+    #[arg(long)]
+    json: bool,
 }
 
-#[derive(Deserialize)]
-struct Trouble {
-    message: String,
-    next: String,
+impl Args {
+    /// Whether the output is for a program.
+    pub fn is_for_programs(&self) -> bool {
+        let Verb::Limit(args) = &self.verb;
+        args.json
+    }
 }
 
-#[derive(Deserialize)]
-struct KnownHost {
-    key: String,
-    #[serde(flatten)]
-    record: HostRecord,
+/// What to say if no daemon has a directory.
+pub const NO_DIRECTORY: &str = "no daemon of yours here has a directory\n  \
+    it has one with: directory = \"etcd://HOST:2379\" (see the book's chapter)";
+
+pub fn run(args: &Args) -> Result<(), Failure> {
+    let Verb::Limit(args) = &args.verb;
+    let LimitArgs { host, devices, span, none, json } = args;
+    let key = match host {
+        Some(host) => Some(key_of(&Trust::open()?.peers().map_err(Failure::local)?, host)?.to_string()),
+        None => None,
+    };
+    match key.filter(|_| devices.is_some() || span.is_some() || *none) {
+        Some(key) => {
+            let for_s = span.map(|span| span.as_secs());
+            let value = ask(&Question::DirectoryLimit { host: key, devices: *devices, for_s })?;
+            if *json {
+                return print_json(&value);
+            }
+            let host = host.as_deref().unwrap_or_default();
+            let limit = match in_words(*devices, for_s) {
+                words if words.is_empty() => "has no limit in the directory any more".to_owned(),
+                words => format!("may have {words}"),
+            };
+            say(format!("{host} {limit}"));
+            Ok(())
+        }
+        None => show(host.as_deref(), *json),
+    }
 }
 
-#[derive(Deserialize)]
-struct KnownDevice {
-    host_key: String,
-    name: String,
-    #[serde(flatten)]
-    record: DeviceRecord,
+fn show(host: Option<&str>, as_json: bool) -> Result<(), Failure> {
+    // No device is meant by that: only limits are wanted.
+    let value = ask(&Question::Directory { query: Some(vec![NO_DEVICE.to_owned()]) })?;
+    let sites = Sites::read(value, &paired()).map_err(Failure::local)?;
+    let limits: Vec<SiteLimit> = sites
+        .limits
+        .into_iter()
+        .filter(|limit| host.is_none_or(|host| limit.host == host || limit.key == host))
+        .collect();
+    if as_json {
+        return print_json(&json!(limits));
+    }
+    if limits.is_empty() {
+        say("No limit stands in the directory. Set one: farbus directory limit HOST --devices NUMBER --for SPAN");
+        return Ok(());
+    }
+    let mut table = table(&["HOST", "MAY HAVE", "BY", "SINCE"]);
+    for SiteLimit { host, devices, for_s, by, at, .. } in limits {
+        table.add_row([host, in_words(devices, for_s), by, at]);
+    }
+    print_table(&table);
+    Ok(())
+}
+
+/// Means no device: names have no '/'.
+const NO_DEVICE: &str = "name=/";
+
+fn in_words(devices: Option<u32>, for_s: Option<u64>) -> String {
+    let devices = devices.map(|devices| match devices {
+        1 => "1 device".to_owned(),
+        count => format!("{count} devices"),
+    });
+    let span = for_s.map(|for_s| format!("each lease for {}", format_span(Duration::from_secs(for_s))));
+    devices.into_iter().chain(span).collect::<Vec<String>>().join(", ")
+}
+
+/// Asks this host's daemon.
+fn ask(question: &Question) -> Result<serde_json::Value, Failure> {
+    let answers = ask_all(question).map_err(Failure::local)?;
+    let mut refused = None;
+    for (_, answer) in answers {
+        match answer {
+            Answer::Ok(value) => return Ok(value),
+            Answer::Failed(failure) => return Err(Failure::new(failure.attribute, failure.message)),
+            Answer::Refused(why) => refused = Some(why),
+            Answer::Unknown => {}
+        }
+    }
+    Err(Failure::local(refused.unwrap_or_else(|| NO_DIRECTORY.to_owned())))
 }
 
 /// The names of the paired hosts by their keys.
@@ -76,132 +154,14 @@ pub fn paired() -> BTreeMap<String, String> {
     if !Trust::is_there() {
         return BTreeMap::new();
     }
-    // An unreadable list is reported where hosts are asked.
-    let peers = Trust::open().and_then(|trust| trust.peers());
-    peers.map_or_else(
-        |_| BTreeMap::new(),
-        |peers| peers.iter().map(|peer| (peer.fingerprint.to_string(), peer.name.clone())).collect(),
-    )
+    Trust::open().map(|trust| trust.names_by_key()).unwrap_or_default()
 }
 
-impl Sites {
-    /// Asks this host's daemon; `None` if none runs, or if it has no directory.
-    pub fn ask(paired: &BTreeMap<String, String>) -> Option<Self> {
-        // A process of an earlier release refuses the question.
-        let mut answers = ask_all(&Question::Directory).ok()?.into_iter();
-        let value = answers.find_map(|(_, answer)| if let Answer::Ok(value) = answer { Some(value) } else { None })?;
-        let contents: Contents = serde_json::from_value(value).ok()?;
-        Some(Self::of(contents, paired, SystemTime::now()))
-    }
-
-    fn of(contents: Contents, paired: &BTreeMap<String, String>, now: SystemTime) -> Self {
-        let Contents { own_key, known_hosts, known_devices, trouble } = contents;
-        let is_other = |key: &String| Some(key) != own_key.as_ref();
-        let hosts: BTreeMap<String, String> = known_hosts
-            .into_iter()
-            .filter(|host| is_other(&host.key))
-            .map(|KnownHost { key, record }| {
-                let name = paired.get(&key).cloned().unwrap_or_else(|| name_of(&record.name, &key));
-                (key, name)
-            })
-            .collect();
-        let devices = known_devices.into_iter().filter_map(|KnownDevice { host_key, name, record }| {
-            let host = hosts.get(&host_key)?.clone();
-            let is_paired = paired.contains_key(&host_key);
-            Some(SiteDevice { host_key, host, is_paired, device: listed(name, record, now) })
-        });
-        let trouble = trouble.map(|Trouble { message, next }| format!("{}\n  {next}", shortened(&message)));
-        Self { devices: devices.collect(), trouble, hosts }
-    }
-}
-
-/// The name of a host that is not paired: its own word, so that it looks like no paired host, with its key.
-fn name_of(said: &str, key: &str) -> String {
-    let name: String = shortened(said).chars().map(|c| if c.is_whitespace() || c == '/' { '-' } else { c }).collect();
-    format!("{name}({})", key.get(..8).unwrap_or(key))
-}
-
-/// A record as a line of a list, without what a terminal would obey.
-fn listed(name: String, record: DeviceRecord, now: SystemTime) -> Listed {
-    let text = |text: String| shortened(&text);
-    let (vendor, product) = record.ids.split_once(':').unwrap_or_default();
-    let (vendor, product) = (shortened(vendor), shortened(product));
-    let names = UsbNames::of_hex(&vendor, &product);
-    let lease = record.lease.map(|LeaseRecord { host, until, reason }| {
-        // Whole seconds are enough; a span from now on is no time of a record.
-        let whole = until.split_once('.').map_or(until.clone(), |(whole, _)| format!("{whole}Z"));
-        let end = Some(&whole).filter(|whole| !whole.starts_with('+')).and_then(|whole| parse_time(whole).ok());
-        let left_s = end.and_then(|end| end.duration_since(now).ok()).unwrap_or_default().as_secs();
-        ListedLease {
-            host: text(host),
-            state: "held".to_owned(),
-            left_s,
-            until: text(until),
-            reason: reason.map(text),
-            is_yours: false,
-        }
-    });
-    let notes = DeviceNotes { labels: record.labels, place: record.place, comment: record.comment };
-    Listed {
-        vendor_name: names.vendor.map(str::to_owned),
-        product_name: names.product.map(str::to_owned),
-        title: text(record.title),
-        vendor,
-        product,
-        name,
-        bus_id: text(record.bus_id),
-        speed: text(record.speed),
-        interfaces: record.interfaces.into_iter().map(text).collect(),
-        path: String::new(),
-        state: Some(text(record.state)),
-        user: record.user.map(text),
-        mode: record.mode.map(text),
-        users: Vec::new(),
-        successor: None,
-        used_s: None,
-        reason: None,
-        lease,
-        booked: Vec::new(),
-        waiting: usize::try_from(record.waiting).unwrap_or(usize::MAX),
-        notes: notes.readable(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::{Duration, UNIX_EPOCH};
-
-    use super::*;
-
-    #[test]
-    fn hearsay_is_readable_and_an_unpaired_host_never_looks_like_a_paired_one() {
-        let [own, lab3, liar] = ["a", "b", "c"].map(|letter| letter.repeat(52));
-        let contents = serde_json::json!({
-            "own_key": own,
-            "known_hosts": [
-                { "key": own, "name": "desk" }, { "key": lab3, "name": "whatever" },
-                { "key": liar, "name": "lab3" },
-            ],
-            "known_devices": [
-                { "host_key": own, "name": "mine", "ids": "0403:6001", "state": "available" },
-                { "host_key": lab3, "name": "board", "ids": "0403:6001", "state": "available",
-                  "user": "a\u{1b}[2J", "waiting": 1,
-                  "lease": { "host": "rack", "until": "1970-01-01T00:02:00.246Z" } },
-                { "host_key": liar, "name": "board", "ids": "nonsense", "state": "\u{7}", "title": "x\ny" },
-            ],
-            "trouble": { "message": "a\nb", "next": "c" },
-        });
-        let contents = serde_json::from_value(contents).unwrap();
-        let paired = [(lab3.clone(), "lab3".to_owned())].into();
-        let sites = Sites::of(contents, &paired, UNIX_EPOCH + Duration::from_secs(60));
-        let rows: Vec<_> = sites.devices.iter().map(|it| (it.host.as_str(), it.is_paired)).collect();
-        assert_eq!(rows, [("lab3", true), ("lab3(cccccccc)", false)], "and own devices are not hearsay");
-        let board = &sites.devices[0].device;
-        assert_eq!((board.user.as_deref(), board.waiting), (Some("a [2J"), 1));
-        assert_eq!(board.lease.as_ref().map(|lease| lease.left_s), Some(60));
-        assert!(!board.is_free() && board.is_serial_port());
-        let lie = &sites.devices[1].device;
-        assert_eq!((lie.state.as_deref(), lie.title.as_str(), lie.vendor.as_str()), (Some(" "), "x y", ""));
-        assert_eq!(sites.trouble.as_deref(), Some("a b\n  c"));
-    }
+/// Asks this host's daemon for the devices that a query means; `None` if none runs, or if it has no directory. A daemon
+/// of an earlier release answers all devices, so the caller looks at each.
+pub fn sites(query: &Query, paired: &BTreeMap<String, String>) -> Option<Sites> {
+    // A process of an earlier release refuses the question.
+    let mut answers = ask_all(&Question::Directory { query: Some(query.texts().to_vec()) }).ok()?.into_iter();
+    let value = answers.find_map(|(_, answer)| if let Answer::Ok(value) = answer { Some(value) } else { None })?;
+    Sites::read(value, paired).ok()
 }

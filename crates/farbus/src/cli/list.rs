@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::Failure;
-use super::directory::{Sites, paired};
+use super::directory::{NO_DIRECTORY, Sites, paired, sites};
 use super::output::{print_json, print_table, say, table};
 use crate::broker::SystemAccess;
 use crate::common::host_address::{check_host, shown};
@@ -190,9 +190,7 @@ fn lines_of(shares: Vec<(Place, Vec<Listed>)>) -> Vec<Line> {
 
 /// What the directory says, alone.
 fn of_directory(query: &Query, as_json: bool) -> Result<(), Failure> {
-    let next = "it has one with: directory = \"etcd://HOST:2379\" (see the book's chapter)";
-    let sites = Sites::ask(&paired());
-    let sites = sites.ok_or_else(|| Failure::local(format!("no daemon of yours here has a directory\n  {next}")))?;
+    let sites = sites(query, &paired()).ok_or_else(|| Failure::local(NO_DIRECTORY))?;
     let (mut lines, silent) = (Vec::new(), Vec::new());
     add_sites(&mut lines, sites, &BTreeSet::new(), query);
     show(lines, silent, query, as_json)
@@ -235,7 +233,7 @@ fn everybody(query: &Query, as_json: bool) -> Result<(), Failure> {
             Err(failure) => silent.push(Silent { host: host.name, failure }),
         }
     }
-    if let Some(sites) = Sites::ask(&paired) {
+    if let Some(sites) = sites(query, &paired) {
         add_sites(&mut lines, sites, &answered, query);
     }
     show(lines, silent, query, as_json)
@@ -266,6 +264,8 @@ fn print_lines(lines: Vec<Line>) {
     // Most devices have none.
     let has_labels = lines.iter().any(|line| !line.device.notes.is_empty());
     let has_sources = lines.iter().any(|line| line.from == Some(Source::Directory));
+    let has_queues = lines.iter().any(|line| line.device.waiting > 0);
+    headings.extend(has_queues.then_some("WAIT"));
     headings.extend(has_labels.then_some("LABELS"));
     headings.extend(has_sources.then_some("FROM"));
     let mut table = table(&headings);
@@ -278,10 +278,11 @@ fn print_lines(lines: Vec<Line>) {
         let state = device.state_in_words();
         let further = device.users.iter().skip(1).map(|user| (format!("in use, {}", user.mode), user.user.clone()));
         let further: Vec<(String, String)> = further.collect();
+        let waits = has_queues.then(|| device.queue_in_words());
         let (what, name, labels) = (device.what(), target.unwrap_or(device.name), device.notes.in_a_line());
         let row = [name, device.bus_id, ids, device.speed, state, user, what];
         let labels = has_labels.then_some(labels);
-        table.add_row(row.into_iter().chain(labels).chain(has_sources.then(|| source.to_owned())));
+        table.add_row(row.into_iter().chain(waits).chain(labels).chain(has_sources.then(|| source.to_owned())));
         for (state, user) in further {
             let [name, bus_id, ids, speed] = Default::default();
             table.add_row([name, bus_id, ids, speed, state, user]);

@@ -231,7 +231,24 @@ pub enum Question {
         act: TopologyAct,
     },
     /// Daemon: asks for what is known of the directory of all sites.
-    Directory,
+    Directory {
+        /// The words of a query: only devices that it means are answered, with their hosts. `None`: all. An earlier
+        /// release answers all of them in any case.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        query: Option<Vec<String>>,
+    },
+    /// Daemon: write in the directory what a host may have of all devices. Without any limit, the host's limit goes.
+    #[serde(rename = "directory-limit")]
+    DirectoryLimit {
+        /// The key of the host.
+        host: String,
+        /// How many devices at a time.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        devices: Option<u32>,
+        /// For how long from now on a lease may be, seconds.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        for_s: Option<u64>,
+    },
     /// Daemon: detach devices, because this machine is about to sleep. Its kernel refuses to sleep while remote devices
     /// are plugged in.
     Sleep {

@@ -22,6 +22,9 @@ use serde::Deserialize;
 use toml::Spanned;
 use tracing::warn;
 
+use crate::common::lease_words::parse_span;
+use crate::exporter::state::lease_limits::{LeaseLimit, PEER_LEASES_MAX};
+
 use super::directory::settings::{Files as DirectoryFiles, Settings as DirectorySettings};
 use super::page::PagePlace;
 use super::spec::{Shared, Wrong};
@@ -71,6 +74,8 @@ pub struct Config {
     pub observable: bool,
     /// How much memory peers may make this process hold.
     pub budget: Budget,
+    /// How many devices one host may have here, and for how long.
+    pub lease_limit: LeaseLimit,
     /// How long a device that was handed over waits for its successor at most, if that is configured.
     pub hold: Option<Duration>,
     /// Modules that importers may ask for, in addition to those that need nothing of this host.
@@ -119,6 +124,8 @@ struct File {
     observable: bool,
     peer_memory: Option<Spanned<u64>>,
     peer_devices: Option<Spanned<u64>>,
+    peer_leases: Option<Spanned<u64>>,
+    lease_span: Option<Spanned<String>>,
     hold: Option<Spanned<u64>>,
     allow_modules: Vec<Spanned<String>>,
     plain: Plain,
@@ -370,6 +377,7 @@ impl Config {
         let observable = file.observable;
         let budget = file.peer_memory.map_or(Ok(Budget::DEFAULT), budget_from)?;
         let budget = file.peer_devices.map_or(Ok(budget), |count| devices_from(budget, &count))?;
+        let lease_limit = lease_limit_from(file.peer_leases.as_ref(), file.lease_span.as_ref())?;
         let hold = file.hold.as_ref().map(hold_from).transpose()?;
         let plan = file.topology_plan.map(|plan| plan.text);
         let joined = file.topology.map(|table| joined_from(table, &listen, plan.as_deref())).transpose()?;
@@ -395,6 +403,7 @@ impl Config {
             announce_secure,
             observable,
             budget,
+            lease_limit,
             hold,
             allow_modules,
             shares,
@@ -685,6 +694,15 @@ fn grace_from(seconds: Spanned<u64>) -> Result<Duration, Wrong> {
     }
     let message = format!("exporters wait {} s for a link that was lost, and no longer", GRACE_MAX.as_secs());
     Err((Some(seconds.span()), message))
+}
+
+fn lease_limit_from(devices: Option<&Spanned<u64>>, span: Option<&Spanned<String>>) -> Result<LeaseLimit, Wrong> {
+    let count = |said: &Spanned<u64>| {
+        let count = u32::try_from(*said.get_ref()).ok().filter(|count| (1..=PEER_LEASES_MAX).contains(count));
+        count.ok_or_else(|| (Some(said.span()), format!("a host may have 1 to {PEER_LEASES_MAX} devices at a time")))
+    };
+    let time = |said: &Spanned<String>| parse_span(said.get_ref()).map_err(|message| (Some(said.span()), message));
+    Ok(LeaseLimit { devices: devices.map(count).transpose()?, span: span.map(time).transpose()? })
 }
 
 fn hold_from(seconds: &Spanned<u64>) -> Result<Duration, Wrong> {

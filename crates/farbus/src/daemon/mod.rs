@@ -3,7 +3,7 @@
 
 mod attachment;
 mod config;
-mod directory;
+pub mod directory;
 mod handover;
 mod listening;
 mod modules;

@@ -255,6 +255,7 @@ impl Supervisor {
         self.share.show(config.observable);
         self.share.configure_notes(config.notes.clone());
         self.share.set_budget(config.budget);
+        self.share.limit_leases(config.lease_limit);
         self.share.wait_for_successors(config.hold.unwrap_or(HOLD));
         self.joining.follow(config.joined.as_ref(), &Seen::by(self, &has));
         has.config = config;
@@ -425,7 +426,16 @@ impl Supervisor {
             },
             Question::Restart { interrupt } => self.restart(interrupt),
             Question::Topology { act } => self.topology(act),
-            Question::Directory => self.directory.contents().map_or(Answer::Unknown, Answer::Ok),
+            Question::Directory { query } => match self.directory.contents(query.as_deref()) {
+                None => Answer::Unknown,
+                Some(Ok(contents)) => Answer::Ok(contents),
+                Some(Err(why)) => Answer::Refused(why),
+            },
+            Question::DirectoryLimit { host, devices, for_s } => match self.directory.limit(&host, devices, for_s) {
+                None => Answer::Unknown,
+                Some(Ok(written)) => Answer::Ok(written),
+                Some(Err(failure)) => Answer::Failed(failure),
+            },
             Question::Sleep { held } => Answer::Ok(json!({ "asleep": self.sleep(&held) })),
             Question::Wake => Answer::Ok(json!({ "awake": self.wake() })),
             Question::Detach { device: Some(device), force } => self.detach(&device, force),

@@ -4,13 +4,14 @@ use std::time::{Duration, SystemTime};
 
 use farbus_io::trust::{DeviceNotes, timestamp};
 use farbus_session::DeviceRecord;
+use farbus_session::claims::shortened;
 use farbus_session::registry::{InUse, PATH_PREFIX, in_use};
 use serde::Serialize;
 
 use crate::devices::class_words::{classes, name_of};
 use crate::devices::lease::{BookedStatus, LeaseStatus};
 use crate::devices::serial_port::is_serial_adapter;
-use crate::devices::status::{DeviceStatus, UserStatus};
+use crate::devices::status::{DeviceStatus, UserStatus, WaitingStatus};
 use crate::devices::usb_names::UsbNames;
 
 /// One of several users of a device in a list.
@@ -40,6 +41,24 @@ pub struct ListedLease {
     pub reason: Option<String>,
     /// Whether this host has it.
     pub is_yours: bool,
+}
+
+/// A host that waits for a device, in a list.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ListedWaiting {
+    /// The host, by its name at the exporter.
+    pub host: String,
+    /// The priority of its request, 0 to 9.
+    pub priority: u8,
+    /// For how long it wants a lease, seconds; absent for an attach that waits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub for_s: Option<u64>,
+}
+
+impl From<WaitingStatus> for ListedWaiting {
+    fn from(WaitingStatus { host, priority, for_s, .. }: WaitingStatus) -> Self {
+        Self { host: shortened(&host), priority: priority.unwrap_or_default(), for_s }
+    }
 }
 
 impl From<LeaseStatus> for ListedLease {
@@ -104,6 +123,9 @@ pub struct Listed {
     /// How many hosts wait for it.
     #[serde(skip_serializing_if = "is_zero")]
     pub waiting: usize,
+    /// Those of them that are known by name, in the order in which they are served.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub queue: Vec<ListedWaiting>,
     /// Labels, place and comment, as its owner gave them.
     #[serde(flatten)]
     pub notes: DeviceNotes,
@@ -133,6 +155,16 @@ impl Listed {
     /// Whether a host that asks now gets it: nobody uses it, has a lease of it, or waits for it.
     pub fn is_free(&self) -> bool {
         self.state.as_deref() == Some("available") && self.lease.is_none() && self.waiting == 0
+    }
+
+    /// Who waits, in the order in which they are served; of many the first three.
+    pub fn queue_in_words(&self) -> String {
+        let first: Vec<&str> = self.queue.iter().take(3).map(|waiting| waiting.host.as_str()).collect();
+        match self.waiting.saturating_sub(first.len()) {
+            0 => first.join(", "),
+            more if first.is_empty() => format!("{more} hosts"),
+            more => format!("{} and {more} more", first.join(", ")),
+        }
     }
 
     /// Whether it is a serial port, as far as its classes and ids say.
@@ -202,6 +234,7 @@ impl From<&DeviceRecord> for Listed {
             lease,
             booked: Vec::new(),
             waiting: 0,
+            queue: Vec::new(),
             notes: DeviceNotes::default(),
             title: String::new(),
         }
@@ -236,6 +269,7 @@ impl From<DeviceStatus> for Listed {
             lease: status.lease.map(ListedLease::from),
             booked: status.booked.into_iter().map(BookedStatus::readable).collect(),
             waiting: status.waiting.len(),
+            queue: status.waiting.into_iter().map(ListedWaiting::from).collect(),
             notes: status.notes.readable(),
         }
     }

@@ -30,7 +30,11 @@ const CLASSES: [(&str, &[&str]); 16] = [
 
 /// The words that a device has to satisfy, all of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Query(Vec<Word>);
+pub struct Query {
+    words: Vec<Word>,
+    /// As they were written.
+    texts: Vec<String>,
+}
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Word {
@@ -60,21 +64,27 @@ impl Query {
     /// # Errors
     /// A sentence for a person: which word is none, and which there are.
     pub fn parse<'a>(words: impl IntoIterator<Item = &'a str>) -> Result<Self, String> {
-        let words = words.into_iter().map(word_of).collect::<Result<Vec<Word>, String>>()?;
+        let texts: Vec<String> = words.into_iter().map(str::to_owned).collect();
+        let words = texts.iter().map(|text| word_of(text)).collect::<Result<Vec<Word>, String>>()?;
         match words.len() {
-            0..=WORDS_MAX => Ok(Self(words)),
+            0..=WORDS_MAX => Ok(Self { words, texts }),
             count => Err(format!("a query has {WORDS_MAX} words at most, not {count}")),
         }
     }
 
     /// Whether it has no word, and means every device.
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.words.is_empty()
+    }
+
+    /// Its words, from which [`Query::parse`] reads the same query.
+    pub fn texts(&self) -> &[String] {
+        &self.texts
     }
 
     /// Whether it means this device of `host`.
     pub fn matches(&self, host: &str, device: &Listed) -> bool {
-        self.0.iter().all(|word| is_true(word, host, device))
+        self.words.iter().all(|word| is_true(word, host, device))
     }
 }
 

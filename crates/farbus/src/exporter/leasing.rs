@@ -9,9 +9,11 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, UNIX_EPOCH};
 
-use farbus_io::trust::timestamp;
+use farbus_io::trust::{Fingerprint, timestamp};
+use farbus_model::Instant;
+use farbus_session::Registry;
 use farbus_session::claims::bookings::{BookRefusal, Booking};
-use farbus_session::claims::lease::{Due, LeaseRefusal, Party, Request, Requested};
+use farbus_session::claims::lease::{Due, Lease, LeaseRefusal, Party, Request, Requested};
 use farbus_session::claims::{Claims, Ending};
 use tracing::{debug, info, warn};
 
@@ -20,6 +22,7 @@ use crate::common::failure::{Attribute, FailureReport};
 use crate::common::lease_words::LeaseAct;
 use crate::devices::lease::{LeaseAnswer, LeaseStatus};
 use crate::exporter::owner::end_users_of;
+use crate::exporter::state::lease_limits::{Exceeded, held_by};
 use crate::exporter::state::lease_store::unix_ms;
 use crate::exporter::state::registry::DeviceRegistry;
 use crate::exporter::state::shared::{STACK_BYTES, Shared};
@@ -31,6 +34,8 @@ const LATE_MAX: Duration = Duration::from_secs(1);
 pub struct Asking {
     /// The host.
     pub who: Party,
+    /// Its key, by which its limits are known.
+    pub key: Fingerprint,
     /// Whether it may ask for a priority above 0.
     pub may_prefer: bool,
 }
@@ -45,10 +50,12 @@ pub fn act(
     bus_id: &str,
     asking: &Asking,
     act: LeaseAct,
-    to: Option<Party>,
+    to: Option<(Party, Fingerprint)>,
 ) -> Result<LeaseAnswer, FailureReport> {
-    let Asking { who, may_prefer } = asking;
+    let Asking { who, key, may_prefer } = asking;
     let now = shared.serving.clock.now();
+    // The directory's view is asked before the registry is locked.
+    let limits = shared.lease_limits.of(Some(key));
     let registry = &shared.registry;
     with_claims(registry, bus_id, |claims| claims.note_wall(now, unix_ms()))?;
     match act {
@@ -58,12 +65,22 @@ pub fn act(
             }
             let span = Duration::from_secs(for_s);
             let request = Request { who: who.clone(), span, priority, reason, waits, is_provisional: provisional };
-            let requested = with_claims(registry, bus_id, |claims| {
+            let (requested, is_used) = {
+                let mut registry = registry.lock();
+                let held = held_by(&registry, who, bus_id, now);
+                let claims = claims_of(&mut registry, bus_id)?;
+                // What it has already it keeps, and its answer may be asked for again.
+                if claims.lease(now).is_none_or(|lease| lease.who != *who) {
+                    let checked = limits.check_devices(held).and_then(|()| limits.check_span(span));
+                    checked.map_err(|exceeded| {
+                        claims.withdraw(who);
+                        over(bus_id, who, exceeded)
+                    })?;
+                }
                 let requested = claims.request(&request, now);
                 // Its own sessions keep their number: they are not fenced off by the lease of their host.
                 (requested, !claims.holders().is_empty())
-            })?;
-            let (requested, is_used) = requested;
+            };
             let requested = requested.map_err(|refusal| refused_by(&refusal, Some(waits)))?;
             let is_new = requested == (Requested::Granted { is_new: true });
             if is_new && !provisional {
@@ -92,7 +109,11 @@ pub fn act(
             Ok(LeaseAnswer { is_new: Some(is_new), ..answer(shared, bus_id, who, "held", None)? })
         }
         LeaseAct::Book { from_unix_ms, for_s, reason } => {
-            let booking = Booking { who: who.clone(), from_ms: from_unix_ms, span: Duration::from_secs(for_s), reason };
+            let span = Duration::from_secs(for_s);
+            limits.check_span(span).map_err(|exceeded| over(bus_id, who, exceeded))?;
+            let booking = Booking { who: who.clone(), from_ms: from_unix_ms, span, reason };
+            let ahead = had_meanwhile(&registry.lock(), &booking, bus_id, now, unix_ms());
+            limits.check_devices(ahead).map_err(|exceeded| over(bus_id, who, exceeded))?;
             let booked = with_claims(registry, bus_id, |claims| claims.book(booking, now))?;
             booked.map_err(|refusal| refused(book_refusal(&refusal)))?;
             if let Err(error) = registry.keep_bookings(bus_id) {
@@ -109,6 +130,7 @@ pub fn act(
             answer(shared, bus_id, who, if state { "withdrawn" } else { "released" }, None)
         }
         LeaseAct::Extend { for_s } => {
+            limits.check_span(Duration::from_secs(for_s)).map_err(|exceeded| over(bus_id, who, exceeded))?;
             let extended = with_claims(registry, bus_id, |claims| claims.extend(who, Duration::from_secs(for_s), now))?;
             extended.map_err(|refusal| refused_by(&refusal, None))?;
             keep(shared, bus_id);
@@ -117,7 +139,17 @@ pub fn act(
         }
         LeaseAct::Give { .. } => {
             let to = to.ok_or_else(|| refused("that host is not paired with this one, or may not use the device"))?;
-            let given = with_claims(registry, bus_id, |claims| claims.give(who, &to, now))?;
+            let (to, key) = to;
+            let limits = shared.lease_limits.of(Some(&key));
+            let given = {
+                let mut registry = registry.lock();
+                let held = held_by(&registry, &to, bus_id, now);
+                let claims = claims_of(&mut registry, bus_id)?;
+                let left = claims.lease(now).map_or(Duration::ZERO, |lease| lease.until - now);
+                let checked = limits.check_devices(held).and_then(|()| limits.check_span(left));
+                checked.map_err(|exceeded| over(bus_id, &to, exceeded))?;
+                claims.give(who, &to, now)
+            };
             given.map_err(|refusal| refused_by(&refusal, None))?;
             info!(device = bus_id, from = who.name(), to = to.name(), "its lease was given to another host");
             granted(shared, bus_id, &to, false)?;
@@ -125,7 +157,10 @@ pub fn act(
             answer(shared, bus_id, who, "given", None)
         }
         LeaseAct::Release { force } => {
-            let released = with_claims(registry, bus_id, |claims| claims.give_up(who, force, now))?;
+            let (released, users) = with_claims(registry, bus_id, |claims| {
+                let users = users_of(claims);
+                (claims.give_up(who, force, now), users)
+            })?;
             if released == Err(LeaseRefusal::NotHeld)
                 && with_claims(registry, bus_id, |claims| claims.cancel_bookings(who))?
             {
@@ -134,7 +169,7 @@ pub fn act(
                 return answer(shared, bus_id, who, "released", None);
             }
             if released.map_err(|refusal| refused_by(&refusal, None))? {
-                ended(shared, bus_id, Ending::Released);
+                ended(shared, bus_id, Ending::Released, &users);
             }
             answer(shared, bus_id, who, "released", None)
         }
@@ -146,9 +181,30 @@ fn with_claims<T>(
     bus_id: &str,
     act: impl FnOnce(&mut Claims) -> T,
 ) -> Result<T, FailureReport> {
-    let mut registry = registry.lock();
-    let claims = registry.claims_mut(bus_id);
-    claims.map(act).ok_or_else(|| report(Attribute::Gone, "no such device is shared here"))
+    claims_of(&mut registry.lock(), bus_id).map(act)
+}
+
+fn claims_of<'r>(registry: &'r mut Registry, bus_id: &str) -> Result<&'r mut Claims, FailureReport> {
+    registry.claims_mut(bus_id).ok_or_else(|| report(Attribute::Gone, "no such device is shared here"))
+}
+
+/// How many other devices the host of a booking has, or has booked, at some moment of it.
+fn had_meanwhile(registry: &Registry, booking: &Booking, but: &str, now: Instant, wall_ms: u64) -> usize {
+    let has = |claims: &Claims| {
+        let until_ms = |until: Instant| wall_ms.saturating_add((until - now).as_millis() as u64);
+        let is_his = |lease: &&Lease| lease.who == booking.who && until_ms(lease.until) > booking.from_ms;
+        let booked = claims.bookings().iter().filter(|other| other.who == booking.who);
+        let mut meanwhile =
+            booked.filter(|other| other.from_ms < booking.until_ms() && booking.from_ms < other.until_ms());
+        claims.lease(now).filter(is_his).is_some() || meanwhile.next().is_some()
+    };
+    registry.entries().filter(|entry| entry.record.bus_id != but && has(entry.claims)).count()
+}
+
+/// The refusal to a host that would exceed a limit.
+fn over(bus_id: &str, who: &Party, exceeded: Exceeded) -> FailureReport {
+    info!(device = bus_id, host = who.name(), limit = exceeded.name, "refused: its limit is reached");
+    exceeded.report()
 }
 
 fn report(attribute: Attribute, message: impl Into<String>) -> FailureReport {
@@ -248,11 +304,17 @@ fn keep(shared: &Shared, bus_id: &str) {
     }
 }
 
-/// What remains to be done when a lease has ended: nothing of it is stored, its holder is fenced off, its uses end.
-fn ended(shared: &Shared, bus_id: &str, ending: Ending) {
+/// The users of a device, as its claims name them.
+fn users_of(claims: &Claims) -> Vec<String> {
+    claims.holders().iter().map(|holder| holder.who.clone()).collect()
+}
+
+/// What remains to be done when a lease has ended: nothing of it is stored, its holder is fenced off, its uses end:
+/// those of `users`, who had the device at that moment. Another host may have it by now.
+fn ended(shared: &Shared, bus_id: &str, ending: Ending, users: &[String]) {
     info!(device = bus_id, how = ending.as_str(), "its lease has ended");
     publish(Event::of(Kind::LeaseEnded, name_of(shared, bus_id)).how(ending.as_str()));
-    end_users_of(shared, bus_id, None, ending);
+    end_users_of(shared, bus_id, None, ending, Some(users));
     keep(shared, bus_id);
 }
 
@@ -314,8 +376,16 @@ pub fn keep_in(shared: &Arc<Shared>, folder: farbus_io::trust::Folder) {
 /// Does what is due of all leases. Returns for how long nothing is; `None` if no lease has an end.
 fn advance(shared: &Shared) -> Option<Duration> {
     let now = shared.serving.clock.now();
-    let due = shared.registry.lock().advance_leases(now, unix_ms());
-    for (bus_id, due) in due {
+    let due: Vec<(String, Due, Vec<String>)> = {
+        let mut registry = shared.registry.lock();
+        let due = registry.advance_leases(now, unix_ms());
+        let with_users = |(bus_id, due): (String, Due)| {
+            let users = registry.claims_mut(&bus_id).map(|claims| users_of(claims)).unwrap_or_default();
+            (bus_id, due, users)
+        };
+        due.into_iter().map(with_users).collect()
+    };
+    for (bus_id, due, users) in due {
         match due {
             Due::Warn(left) => {
                 let left_s = left.as_secs_f64().ceil();
@@ -325,7 +395,7 @@ fn advance(shared: &Shared) -> Option<Duration> {
             }
             Due::Begin => begun(shared, &bus_id),
             Due::Lapse => debug!(device = bus_id, "a provisional lease was not confirmed"),
-            Due::End(ending) => ended(shared, &bus_id, ending),
+            Due::End(ending) => ended(shared, &bus_id, ending, &users),
         }
     }
     let next = shared.registry.lock().next_lease_event()?;

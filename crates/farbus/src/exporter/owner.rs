@@ -78,7 +78,7 @@ pub fn remove(shared: &Shared, device: &str) -> Result<(), ShareError> {
     publish(Event::of(Kind::Unshared, shared.registry.device_name(&bus_id).unwrap_or_else(|| bus_id.clone())));
     let is_idle = shared.registry.lock().retire(&bus_id);
     if is_idle == Some(false) {
-        end_users_of(shared, &bus_id, None, Ending::TakenBack);
+        end_users_of(shared, &bus_id, None, Ending::TakenBack, None);
     }
     // A successor that waits for the device learns that it is gone.
     shared.sessions.wake_all();
@@ -107,7 +107,7 @@ pub fn take_back(
         claims.end_lease(Ending::TakenBack, now);
         who.ok_or_else(|| ShareError::NotInUse(device.to_owned()))?
     };
-    end_users_of(shared, &bus_id, remark, Ending::TakenBack);
+    end_users_of(shared, &bus_id, remark, Ending::TakenBack, None);
     if let Err(error) = shared.registry.keep_lease(&bus_id, None, now) {
         warn!(device = bus_id, %error, "that its lease has ended is not stored");
     }
@@ -115,9 +115,19 @@ pub fn take_back(
 }
 
 /// Ends the sessions that use a device and waits until they have released it, for [`COMMAND_TIME_MAX`] at most. Their
-/// numbers are refused from now on, so that none of them gets the device back when its link does.
-pub fn end_users_of(shared: &Shared, bus_id: &str, remark: Option<&str>, ending: Ending) {
-    shared.registry.next_lease_or_unstored(bus_id);
+/// numbers are refused from now on, so that none of them gets the device back when its link does. `whose`: only those
+/// that were there when a lease ended, as its claims name them, for another host may have the device since.
+pub fn end_users_of(shared: &Shared, bus_id: &str, remark: Option<&str>, ending: Ending, whose: Option<&[String]>) {
+    let is_meant = |who: &String| whose.is_none_or(|whose| whose.contains(who));
+    let is_next_there = {
+        let mut registry = shared.registry.lock();
+        let claims = registry.claims_mut(bus_id);
+        claims.is_some_and(|claims| claims.holders().iter().any(|holder| !is_meant(&holder.who)))
+    };
+    // The next user has a later number already.
+    if !is_next_there {
+        shared.registry.next_lease_or_unstored(bus_id);
+    }
     let key = shared.registry.key_of(bus_id);
     let handed_over = shared.registry.leases().take_back(&key);
     if let Some(handed_over) = handed_over {
@@ -125,7 +135,8 @@ pub fn end_users_of(shared: &Shared, bus_id: &str, remark: Option<&str>, ending:
         handed_over.settle(native::Cause::Refused, &format!("released by its owner{why}"));
         offer_again(shared, handed_over, ending);
     }
-    let users: Vec<Arc<Session>> = shared.sessions.holders_of(bus_id);
+    let mut users: Vec<Arc<Session>> = shared.sessions.holders_of(bus_id);
+    users.retain(|session| is_meant(&session.peer));
     for session in &users {
         if let Some(remark) = remark {
             // The first remark counts.

@@ -34,7 +34,8 @@ pub fn answer(share: &Share, address: &str, question: Question) -> Answer {
         | Question::Sleep { .. }
         | Question::Share { .. }
         | Question::Topology { .. }
-        | Question::Directory
+        | Question::Directory { .. }
+        | Question::DirectoryLimit { .. }
         | Question::Wake => return Answer::Unknown,
         Question::Unshare { device, .. } => {
             let is_it = |status: &DeviceStatus| status.name == device || status.bus_id == device;

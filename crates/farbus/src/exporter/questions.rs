@@ -120,8 +120,8 @@ fn lease(
         _ => None,
     };
     let may_prefer = peer.is_some_and(|peer| peer.may_reserve_high(&name, registry.id_of(&name)));
-    let asking = Asking { who: Party::paired(guest.identity().0), may_prefer };
-    leasing::act(shared, &bus_id, &asking, act, to.map(|host| Party::paired(&host.name)))
+    let asking = Asking { who: Party::paired(guest.identity().0), key: guest.fingerprint(), may_prefer };
+    leasing::act(shared, &bus_id, &asking, act, to.map(|host| (Party::paired(&host.name), host.fingerprint)))
 }
 
 /// The status of the devices that the guest may use.

@@ -35,6 +35,7 @@ use crate::exporter::access::listener::{Addresses, Listening};
 use crate::exporter::access::local_users::LocalUsers;
 use crate::exporter::access::networks::Network;
 pub use crate::exporter::error::ShareError;
+use crate::exporter::state::lease_limits::{LeaseLimit, Site};
 use crate::exporter::state::note_book::ConfiguredNotes;
 use crate::exporter::state::permissions::ExclusiveUse;
 use crate::exporter::state::shared::{Neighbourhood, STACK_BYTES, Shared};
@@ -126,6 +127,16 @@ impl Share {
     /// Shows what `farbus label` stored of devices that are offered from now on.
     pub(crate) fn show_labels(&self, system: SystemAccess) {
         self.shared.registry.notes.read_through(system);
+    }
+
+    /// Sets how many devices one host may have here, and for how long.
+    pub(crate) fn limit_leases(&self, own: LeaseLimit) {
+        self.shared.lease_limits.configure(own);
+    }
+
+    /// Keeps the limits of the directory, too. Only the first call has an effect.
+    pub(crate) fn limit_leases_by(&self, site: Arc<dyn Site>) {
+        self.shared.lease_limits.ask(site);
     }
 
     /// Sets what the configuration says of devices.

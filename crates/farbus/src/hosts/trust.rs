@@ -1,5 +1,6 @@
 //! This host's key, its paired hosts, and the terms of encrypted links with them.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -88,6 +89,15 @@ impl Trust {
     /// [`StateError`]: then no host is to be trusted.
     pub fn peers(&self) -> Result<Peers, StateError> {
         Peers::load(&self.folder)
+    }
+
+    /// The names of the paired hosts by their keys, as of now. An unreadable list is reported where hosts are asked.
+    pub fn names_by_key(&self) -> BTreeMap<String, String> {
+        let peers = self.peers();
+        peers.map_or_else(
+            |_| BTreeMap::new(),
+            |peers| peers.iter().map(|peer| (peer.fingerprint.to_string(), peer.name.clone())).collect(),
+        )
     }
 
     /// The paired host with this key, as of now. `None`, with a line in the log, if the list cannot be read.

@@ -14,19 +14,19 @@ use super::harness::{Harness, PATIENCE, Running, wait_until};
 use super::trust::{Host, hosts, pair, three};
 
 /// What the directory is waited for: a watch is at once, a lost member takes seconds to be noticed.
-const WITHIN: Duration = Duration::from_secs(60);
+pub const WITHIN: Duration = Duration::from_secs(60);
 
 /// The daemon of a host.
-struct Site<'h> {
-    host: &'h Host<'h>,
-    process: Running,
-    address: String,
+pub struct Site<'h> {
+    pub host: &'h Host<'h>,
+    pub process: Running,
+    pub address: String,
     file: PathBuf,
 }
 
 impl<'h> Site<'h> {
     /// Starts a daemon that serves paired hosts, with this configuration.
-    fn start(host: &'h Host<'h>, text: &str) -> Self {
+    pub fn start(host: &'h Host<'h>, text: &str) -> Self {
         let file = host.harness.path(&format!("{}.toml", host.name));
         fs::write(&file, configuration(text)).unwrap();
         let process = host.start(&["daemon", "--config", file.to_str().unwrap()]);
@@ -42,14 +42,14 @@ impl<'h> Site<'h> {
     }
 
     /// What its status says of the directory.
-    fn status(&self) -> Value {
+    pub fn status(&self) -> Value {
         let status = self.host.json(&["status", "--json"]);
         let daemon = status.as_array().unwrap().iter().find(|process| process["role"] == "daemon");
         daemon.map(|daemon| daemon["directory"].clone()).unwrap_or_default()
     }
 
     /// Waits until the directory is in this trouble, or in none.
-    fn wait_for_trouble(&self, kind: Option<&str>) -> Value {
+    pub fn wait_for_trouble(&self, kind: Option<&str>) -> Value {
         let mut status = Value::Null;
         wait_until(WITHIN, &format!("{}: {kind:?}", self.host.name), || {
             status = self.status();
@@ -62,7 +62,7 @@ impl<'h> Site<'h> {
     }
 
     /// Waits until it knows so many hosts, itself among them, and devices.
-    fn wait_for_counts(&self, hosts: u64, devices: u64) {
+    pub fn wait_for_counts(&self, hosts: u64, devices: u64) {
         wait_until(WITHIN, &format!("{} knows {devices} devices of {hosts} hosts", self.host.name), || {
             let status = self.status();
             (&status["hosts"], &status["devices"]) == (&json!(hosts), &json!(devices))
@@ -70,18 +70,18 @@ impl<'h> Site<'h> {
     }
 
     /// Waits until it knows a device by the directory that this is true for.
-    fn wait_for(&self, what: &str, is_so: impl Fn(&Value) -> bool) {
+    pub fn wait_for(&self, what: &str, is_so: impl Fn(&Value) -> bool) {
         wait_until(WITHIN, &format!("{}: {what}", self.host.name), || {
             self.known(&[]).as_array().unwrap().iter().any(&is_so)
         });
     }
 
     /// The devices of other hosts that it knows by the directory.
-    fn known(&self, words: &[&str]) -> Value {
+    pub fn known(&self, words: &[&str]) -> Value {
         self.host.json(&[&["list", "--directory", "--json"], words].concat())
     }
 
-    fn knows(&self, target: &str) -> bool {
+    pub fn knows(&self, target: &str) -> bool {
         self.known(&[]).as_array().unwrap().iter().any(|line| line["target"] == target)
     }
 }

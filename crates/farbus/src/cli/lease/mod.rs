@@ -3,6 +3,7 @@
 mod answers;
 mod several;
 
+use std::collections::BTreeSet;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -15,12 +16,13 @@ use signal_hook::iterator::Signals;
 use answers::{json_of, until};
 
 use super::Failure;
+use super::directory::{paired, sites};
 use super::migrate::key_of;
 use super::output::{format_span, print_json, print_table, say, table};
 use crate::common::host_address::check_host;
 use crate::common::lease_words::{LeaseAct, parse_span, parse_time};
 use crate::devices::lease::{BookedStatus, LeaseAnswer};
-use crate::devices::offer::{Listed, ListedLease};
+use crate::devices::offer::{Listed, ListedLease, ListedWaiting};
 use crate::devices::query::Query;
 use crate::hosts::trust::Trust;
 use crate::importer::client::{ANSWER_TIME_MAX, Attribute, Client, Target, address_of};
@@ -227,7 +229,9 @@ fn checked_word(text: &str) -> Result<String, String> {
 
 fn ask(target: &Target, act: LeaseAct) -> Result<LeaseAnswer, Failure> {
     let answer = Client::default().lease(target, act)?;
-    answer.map_err(|failure| Failure::new(failure.attribute, format!("{}: {}", target.shown(), failure.message)))
+    answer.map_err(|failure| {
+        Failure::new(failure.attribute, format!("{}: {}", target.shown(), failure.message)).at_limit(failure.limit)
+    })
 }
 
 fn told(as_json: bool, target: &Target, answer: &LeaseAnswer, done: &str) -> Result<(), Failure> {
@@ -296,33 +300,61 @@ fn who_has_it(answer: &LeaseAnswer) -> String {
     }
 }
 
+/// Who waits for a device.
+struct Queue {
+    count: usize,
+    words: String,
+    first: Vec<ListedWaiting>,
+}
+
+impl Queue {
+    fn in_words(self) -> String {
+        if self.first.is_empty() { self.count.to_string() } else { format!("{}: {}", self.count, self.words) }
+    }
+}
+
 fn list(args: &ListArgs) -> Result<(), Failure> {
-    let mut leases: Vec<(String, ListedLease, usize)> = Vec::new();
+    let mut leases: Vec<(String, ListedLease, Queue)> = Vec::new();
     let mut booked: Vec<(String, BookedStatus)> = Vec::new();
     let mut add = |host: &str, devices: Vec<Listed>| {
         for Listed { name, booked: ahead, .. } in &devices {
             booked.extend(ahead.iter().map(|one| (format!("{host}/{name}"), one.clone())));
         }
-        let leased = devices.into_iter().filter_map(|device| Some((device.name, device.lease?, device.waiting)));
+        let leased = devices.into_iter().filter_map(|device| {
+            let queue = Queue { count: device.waiting, words: device.queue_in_words(), first: device.queue };
+            Some((device.name, device.lease?, queue))
+        });
         leases.extend(leased.map(|(name, lease, waiting)| (format!("{host}/{name}"), lease, waiting)));
     };
     match &args.host {
         Some(host) => add(host, Client::default().offers(&address_of(host), ANSWER_TIME_MAX)?),
         None => {
+            let paired = paired();
+            let mut answered = BTreeSet::new();
             for host in everywhere::all() {
                 match host.devices {
-                    Ok(devices) => add(&host.name, devices),
+                    Ok(devices) => {
+                        answered.extend(paired.iter().filter(|(_, name)| **name == host.name).map(|(key, _)| key));
+                        add(&host.name, devices);
+                    }
                     Err(failure) => {
                         eprintln!("farbus: {}: {}: {}", failure.attribute.as_str(), host.name, failure.message);
                     }
                 }
             }
+            // What the directory says of the others.
+            for site in sites(&Query::default(), &paired).map(|sites| sites.devices).unwrap_or_default() {
+                if !answered.contains(&site.host_key) {
+                    add(&site.host, vec![site.device]);
+                }
+            }
         }
     }
     if args.json {
-        let one = |(target, lease, waiting): &(String, ListedLease, usize)| {
+        let one = |(target, lease, queue): &(String, ListedLease, Queue)| {
             let mut value = serde_json::to_value(lease).map_err(Failure::local)?;
-            (value["target"], value["waiting"]) = (json!(target), json!(waiting));
+            (value["target"], value["waiting"]) = (json!(target), json!(queue.count));
+            value["queue"] = json!(queue.first);
             Ok(value)
         };
         let mut all = leases.iter().map(one).collect::<Result<Vec<Value>, Failure>>()?;
@@ -338,10 +370,10 @@ fn list(args: &ListArgs) -> Result<(), Failure> {
         return Ok(());
     }
     let mut table = table(&["DEVICE", "LEASED TO", "LEFT", "UNTIL", "WAIT", "REASON"]);
-    for (target, lease, waiting) in leases {
+    for (target, lease, queue) in leases {
         let who = if lease.is_yours { format!("{} (this host)", lease.host) } else { lease.host };
         let left = format_span(Duration::from_secs(lease.left_s));
-        table.add_row([target, who, left, lease.until, waiting.to_string(), lease.reason.unwrap_or_default()]);
+        table.add_row([target, who, left, lease.until, queue.in_words(), lease.reason.unwrap_or_default()]);
     }
     for (target, BookedStatus { host, from, until, reason }) in booked {
         table.add_row([target, host, format!("from {from}"), until, String::new(), reason.unwrap_or_default()]);

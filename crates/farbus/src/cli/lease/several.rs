@@ -11,7 +11,7 @@ use signal_hook::iterator::Signals;
 
 use super::answers::{json_of, until};
 use crate::cli::Failure;
-use crate::cli::directory::{SiteDevice, Sites, paired};
+use crate::cli::directory::{SiteDevice, paired, sites};
 use crate::cli::output::{print_json, say};
 use crate::common::failure::FailureReport;
 use crate::common::lease_words::LeaseAct;
@@ -113,7 +113,7 @@ type Silent = (String, String);
 fn meant(client: &Client, query: &Query) -> (Vec<Candidate>, Vec<Silent>) {
     let paired = paired();
     // What an unreachable directory said may be old: then all are asked.
-    let hosts = match Sites::ask(&paired).filter(|sites| sites.trouble.is_none()) {
+    let hosts = match sites(query, &paired).filter(|sites| sites.trouble.is_none()) {
         None => everywhere::all(),
         Some(sites) => {
             let has_meant = |key: &String| {
@@ -162,8 +162,7 @@ fn others(client: &Client, query: &Query, wanted: usize, before: &[Candidate]) -
 /// the wait.
 fn wait_for(query: &Query, wanted: usize, signals: &mut Signals) -> bool {
     let count = || {
-        let sites = Sites::ask(&paired());
-        sites.map_or(0, |sites| {
+        sites(query, &paired()).map_or(0, |sites| {
             let is_meant = |site: &&SiteDevice| site.is_paired && query.matches(&site.host, &site.device);
             sites.devices.iter().filter(is_meant).count()
         })
@@ -195,7 +194,7 @@ pub fn request(args: &Asked<'_>, targets: &[Target], query: &Query, signals: &mu
     let mut all = loop {
         match candidates(&client, targets, query, wanted) {
             Err(failure)
-                if is_waited_for && failure.attribute() == Attribute::Gone && Sites::ask(&paired()).is_some() =>
+                if is_waited_for && failure.attribute() == Attribute::Gone && sites(query, &paired()).is_some() =>
             {
                 if !args.json && !std::mem::replace(&mut is_said, true) {
                     say(format!("waiting for {wanted} of the devices that are meant to be there   (Ctrl-C ends)"));
@@ -268,7 +267,8 @@ pub fn request(args: &Asked<'_>, targets: &[Target], query: &Query, signals: &mu
     let attribute = whys.iter().flatten().map(|why| why.attribute).find(|attribute| *attribute != Attribute::Refused);
     let next = if args.no_wait { "\n  wait for them: leave out --no-wait" } else { "" };
     let why = format!("{wanted} at once are not to be had: {}; nothing is leased{next}", taken.join(", "));
-    Err(Failure::new(attribute.unwrap_or(Attribute::Refused), why))
+    let limit = whys.iter().flatten().find_map(|why| why.limit.clone());
+    Err(Failure::new(attribute.unwrap_or(Attribute::Refused), why).at_limit(limit))
 }
 
 /// A device that is not free, and why.

@@ -81,6 +81,11 @@ impl Members {
         })
     }
 
+    /// Gives each call this time.
+    pub fn with_time_max(self, time_max: Duration) -> Self {
+        Self { time_max, ..self }
+    }
+
     /// The member that is talked to, `HOST:PORT`.
     pub fn member(&self) -> &str {
         self.settings.members.get(self.at).map_or("", String::as_str)

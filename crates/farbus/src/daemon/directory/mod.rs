@@ -5,10 +5,13 @@
 //! known of other hosts stays.
 
 mod connection;
+mod limits;
 mod records;
 pub mod settings;
+pub mod sites;
 mod stop;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -17,7 +20,7 @@ use std::time::{Duration, SystemTime};
 use farbus_directory::gateway::{Call, Refusal};
 use farbus_directory::key::{HostId, KeyRange};
 use farbus_directory::publisher::Step as PublisherStep;
-use farbus_directory::record::HostRecord;
+use farbus_directory::record::{DeviceRecord, HostRecord, LimitRecord};
 use farbus_directory::view::Step as ViewStep;
 use farbus_directory::{Publisher, Trouble, TroubleKind, View};
 use farbus_io::link::Clock;
@@ -27,9 +30,14 @@ use serde_json::{Value, json};
 use tracing::{info, warn};
 
 use crate::broker::SystemAccess;
+use crate::common::failure::{Attribute, FailureReport};
+use crate::devices::query::Query;
+use crate::devices::status::DeviceStatus;
 use crate::exporter::share::Share;
+use crate::exporter::state::lease_limits::Site;
 use crate::hosts::trust::Trust;
 use connection::{Members, Watch};
+use limits::Limits;
 use records::Records;
 use settings::Settings;
 use stop::Stop;
@@ -42,6 +50,8 @@ const LOOK_PART: u32 = 200;
 const LAG_MAX: Duration = Duration::from_secs(5);
 /// The longest pause between corrections, if another process goes on changing this host's keys.
 const CORRECT_EVERY_MAX: Duration = Duration::from_secs(320);
+/// How long a call to write a limit may take; the command waits longer than for the two that it needs.
+const LIMIT_TIME_MAX: Duration = Duration::from_secs(2);
 /// A member that says nothing for so long is asked whether it is there.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
 
@@ -51,6 +61,7 @@ pub struct Directory {
     trust: Option<Trust>,
     system: SystemAccess,
     running: Mutex<Option<Running>>,
+    limits: Arc<Limits>,
 }
 
 struct Running {
@@ -85,7 +96,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Directory {
     /// No directory yet.
     pub fn new(share: Arc<Share>, trust: Option<Trust>, system: SystemAccess) -> Self {
-        Self { share, trust, system, running: Mutex::new(None) }
+        let own = trust.as_ref().and_then(|trust| HostId::new(&trust.fingerprint().to_string()));
+        let limits = Arc::new(Limits::new(own));
+        let site: Arc<dyn Site> = Arc::<Limits>::clone(&limits);
+        share.limit_leases_by(site);
+        Self { share, trust, system, running: Mutex::new(None), limits }
     }
 
     /// Uses this directory, or none, from now on.
@@ -98,6 +113,7 @@ impl Directory {
             former.end();
         }
         *running = settings.map(|settings| self.start(settings));
+        self.limits.follow(running.as_ref().map(|running| Arc::clone(&running.state)));
     }
 
     /// Ends: this host's keys go from the directory, unless another process goes on in this one's place.
@@ -118,10 +134,20 @@ impl Directory {
         lock(&self.running).as_ref().map(|running| running.state.status(&running.settings))
     }
 
-    /// All that is known of the directory's hosts and devices; `None` if there is no directory.
-    pub fn contents(&self) -> Option<Value> {
+    /// What is known of the directory's hosts and devices: all of it, or the devices of other hosts that a query means,
+    /// with their hosts and those that are paired with this one. `None` if there is no directory.
+    ///
+    /// # Errors
+    /// A word is none of a query.
+    pub fn contents(&self, query: Option<&[String]>) -> Option<Result<Value, String>> {
         let running = lock(&self.running);
         let running = running.as_ref()?;
+        let meant = query.map(|words| Query::parse(words.iter().map(String::as_str))).transpose();
+        Some(meant.map(|meant| self.contents_of(running, meant.as_ref().zip(query))))
+    }
+
+    fn contents_of(&self, running: &Running, asked: Option<(&Query, &[String])>) -> Value {
+        let own_key = self.trust.as_ref().map(|trust| trust.fingerprint().to_string());
         let mut contents = running.state.status(&running.settings);
         let view = lock(&running.state.view);
         let host = |(key, record): (&HostId, HostRecord)| {
@@ -129,15 +155,81 @@ impl Directory {
             value["key"] = json!(key.as_str());
             value
         };
-        let device = |(key, name, record): (&HostId, &str, farbus_directory::record::DeviceRecord)| {
+        let device = |(key, name, record): (&HostId, &str, DeviceRecord)| {
             let mut value = json!(record);
             (value["host_key"], value["name"]) = (json!(key.as_str()), json!(name));
             value
         };
-        contents["own_key"] = json!(self.trust.as_ref().map(|trust| trust.fingerprint().to_string()));
-        contents["known_hosts"] = view.hosts().map(host).collect();
-        contents["known_devices"] = view.devices().map(device).collect();
-        Some(contents)
+        if let Some((query, words)) = asked {
+            let paired = self.trust.as_ref().map(Trust::names_by_key).unwrap_or_default();
+            let hosts: BTreeMap<&HostId, HostRecord> = view.hosts().collect();
+            let names: BTreeMap<&HostId, String> = hosts
+                .iter()
+                .map(|(key, record)| {
+                    let name = paired.get(key.as_str()).cloned();
+                    (*key, name.unwrap_or_else(|| sites::name_of(&record.name, key.as_str())))
+                })
+                .collect();
+            let now = SystemTime::now();
+            let is_meant = |(key, name, record): &(&HostId, &str, DeviceRecord)| {
+                let is_other = own_key.as_deref() != Some(key.as_str());
+                let host = names.get(key).map_or("", String::as_str);
+                is_other && query.matches(host, &sites::listed((*name).to_owned(), record.clone(), now))
+            };
+            let devices: Vec<(&HostId, &str, DeviceRecord)> = view.devices().filter(is_meant).collect();
+            let theirs: BTreeSet<&HostId> = devices.iter().map(|(key, ..)| *key).collect();
+            let is_shown = |(key, _): &(&HostId, HostRecord)| theirs.contains(key) || paired.contains_key(key.as_str());
+            contents["query"] = json!(words);
+            contents["known_hosts"] = hosts.into_iter().filter(is_shown).map(host).collect();
+            contents["known_devices"] = devices.into_iter().map(device).collect();
+        } else {
+            contents["known_hosts"] = view.hosts().map(host).collect();
+            contents["known_devices"] = view.devices().map(device).collect();
+        }
+        let limit = |(key, record): (&HostId, LimitRecord)| {
+            let mut value = json!(record);
+            value["key"] = json!(key.as_str());
+            value
+        };
+        contents["limits"] = view.limits().map(limit).collect();
+        contents["own_key"] = json!(own_key);
+        contents
+    }
+
+    /// Writes in the directory what a host may have of all devices; nothing: its limit goes. It waits for etcd, and
+    /// does not begin while that is known to be away.
+    ///
+    /// # Errors
+    /// Why it is not written, for a person; `None` if there is no directory.
+    pub fn limit(&self, host: &str, devices: Option<u32>, for_s: Option<u64>) -> Option<Result<Value, FailureReport>> {
+        let (settings, state, stop) = {
+            let running = lock(&self.running);
+            let Running { settings, state, stop, .. } = running.as_ref()?;
+            (settings.clone(), Arc::clone(state), Arc::clone(stop))
+        };
+        let refused = |attribute, message: String| Some(Err(FailureReport::new(attribute, message)));
+        let Some(host) = HostId::new(host) else {
+            return refused(Attribute::Refused, "a limit is for a host, by its key: 52 letters".to_owned());
+        };
+        let told = |trouble: &Trouble| format!("the directory does not take it: {trouble}\n  {}", trouble.next());
+        if let Some(trouble) = lock(&state.view).trouble() {
+            return refused(Attribute::Network, told(trouble));
+        }
+        let by = self.trust.as_ref().map(|trust| trust.name().to_owned()).unwrap_or_default();
+        let record = LimitRecord { devices, for_s, by, at: timestamp(SystemTime::now()) };
+        let is_any = devices.is_some() || for_s.is_some();
+        let system = match self.system.apart() {
+            Ok(system) => system,
+            Err(error) => return refused(Attribute::Local, error.to_string()),
+        };
+        let members = Members::new(&settings, system, stop, 0);
+        let written = members.and_then(|members| {
+            limits::write(&mut members.with_time_max(LIMIT_TIME_MAX), &host, is_any.then_some(&record))
+        });
+        match written {
+            Ok(()) => Some(Ok(json!({ "key": host.as_str(), "devices": devices, "for_s": for_s }))),
+            Err(trouble) => refused(Attribute::Network, told(&trouble)),
+        }
     }
 
     fn start(&self, settings: &Settings) -> Running {
@@ -179,11 +271,12 @@ impl Directory {
         let (for_view, for_stop) = (Arc::clone(state), Arc::clone(stop));
         let follow = move || Follower { members: following, probing, state: for_view, stop: for_stop }.run();
         threads.push(thread::Builder::new().name("directory-view".into()).spawn(follow).map_err(failed)?);
-        let Some(host) = self.trust.as_ref().and_then(|trust| HostId::new(&trust.fingerprint().to_string())) else {
+        let host = self.trust.as_ref().and_then(|trust| Some((trust, HostId::new(&trust.fingerprint().to_string())?)));
+        let Some((trust, host)) = host else {
             info!("this host has no key, and is not in the directory: farbus id makes one");
             return Ok(threads);
         };
-        let name = self.trust.as_ref().map(|trust| trust.name().to_owned()).unwrap_or_default();
+        let name = trust.name().to_owned();
         let since = timestamp(SystemTime::now());
         let host_record = HostRecord { name, farbus: env!("CARGO_PKG_VERSION").to_owned(), since };
         let publishing = Publishing {
@@ -191,6 +284,7 @@ impl Directory {
             host_record,
             members: members()?,
             share: Arc::clone(&self.share),
+            trust: trust.clone(),
             state: Arc::clone(state),
             stop: Arc::clone(stop),
         };
@@ -270,6 +364,7 @@ struct Publishing {
     host_record: HostRecord,
     members: Members,
     share: Arc<Share>,
+    trust: Trust,
     state: Arc<State>,
     stop: Arc<Stop>,
 }
@@ -287,7 +382,13 @@ impl Publishing {
                     info!("what the directory said of this host was changed by another: it is put right");
                     self.publisher.doubt();
                 }
-                records.update(self.share.status(), SystemTime::now());
+                let devices = self.share.status();
+                let is_had = |device: &DeviceStatus| device.lease.is_some() || device.user.is_some();
+                let keys = match devices.iter().any(is_had) {
+                    true => self.trust.names_by_key().into_iter().map(|(key, name)| (name, key)).collect(),
+                    false => BTreeMap::new(),
+                };
+                records.update(devices, &keys, SystemTime::now());
                 self.publisher.want(&self.host_record, records.iter());
                 look_at = clock.now() + LOOK_EVERY.max((clock.now() - now) * LOOK_PART);
             }

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
-use farbus_directory::record::{DeviceRecord, LeaseRecord};
+use farbus_directory::record::{DeviceRecord, LeaseRecord, QUEUE_MAX, QueuedRecord};
 use farbus_io::trust::timestamp;
+use farbus_session::claims::host_of;
 
-use crate::devices::status::DeviceStatus;
+use crate::devices::status::{DeviceStatus, WaitingStatus};
 
 /// The end of a lease is what is left of it, added to the clock: it moves with the clock's adjustments, and is the same
 /// within this time.
@@ -23,12 +24,12 @@ struct Said {
 }
 
 impl Records {
-    /// Takes the present devices.
-    pub fn update(&mut self, devices: Vec<DeviceStatus>, now: SystemTime) {
+    /// Takes the present devices. `keys` are those of the paired hosts, by their names here.
+    pub fn update(&mut self, devices: Vec<DeviceStatus>, keys: &BTreeMap<String, String>, now: SystemTime) {
         let mut former = std::mem::take(&mut self.0);
         for device in devices {
             let name = device.name.clone();
-            let said = said(device, former.remove(&name), now);
+            let said = said(device, former.remove(&name), keys, now);
             self.0.insert(name, said);
         }
     }
@@ -39,7 +40,19 @@ impl Records {
     }
 }
 
-fn said(device: DeviceStatus, former: Option<Said>, now: SystemTime) -> Said {
+/// The key of the paired host that has a device, if it is one that has it alone.
+fn holder_key(device: &DeviceStatus, keys: &BTreeMap<String, String>) -> Option<String> {
+    let user = || device.user.as_deref().filter(|user| device.users.is_empty() && user.contains(" ("));
+    let host = device.lease.as_ref().map(|lease| lease.host.as_str()).or_else(|| user().map(host_of))?;
+    keys.get(host).cloned()
+}
+
+fn queued(WaitingStatus { host, priority, for_s, .. }: WaitingStatus) -> QueuedRecord {
+    QueuedRecord { host, priority: priority.unwrap_or_default(), for_s }
+}
+
+fn said(device: DeviceStatus, former: Option<Said>, keys: &BTreeMap<String, String>, now: SystemTime) -> Said {
+    let holder_key = holder_key(&device, keys);
     let left = device.lease.as_ref().map(|lease| lease.left());
     let mut lease_end = left.map(|left| now + left);
     let mut record = DeviceRecord {
@@ -54,6 +67,8 @@ fn said(device: DeviceStatus, former: Option<Said>, now: SystemTime) -> Said {
         mode: device.mode,
         lease: device.lease.map(|lease| LeaseRecord { host: lease.host, until: lease.until, reason: lease.reason }),
         waiting: u32::try_from(device.waiting.len()).unwrap_or(u32::MAX),
+        queue: device.waiting.into_iter().take(QUEUE_MAX).map(queued).collect(),
+        holder_key,
         labels: device.notes.labels,
         place: device.notes.place,
         comment: device.notes.comment,
@@ -106,7 +121,7 @@ mod tests {
         let at = |s: u64| UNIX_EPOCH + Duration::from_secs(s);
         let mut records = Records::default();
         let mut update = |extra: &serde_json::Value, s: u64| {
-            records.update(vec![status(extra)], at(s));
+            records.update(vec![status(extra)], &[("desk".to_owned(), "k".to_owned())].into(), at(s));
             records.iter().next().unwrap().1.clone()
         };
         let none = serde_json::json!({});
@@ -115,8 +130,19 @@ mod tests {
         assert_eq!(update(&none, 200), first);
         let leased = update(&lease(50.0, "1970-01-01T00:05:00Z"), 250);
         assert_ne!(leased.at, first.at);
+        assert_eq!((first.holder_key, leased.holder_key.as_deref()), (None, Some("k")));
         assert_eq!(update(&lease(39.6, "1970-01-01T00:04:59Z"), 260), leased, "the same end, by a clock that was set");
         let extended = update(&lease(139.6, "1970-01-01T00:06:40Z"), 261);
         assert_eq!(extended.lease.unwrap().until, "1970-01-01T00:06:40Z");
+        let waits =
+            |waits_s: f64| serde_json::json!({ "waiting": [{ "host": "rack", "waits_s": waits_s, "for_s": 60 }] });
+        let waiting = update(&waits(1.0), 270);
+        let rack = QueuedRecord { host: "rack".to_owned(), priority: 0, for_s: Some(60) };
+        assert_eq!((waiting.waiting, &waiting.queue[..]), (1, &[rack][..]));
+        assert_eq!(update(&waits(2.0), 271), waiting, "to go on waiting is no change");
+        let used = update(&serde_json::json!({ "state": "in use", "user": "desk (10.0.0.7:5)" }), 280);
+        assert_eq!(used.holder_key.as_deref(), Some("k"));
+        let stranger = update(&serde_json::json!({ "state": "in use", "user": "desk" }), 281);
+        assert_eq!(stranger.holder_key, None, "a host that is called so is not the paired one");
     }
 }

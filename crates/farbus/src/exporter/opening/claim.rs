@@ -1,7 +1,8 @@
 //! Offers the registry's devices to the peer of one connection, and claims them for it.
 
 use farbus_model::{Device, Instant};
-use farbus_session::claims::Mode;
+use farbus_session::claims::lease::Party;
+use farbus_session::claims::{Claims, Mode};
 use farbus_session::native::control as native;
 use farbus_session::registry::{ClaimedBlock, ClassRefusal, name_of};
 use farbus_session::stream::Stage;
@@ -10,6 +11,7 @@ use tracing::{info, warn};
 
 use crate::exporter::access::quota::{self, Place};
 use crate::exporter::session::entry::Session;
+use crate::exporter::state::lease_limits::{Exceeded, held_by};
 use crate::exporter::state::shared::Shared;
 use crate::hosts::trust::Use;
 
@@ -39,6 +41,7 @@ impl Offers<Box<dyn Device>> for Offer<'_> {
 
     fn claim(&mut self, bus_id: &str) -> Result<(DeviceRecord, Box<dyn Device>), OpStatus> {
         self.admit(bus_id)?;
+        self.check_limits(bus_id).map_err(|_| OpStatus::NotAvailable)?;
         if let Err(why) = self.shared.registry.check_is_here(bus_id, &self.session.proof()) {
             info!(device = bus_id, peer = self.session.peer, why, "refused");
             self.shared.permissions.record(self.session, Use::Attach, bus_id, Err("moved away"));
@@ -89,6 +92,29 @@ impl Offer<'_> {
             return Err(OpStatus::Busy);
         }
         Ok(())
+    }
+
+    /// Checks whether the peer may have one more device. A use that began in the process before this one is none.
+    ///
+    /// # Errors
+    /// The limit that the peer has reached.
+    pub fn check_limits(&self, bus_id: &str) -> Result<(), Exceeded> {
+        let Some(guest) = self.session.guest.as_ref().filter(|_| !self.session.is_successor()) else { return Ok(()) };
+        let bounds = self.shared.lease_limits.of(Some(&guest.fingerprint()));
+        let who = Party::paired(guest.identity().0);
+        let now = self.shared.serving.clock.now();
+        let mut registry = self.shared.registry.lock();
+        // A host may attach what it has leased.
+        let is_lessee = |claims: &mut Claims| claims.lease(now).is_some_and(|lease| lease.who == who);
+        if registry.claims_mut(bus_id).is_some_and(is_lessee) {
+            return Ok(());
+        }
+        let checked = bounds.check_devices(held_by(&registry, &who, bus_id, now));
+        drop(registry);
+        checked.inspect_err(|exceeded| {
+            info!(device = bus_id, peer = self.session.peer, limit = exceeded.name, "refused: its limit is reached");
+            self.shared.permissions.record(self.session, Use::Attach, bus_id, Err(exceeded.name));
+        })
     }
 
     /// Claims a block device.

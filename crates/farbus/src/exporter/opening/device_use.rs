@@ -24,6 +24,7 @@ use crate::exporter::opening::claim::Offer;
 use crate::exporter::opening::driven_disk::may_drive;
 use crate::exporter::session::entry::Session;
 use crate::exporter::session::threads::{HandoverOutcome, Opened, OpenedDevice};
+use crate::exporter::state::lease_limits::Exceeded;
 use crate::exporter::state::registry::HandedOver;
 use crate::exporter::state::shared::{STACK_BYTES, Shared};
 use crate::hosts::trust::Use;
@@ -122,6 +123,11 @@ impl DeviceUse {
 
     /// Opens a device that was not handed over. The mode is `None` for an observer of a USB device.
     pub fn open_anew(&self, bus_id: &str, open: &native::Open) -> Result<(OpenedDevice, Option<Mode>), native::End> {
+        if open.mode != native::Mode::Observe {
+            let refused = |exceeded: Exceeded| format!("{LIMIT}{}: {exceeded}", exceeded.name);
+            let checked = self.offer().check_limits(bus_id).map_err(refused);
+            checked.map_err(|message| refusal(native::Cause::Refused, message))?;
+        }
         match open.class {
             native::Class::USB if open.mode == native::Mode::Observe => {
                 self.open_observer(bus_id).map(|opened_device| (opened_device, None))

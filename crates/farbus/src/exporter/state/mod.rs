@@ -1,5 +1,6 @@
 //! The shared objects of the exporter. Each owns one thing and its lock; `shared` has the table of the lock order.
 
+pub mod lease_limits;
 pub mod lease_store;
 pub mod ledger;
 pub mod note_book;

@@ -7,6 +7,7 @@
 //! | [`Session`](crate::exporter::session::entry::Session) | one connection's link and device | 3: one a field, each held alone |
 //! | [`DeviceReservations`] | reservations, and who may reserve | 3: the ledger; who may; the buses |
 //! | [`Permissions`] | devices that only one host may use, and whether devices may be observed | that of these devices |
+//! | [`LeaseLimits`] | what each host may have at a time | the configured ones |
 //! | [`Addresses`], [`Sessions`], [`Predecessor`], [`Swaps`] | listeners; threads of sessions; sessions of the process before this one; swaps | one each, two for the predecessor |
 //! | [`Serving`] | what every connection is served with | modules; the trace |
 //!
@@ -34,6 +35,7 @@ use crate::exporter::access::listener::Addresses;
 use crate::exporter::access::local_users::LocalPeers;
 use crate::exporter::session::table::SessionTable;
 use crate::exporter::session::threads::Sessions;
+use crate::exporter::state::lease_limits::LeaseLimits;
 use crate::exporter::state::permissions::Permissions;
 use crate::exporter::state::predecessor::Predecessor;
 use crate::exporter::state::registry::DeviceRegistry;
@@ -53,6 +55,7 @@ pub struct Shared {
     pub sessions: Arc<SessionTable>,
     pub permissions: Permissions,
     pub reservations: Arc<DeviceReservations>,
+    pub lease_limits: LeaseLimits,
     pub listeners: Addresses,
     /// Sessions of farbus's own protocol.
     pub native: Sessions,
@@ -91,6 +94,7 @@ impl Shared {
             reservations: Arc::new(DeviceReservations::new(Arc::clone(&registry), Arc::clone(&sessions), local_peers)),
             registry,
             sessions,
+            lease_limits: LeaseLimits::default(),
             listeners: Addresses::default(),
             native: Sessions::default(),
             predecessor: Predecessor::default(),
