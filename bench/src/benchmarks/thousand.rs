@@ -1,8 +1,10 @@
 //! A thousand disks of one host, attached to another: what each costs at either end, what both do while nothing
-//! happens, and how long lists, questions and restarts take.
+//! happens, how much faster few busy ones are than many, and how long lists, questions and restarts take.
 
 use std::fs;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -13,6 +15,7 @@ use super::database::Folder;
 use super::hosts::Host;
 use crate::{
     lab::Lab,
+    peers::nbdkit::{Nbd, Verb},
     probe::cpu_seconds,
     report::{Finding, Quantity},
     stats::{Spread, Target},
@@ -24,6 +27,18 @@ const KIB_MAX: f64 = 200.0;
 const THREADS_MAX: f64 = 1.0;
 const IDLE_PERCENT_MAX: f64 = 1.0;
 const RESTART_S_MAX: f64 = 5.0;
+/// So many busy disks together move at least this share of what [`FEW`] move.
+const BUSY_SHARE_MIN: f64 = 0.8;
+/// Busy disks.
+const MANY: usize = 200;
+/// Busy disks that are enough to keep this machine busy.
+const FEW: usize = 8;
+/// Reads of a busy program, and how many it has under way.
+const READ_BYTES: usize = 4096;
+const READS: usize = 4;
+/// How often few and many are measured in turn, and for how long.
+const ROUNDS: usize = 5;
+const SLICE: Duration = Duration::from_secs(2);
 /// How long all disks may take to be attached.
 const ATTACH_TIME_MAX: Duration = Duration::from_secs(120);
 
@@ -109,6 +124,31 @@ fn wait_for(host: &Host<'_>, state: &str, disks: usize) -> Result<Duration> {
     Ok(began.elapsed())
 }
 
+/// What programs of the first `disks` disks read together, MB/s.
+fn busy(folder: &Folder, disks: usize) -> Result<f64> {
+    let clients: Vec<Nbd<UnixStream>> = (0..disks)
+        .map(|number| Nbd::negotiate(UnixStream::connect(folder.place("sockets").join(format!("s{number}")))?))
+        .collect::<Result<_>>()?;
+    let all_ready = Barrier::new(disks);
+    thread::scope(|scope| {
+        let run = |mut client: Nbd<UnixStream>| {
+            let all_ready = &all_ready;
+            scope.spawn(move || {
+                all_ready.wait();
+                client.run(Verb::Read, READ_BYTES, READS, true, SLICE)
+            })
+        };
+        let running: Vec<_> = clients.into_iter().map(run).collect();
+        let (mut bytes, mut seconds) = (0, 0f64);
+        for program in running {
+            let tally = program.join().map_err(|_| anyhow::anyhow!("a program failed"))??;
+            bytes += tally.bytes;
+            seconds = seconds.max(tally.seconds);
+        }
+        Ok(bytes as f64 / 1e6 / seconds)
+    })
+}
+
 fn timed(host: &Host<'_>, words: &[&str], rounds: usize) -> Result<Quantity> {
     let mut samples = Vec::new();
     for _ in 0..rounds {
@@ -128,8 +168,10 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
     let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
     let [shared, attached] = configure(&folder, port, disks)?;
     let place = |path: &Path| path.to_str().map(str::to_owned).context("a plain path");
+    let began = Instant::now();
     let mut exporter = lab3.start(&["daemon", "--config", &place(&shared)?])?;
     exporter.wait_for("for paired hosts")?;
+    let shared_after = began.elapsed();
     let (exporters, alone) = (Family::of(&shared)?, Family::of(&shared)?.cost());
     let _importer = desk.start(&["daemon", "--config", &place(&attached)?])?;
     let took = wait_for(&desk, "attached", disks)?;
@@ -141,7 +183,8 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
     let each = |value: f64| value / disks as f64;
     for (end, now, before) in [("exporter", exporters.cost(), alone.kib), ("importer", importers.cost(), 0.0)] {
         let kib = Quantity::new(Spread::once(each(now.kib - before)), "KiB");
-        let detail = format!("{disks} disks, attached in {:.1} s", took.as_secs_f64());
+        let [shared_s, attached_s] = [shared_after, took].map(|span| span.as_secs_f64());
+        let detail = format!("{disks} disks, shared in {shared_s:.1} s, attached in {attached_s:.1} s");
         add(format!("memory of a disk at its {end}"), kib, Target::AtMost(KIB_MAX), detail);
         // A process has some threads that no device has.
         let threads = Quantity::new(Spread::once((each(now.threads) * 10.0).floor() / 10.0), "");
@@ -158,6 +201,18 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
     let list = format!("lab3:{port}");
     add("farbus list".into(), timed(&desk, &["list", &list], 5)?, Target::Context, String::new());
     add("farbus status at the importer".into(), timed(&desk, &["status"], 5)?, Target::Context, String::new());
+    let (mut few, mut many) = (Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        few.push(busy(&folder, FEW)?);
+        many.push(busy(&folder, MANY)?);
+    }
+    let [few, many] = [few, many].map(|rates| Quantity::new(Spread::new(rates), "MB/s"));
+    let what = format!("{MANY} busy disks beside {FEW}");
+    let (other, target) = (("few", few), Target::AtLeast(BUSY_SHARE_MIN));
+    findings.push(Finding::ratio(NAME, what, many, other, target).with_detail(format!("{READ_BYTES} B reads")));
+    let mut add = |what: String, quantity: Quantity, target: Target, detail: String| {
+        findings.push(Finding::absolute(NAME, what, quantity, target).with_detail(detail));
+    };
     for (end, host, state, config) in
         [("importer", &desk, "attached", &attached), ("exporter", &lab3, "in use", &shared)]
     {

@@ -11,7 +11,7 @@ use farbus_io::store::FileStore;
 use farbus_io::trust::DeviceId;
 
 use crate::devices::identities::naming::check_name;
-use crate::devices::identities::{Identified, Identities, KnownUsb, VIEW_BYTES_MAX};
+use crate::devices::identities::{ExpectedImage, Identified, Identities, KnownUsb, VIEW_BYTES_MAX};
 
 /// The longest description of a device made of code, bytes.
 const WORDS_BYTES_MAX: usize = 1024;
@@ -32,6 +32,10 @@ pub(super) struct Identifying {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn is_view(text: &str) -> bool {
+    text.len() <= VIEW_BYTES_MAX && text.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
 impl Identifying {
@@ -62,11 +66,17 @@ impl Identifying {
         }
     }
 
+    /// Stores the devices on these images that are new, all at once: they are going to be identified.
+    pub fn expect(&self, images: Vec<ExpectedImage>) {
+        let is_valid = |image: &ExpectedImage| is_view(&image.view) && check_name(&image.name).is_ok();
+        let expected = images.into_iter().filter(is_valid).filter_map(ExpectedImage::evident);
+        self.all.expect(&expected.collect::<Vec<_>>());
+    }
+
     /// The identity of a view of an image; `None` if the image was not opened.
     pub fn image(&self, path: &Path, read_only: bool, view: &str) -> Option<Identified> {
         let (evidence, attachment) = lock(&self.images).get(&(path.to_owned(), read_only)).cloned()?;
-        let is_view = view.len() <= VIEW_BYTES_MAX && view.bytes().all(|byte| byte.is_ascii_graphic());
-        let known = is_view.then(|| Identified { attachment, ..self.all.of(&evidence, view) })?;
+        let known = is_view(view).then(|| Identified { attachment, ..self.all.of(&evidence, view) })?;
         lock(&self.identified).insert(known.id);
         Some(known)
     }

@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use farbus_io::store::FileStore;
-use farbus_io::sys::passing::{Parcel, Passage};
+use farbus_io::sys::passing::{MESSAGE_BYTES_MAX, Parcel, Passage};
 use farbus_io::trust::{DeviceId, Event};
 use rustix::net::{Shutdown, shutdown};
 use rustix::process::{getgid, getuid};
@@ -21,10 +21,13 @@ use super::broker_policy::BrokerPolicy;
 use super::protocol::{Answer, Question, to_json};
 use super::replacement::ReplacementProcess;
 use crate::common::socket_place::{Place, SocketListener};
-use crate::devices::identities::Identified;
+use crate::devices::identities::{ExpectedImage, Identified};
 
 /// The most characters of a recorded field. A device's name has fewer.
 const RECORDED_MAX: usize = 256;
+
+/// The most bytes of images in one [`Question::ExpectImages`], which has room for its own words then.
+const EXPECTED_BYTES_MAX: usize = MESSAGE_BYTES_MAX - 256;
 
 /// How many lines that nobody uses are kept open for the next questions.
 const IDLE_LINES_MAX: usize = 8;
@@ -336,6 +339,32 @@ impl Broker {
             tracing::warn!(%error, "a device cannot be known again: it has an identity for now");
             Identified::fresh()
         })
+    }
+
+    /// Names images that are going to be opened and identified: see [`Question::ExpectImages`].
+    pub(super) fn expect_images(&self, images: Vec<ExpectedImage>) {
+        let bytes = |image: &ExpectedImage| to_json(image).map_or(MESSAGE_BYTES_MAX, |text| text.len() + 1);
+        let (mut together, mut filled) = (Vec::new(), 0);
+        let ask = |images: Vec<ExpectedImage>| {
+            if let Err(error) = self.ask::<Value>(&Question::ExpectImages { images }, None) {
+                tracing::debug!(%error, "devices are identified one by one");
+            }
+        };
+        for image in images {
+            let size = bytes(&image);
+            if size > EXPECTED_BYTES_MAX {
+                continue;
+            }
+            if filled + size > EXPECTED_BYTES_MAX {
+                ask(std::mem::take(&mut together));
+                filled = 0;
+            }
+            filled += size;
+            together.push(image);
+        }
+        if !together.is_empty() {
+            ask(together);
+        }
     }
 
     /// Names the devices that this process identified itself. To be called once, before it gives its rights away.

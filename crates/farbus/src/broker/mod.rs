@@ -8,6 +8,7 @@
 //! | `listen_at` | binds a socket at which programs find a device and passes it; removes its path at the end |
 //! | `open_image` | opens and locks a disk image and passes it |
 //! | `identify_image`, `identify_usb`, `identify_made` | identifies a device: looks only at its evidence, and notes that in the host's state |
+//! | `expect_images` | stores at once which of the images that are going to be shared are new devices |
 //! | `note_name` | stores the name of a device beside its identity |
 //! | `notes_of` | tells what the owner says of a shared device by `farbus label` |
 //! | `shared` | takes the devices that the process identified before it gave its rights away; once |

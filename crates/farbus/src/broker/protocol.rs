@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::common::socket_place::Place;
-use crate::devices::identities::KnownUsb;
+use crate::devices::identities::{ExpectedImage, KnownUsb};
 use crate::devices::media_journal::RemoteIdentity;
 use crate::devices::retirement::Said;
 use crate::hosts::reach::Hints;
@@ -50,6 +50,10 @@ pub(super) enum Question {
     },
     /// Closes the passed images that were not opened.
     ForgetImages,
+    /// Names images that are going to be opened and identified, so that all new ones are stored at once.
+    ExpectImages {
+        images: Vec<ExpectedImage>,
+    },
     /// Identifies a view of an image that was opened.
     IdentifyImage {
         path: PathBuf,
@@ -287,8 +291,9 @@ mod tests {
     /// What the confined process, which may have been taken over, says to the broker; and what it is told.
     #[test]
     fn fuzz_broker_lines() {
-        const LINES: [&str; 8] = [
+        const LINES: [&str; 9] = [
             r#"{"ask":"open_image","path":"/srv/a.img","read_only":true}"#,
+            r#"{"ask":"expect_images","images":[{"path":"/a","read_only":true,"view":"ro","name":"a","is_named":true}]}"#,
             r#"{"ask":"identify_usb","bus":1,"device":2}"#,
             r#"{"ask":"notes_of","device":"00112233445566778899aabbccddeeff","name":"disk"}"#,
             r#"{"ask":"promise","whom":[1,2],"reserves":[[100,1000]]}"#,

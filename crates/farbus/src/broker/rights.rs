@@ -242,6 +242,13 @@ impl Rights {
                 self.identifying.note_opened(&path, read_only, &store);
                 passed(store.into_descriptor())
             }
+            Question::ExpectImages { images } => {
+                let meant = opened(&self.broker_policy).images.iter().cloned().collect::<BTreeSet<_>>();
+                let stranger = images.iter().find(|image| !meant.contains(&(image.path.clone(), image.read_only)));
+                self.hold(stranger.is_none(), || "an image is not to be shared".to_owned())?;
+                self.identifying.expect(images);
+                done(Value::Null)
+            }
             Question::IdentifyImage { path, read_only, view } => {
                 let known = self.identifying.image(&path, read_only, &view);
                 done(json!(known.ok_or_else(|| refused(format!("{} was not opened", path.display())))?))

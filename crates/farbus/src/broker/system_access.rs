@@ -25,7 +25,7 @@ use crate::common::control::{Question as OwnerQuestion, ask_all, running};
 use crate::common::processor_leases::ask_for;
 use crate::common::socket_access::SocketAccess;
 use crate::common::socket_place::{Place, SocketListener};
-use crate::devices::identities::{Identified, Identities};
+use crate::devices::identities::{ExpectedImage, Identified, Identities};
 use crate::devices::media_journal::{self, RemoteIdentity};
 use crate::devices::retirement::{Said, retirement};
 use crate::hosts::known_host::{self, KnownHost};
@@ -199,6 +199,18 @@ impl SystemAccess {
                 FileStore::open(path, read_only).map_err(io::Error::other)
             }
             SystemAccess::Through(broker) => broker.open_image(path, read_only),
+        }
+    }
+
+    /// Names images that are going to be opened and identified, so that those which are new are stored at once, and not
+    /// one by one.
+    pub(crate) fn expect_images(&self, images: Vec<ExpectedImage>) {
+        match self {
+            SystemAccess::Own => {
+                let all = images.into_iter().filter_map(ExpectedImage::evident);
+                Identities::own().expect(&all.collect::<Vec<_>>());
+            }
+            SystemAccess::Through(broker) => broker.expect_images(images),
         }
     }
 

@@ -23,5 +23,6 @@ pub mod runtime_folder;
 pub mod socket_access;
 pub mod socket_place;
 pub mod stop_signal;
+pub mod turns;
 pub mod units;
 pub mod write_out;

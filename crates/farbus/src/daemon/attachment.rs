@@ -1,6 +1,6 @@
 //! An attachment that the daemon keeps: whenever it is lost, the daemon attaches the device again, with growing pauses.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -12,6 +12,7 @@ use super::modules::ReadyModules;
 use crate::broker::SystemAccess;
 use crate::common::events::{Event, Kind, publish};
 use crate::common::failure::Failure;
+use crate::common::turns::{Turn, Turns};
 use crate::frontend::drivers::tell_if_no_driver;
 use crate::frontend::open_users::Act;
 use crate::frontend::{
@@ -30,6 +31,12 @@ const PAUSE_BUSY_MAX: Duration = Duration::from_secs(1);
 /// How long a disk that was moved to this machine is not asked for again, unless it is forgotten (`farbus swap
 /// --forget`). Later its exporter may have another disk of its name.
 const MOVED_TIME_MAX: Duration = Duration::from_secs(60);
+/// Devices of one host that are opened at a time. An exporter stores each use of a device before it grants it, and has
+/// room for some hundred sessions that have no device yet: a thousand at once would be late, and refused.
+const OPENED_AT_A_TIME: usize = 8;
+/// If none of these is open, or refused, in this time, one more is opened: longer than a lost request takes to be given
+/// up ([`crate::importer::session`]).
+const OPENING_TIME_MAX: Duration = Duration::from_secs(10);
 /// After an attachment that lasted this long, pauses begin at [`PAUSE`] again.
 const GOOD: Duration = Duration::from_secs(10);
 
@@ -289,6 +296,14 @@ impl Shared {
         // The disk that was refused because it was moved to this machine, and when.
         let mut moved: Option<(Instant, Option<Identity>)> = None;
         while self.may_try() {
+            // One that goes on needs no place at its exporter.
+            let turn = match restored {
+                Some(_) => None,
+                None => match self.turn_to_open(request) {
+                    Some(turn) => Some(turn),
+                    None => continue,
+                },
+            };
             let is_restored = restored.is_some();
             moved = moved.filter(|(at, _)| at.elapsed() < MOVED_TIME_MAX);
             let taken = match restored.take() {
@@ -298,6 +313,7 @@ impl Shared {
                     .map_or(Ok(()), |(_, identity)| self.client.check_has_not_moved(&request.target, identity))
                     .and_then(|()| take(&self.client, request)),
             };
+            drop(turn);
             moved = match &taken {
                 Err(ClientError::Moved { identity, .. }) => moved.or(Some((Instant::now(), *identity))),
                 _ => None,
@@ -328,6 +344,16 @@ impl Shared {
         let mut state = waited.expect("no attachment panics with its state open");
         state.word = Word::Connecting;
         !state.is_ending
+    }
+
+    /// Waits until few others open devices of the same host; `None` if this one is not to be attached any more.
+    fn turn_to_open(&self, request: &Request) -> Option<Turn<'static, String>> {
+        static TURNS: LazyLock<Turns<String>> = LazyLock::new(|| Turns::new(OPENED_AT_A_TIME, OPENING_TIME_MAX));
+        let wants = || {
+            let state = self.state();
+            !state.word.is_stopped() && !state.is_ending
+        };
+        TURNS.take(request.target.address.clone(), Duration::MAX, wants)
     }
 
     /// Runs an attachment to its end. Returns why it ended, unless the owner here ended it.

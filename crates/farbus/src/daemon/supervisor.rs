@@ -32,7 +32,7 @@ use crate::devices::identities::naming::Naming;
 use crate::exporter::access::audit::Recorder;
 use crate::exporter::owner_answers;
 use crate::exporter::share::Share;
-use crate::exporter::sources::making::offer;
+use crate::exporter::sources::making::{expect, offer};
 use crate::exporter::sources::usb::{self, Follower};
 use crate::exporter::sources::what::What;
 use crate::exporter::state::shared::Neighbourhood;
@@ -339,6 +339,8 @@ impl Supervisor {
         let is_here =
             |shared: &&DaemonShare| !matches!(shared.what, What::Usb(_)) && !has.unshared.contains(&shared.name);
         let shares: Vec<&DaemonShare> = shares.iter().filter(is_here).collect();
+        let new = shares.iter().filter(|shared| !has.shares.contains_key(&shared.name));
+        expect(&self.system, new.map(|shared| (Naming::of(&shared.name, shared.is_named), &shared.what)));
         for shared in shares {
             if let Some(offered) = has.shares.get_mut(&shared.name) {
                 // The file may have given it a name meanwhile.

@@ -3,12 +3,13 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use farbus_model::Identity;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
-use super::folder::{Folder, StateError};
+use super::folder::{FileStamp, Folder, ReadFile, StateError};
 use super::limits;
 use super::random::fill_random;
 
@@ -151,8 +152,12 @@ impl Devices {
         let Some(bytes) = folder.read(DEVICES_FILE, limits::DEVICES_BYTES_MAX, true)? else {
             return Ok(Self::default());
         };
-        let all: Self = serde_json::from_slice(&bytes)
-            .map_err(|error| folder.trouble(DEVICES_FILE, &Damaged(error.to_string())))?;
+        Self::parse(folder, &bytes)
+    }
+
+    fn parse(folder: &Folder, bytes: &[u8]) -> Result<Self, StateError> {
+        let all: Self =
+            serde_json::from_slice(bytes).map_err(|error| folder.trouble(DEVICES_FILE, &Damaged(error.to_string())))?;
         match all.has_doubles() {
             true => Err(folder.trouble(DEVICES_FILE, &Damaged("two devices have one id, or one medium".into()))),
             false => Ok(all),
@@ -240,6 +245,31 @@ impl Devices {
     pub fn retire(&mut self, medium: &str) {
         let on_it = self.devices.iter_mut().filter(|device| device.medium.as_deref() == Some(medium));
         on_it.for_each(|device| device.medium = None);
+    }
+}
+
+/// Reads the list, and reads it again only when its file has changed: one who asks for each of a thousand devices does
+/// not parse a thousand lists.
+#[derive(Debug, Default)]
+pub struct DevicesReader(Mutex<Option<(FileStamp, Arc<Devices>)>>);
+
+impl DevicesReader {
+    /// The list in `folder`, which is the same at each call.
+    ///
+    /// # Errors
+    /// As [`Devices::load`].
+    pub fn load(&self, folder: &Folder) -> Result<Arc<Devices>, StateError> {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let stamp = known.as_ref().map(|(stamp, _)| *stamp);
+        match folder.read_unless(DEVICES_FILE, limits::DEVICES_BYTES_MAX, true, stamp)? {
+            ReadFile::Missing => Ok(Arc::default()),
+            ReadFile::Same => Ok(known.as_ref().map(|(_, all)| Arc::clone(all)).unwrap_or_default()),
+            ReadFile::Read(bytes, stamp) => {
+                let all = Arc::new(Devices::parse(folder, &bytes)?);
+                *known = stamp.map(|stamp| (stamp, Arc::clone(&all)));
+                Ok(all)
+            }
+        }
     }
 }
 
@@ -358,6 +388,26 @@ mod tests {
         scratch.write(&format!("{{\"devices\":[{}]}}", entry(&one, "a")));
         fs::set_permissions(scratch.0.file(DEVICES_FILE), fs::Permissions::from_mode(0o666)).unwrap();
         assert!(Devices::load(&scratch.0).unwrap_err().what.contains("chmod 600"));
+    }
+
+    #[test]
+    fn list_is_parsed_again_only_after_its_file_has_changed() {
+        let (scratch, reader) = (Scratch::new(), DevicesReader::default());
+        assert_eq!(*reader.load(&scratch.0).unwrap(), Devices::default());
+        let id = scratch.add("file a", "");
+        let fresh = [reader.load(&scratch.0).unwrap(), reader.load(&scratch.0).unwrap()];
+        assert!(!Arc::ptr_eq(&fresh[0], &fresh[1]), "a file that has just changed is read again");
+        let path = scratch.0.file(DEVICES_FILE);
+        let long_ago = std::time::SystemTime::now() - std::time::Duration::from_secs(3600);
+        fs::File::options().write(true).open(&path).unwrap().set_modified(long_ago).unwrap();
+        let settled = [reader.load(&scratch.0).unwrap(), reader.load(&scratch.0).unwrap()];
+        assert!(Arc::ptr_eq(&settled[0], &settled[1]) && settled[0].of_id(id).is_some());
+        let later = scratch.add("file b", "");
+        assert!(reader.load(&scratch.0).unwrap().of_id(later).is_some());
+        fs::File::options().write(true).open(&path).unwrap().set_modified(long_ago).unwrap();
+        assert_eq!(reader.load(&scratch.0).unwrap().iter().count(), 2);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).unwrap();
+        assert!(reader.load(&scratch.0).is_err(), "what others may change is refused, parsed or not");
     }
 
     #[test]

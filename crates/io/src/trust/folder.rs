@@ -1,10 +1,11 @@
 //! The folder in which a host keeps its state.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::{Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, SystemTime};
 use std::{env, fmt};
 
 use rustix::fs::{FlockOperation, flock};
@@ -17,6 +18,45 @@ pub struct Folder {
     path: PathBuf,
     /// The folder, once it is kept open.
     held: Arc<OnceLock<StateFolder>>,
+}
+
+/// How long ago a file must have changed last for its [`FileStamp`] to tell it from a later version: file systems count
+/// changes in steps, the longest of which is two seconds (FAT).
+const SETTLED_AFTER: Duration = Duration::from_secs(2);
+
+/// By what a version of a file is told from later ones: its number, size and times.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct FileStamp {
+    device: u64,
+    number: u64,
+    bytes: u64,
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+impl FileStamp {
+    /// `None` if the file has changed a moment ago, or in the future: a version after this one could have the same stamp.
+    fn of(about: &Metadata) -> Option<Self> {
+        let modified = about.modified().ok()?;
+        let is_settled = SystemTime::now().duration_since(modified).is_ok_and(|since| since >= SETTLED_AFTER);
+        is_settled.then(|| Self {
+            device: about.dev(),
+            number: about.ino(),
+            bytes: about.size(),
+            modified: (about.mtime(), about.mtime_nsec()),
+            changed: (about.ctime(), about.ctime_nsec()),
+        })
+    }
+}
+
+/// What [`Folder::read_unless`] found.
+pub(super) enum ReadFile {
+    /// The file does not exist.
+    Missing,
+    /// It is the version with the stamp that was given.
+    Same,
+    /// Its contents, and its stamp if that tells it from later versions.
+    Read(Vec<u8>, Option<FileStamp>),
 }
 
 /// What is wrong with the host's own files.
@@ -123,9 +163,23 @@ impl Folder {
 
     /// The contents of the file `name`; `None` if it does not exist.
     pub(super) fn read(&self, name: &str, bytes_max: u64, is_secret: bool) -> Result<Option<Vec<u8>>, StateError> {
+        Ok(match self.read_unless(name, bytes_max, is_secret, None)? {
+            ReadFile::Read(bytes, _) => Some(bytes),
+            ReadFile::Missing | ReadFile::Same => None,
+        })
+    }
+
+    /// As [`Folder::read`], unless the file is the version with the stamp `known`.
+    pub(super) fn read_unless(
+        &self,
+        name: &str,
+        bytes_max: u64,
+        is_secret: bool,
+        known: Option<FileStamp>,
+    ) -> Result<ReadFile, StateError> {
         let path = self.file(name);
-        let Some(folder) = self.opened()? else { return Ok(None) };
-        let Some(file) = folder.file(name, Access::Read)? else { return Ok(None) };
+        let Some(folder) = self.opened()? else { return Ok(ReadFile::Missing) };
+        let Some(file) = folder.file(name, Access::Read)? else { return Ok(ReadFile::Missing) };
         let about = file.metadata().map_err(|error| self.trouble(name, &error))?;
         if is_secret && about.mode() & 0o077 != 0 {
             let what = format!(
@@ -135,12 +189,16 @@ impl Folder {
             );
             return Err(StateError { path, what });
         }
+        let stamp = FileStamp::of(&about);
+        if stamp.is_some() && stamp == known {
+            return Ok(ReadFile::Same);
+        }
         let mut bytes = Vec::new();
         file.take(bytes_max + 1).read_to_end(&mut bytes).map_err(|error| self.trouble(name, &error))?;
         if bytes.len() as u64 > bytes_max {
             return Err(StateError { path, what: format!("it is larger than {bytes_max} bytes") });
         }
-        Ok(Some(bytes))
+        Ok(ReadFile::Read(bytes, stamp))
     }
 
     /// Replaces the file `name` atomically and durably; if that fails, as on a full disk, the old file stays.

@@ -34,7 +34,7 @@ pub use admission::{Admission, Proof, Refusal, Ticket, subscriber};
 pub use audit::{Audit, Event, Outcome, timestamp};
 pub use audit_reading::{AuditReader, RecordedEvent};
 pub use authority::{Authority, AuthorityError};
-pub use devices::{DeviceId, Devices, KnownDevice, PREFIX_DIGITS_MIN};
+pub use devices::{DeviceId, Devices, DevicesReader, KnownDevice, PREFIX_DIGITS_MIN};
 pub use fingerprint::{Fingerprint, NotAFingerprint};
 pub use folder::{Folder, StateError};
 pub use identity::Identity;

@@ -428,6 +428,13 @@ pub trait Movable: Attached + Sized {
 impl ImporterSession {
     /// Saves the session and its attachment. Both can continue here, if the other process does not.
     pub fn save(&mut self, now: Instant, remote: &mut impl Movable, to: &mut Writer) {
+        self.bring_to_rest(remote);
+        self.save_session(now, to);
+        remote.save(to);
+    }
+
+    /// Takes all that an attachment has to send, so that the session holds it.
+    fn bring_to_rest(&mut self, remote: &mut impl Movable) {
         // What is sent may be held back, and sent then.
         loop {
             while let Some(message) = remote.poll_message() {
@@ -437,6 +444,10 @@ impl ImporterSession {
             let Some(message) = remote.poll_message() else { break };
             self.send(message);
         }
+    }
+
+    /// Saves the session without attachments, each of which is at rest.
+    fn save_session(&mut self, now: Instant, to: &mut Writer) {
         to.raw(&self.session.0);
         let first = self.lanes.known_first();
         to.u64(first.link + LINKS_BETWEEN);
@@ -447,7 +458,6 @@ impl ImporterSession {
         to.u16(self.lanes_wished);
         to.u16(self.lanes_granted);
         self.lanes.save(now, LINKS_BETWEEN, to);
-        remote.save(to);
     }
 
     /// Restores a saved session, which continues over the next link. If it had no link, its grace period continues as
@@ -456,6 +466,11 @@ impl ImporterSession {
     /// # Errors
     /// [`Reject`]: no attachment can have had this state.
     pub fn restore<A: Movable>(now: Instant, limits: LaneLimits, from: &mut Reader<'_>) -> Result<(Self, A), Reject> {
+        Ok((Self::restore_session(now, limits, from)?, A::restore(from)?))
+    }
+
+    /// Restores a session without attachments.
+    fn restore_session(now: Instant, limits: LaneLimits, from: &mut Reader<'_>) -> Result<Self, Reject> {
         let session = SessionId(from.take(16, "session")?.try_into().expect("sixteen bytes"));
         let (link, incarnation) = (from.u64("link")?, from.u64("incarnation")?);
         if link > u64::MAX / 2 {
@@ -472,7 +487,7 @@ impl ImporterSession {
         let mut lanes = Lanes::restore(limits, Some(now), from)?;
         let first = lanes.known_first_mut();
         (first.link, first.lost_at) = (link, Some(lost_at));
-        let session = Self {
+        Ok(Self {
             lanes,
             lanes_wished,
             lanes_granted,
@@ -484,7 +499,6 @@ impl ImporterSession {
             hold: HoldLimits::default(),
             limits,
             pool: BufferPool::new(limits.unacknowledged_bytes_max / 4),
-        };
-        Ok((session, A::restore(from)?))
+        })
     }
 }

@@ -44,7 +44,7 @@ use crate::exporter::access::local_users::{LocalUser, LocalUsers};
 use crate::exporter::access::networks::Network;
 use crate::exporter::owner_answers::answer;
 use crate::exporter::share::{DEFAULT_PORT, Share};
-use crate::exporter::sources::making::offer;
+use crate::exporter::sources::making::{expect, offer};
 use crate::exporter::sources::usb;
 use crate::exporter::sources::what::What;
 use crate::hosts::mdns::{Announced, Nearby};
@@ -273,11 +273,12 @@ pub fn run(args: Args) -> Result<(), Failure> {
         .map_err(|error| Failure::new(error.attribute(), error))?;
     // For the same reason open what needs no broker first. The broker has to know the sockets' paths when it starts.
     let has_usb = args.what.iter().any(|called| called.what.usb().is_some());
+    fn naming<'a>(Called { what, name, .. }: &'a Called) -> Naming<'a> {
+        name.as_deref().map_or(Naming::Automatic(what.kind()), Naming::Given)
+    }
     let offer_all = |real: &mut Option<usb::Shared>| {
-        let offer_one = |Called { what, name, .. }: &Called| {
-            let naming = name.as_deref().map_or(Naming::Automatic(what.kind()), Naming::Given);
-            offer(&share, real, &SystemAccess::Own, naming, what)
-        };
+        expect(&SystemAccess::Own, args.what.iter().map(|called| (naming(called), &called.what)));
+        let offer_one = |called: &Called| offer(&share, real, &SystemAccess::Own, naming(called), &called.what);
         args.what.iter().map(offer_one).collect::<Result<Vec<Vec<DeviceRecord>>, _>>()
     };
     if has_usb {

@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::AsFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::SystemTime;
 
 use farbus_io::evidence::{Evidence, ProcessSecret, attachment_number};
 use farbus_io::store::{FileStore, boot_number};
-use farbus_io::trust::{DeviceId, Devices, Folder, KnownDevice, StateError, timestamp};
+use farbus_io::trust::{DeviceId, Devices, DevicesReader, Folder, KnownDevice, StateError, timestamp};
 use farbus_io::usb::{Found, Inventory};
 use farbus_model::Identity;
 use serde::{Deserialize, Serialize};
@@ -68,12 +68,49 @@ pub fn durability_of(attachment: Option<u64>) -> u64 {
     boot_number() ^ attachment.unwrap_or(0).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
+/// A device that is going to be offered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Expected {
+    /// The evidence of its medium.
+    pub evidence: Evidence,
+    /// Which part of the medium it is, and how it is used.
+    pub view: String,
+    /// The name that it is going to have.
+    pub name: String,
+    /// Whether its owner gave it that name.
+    pub is_named: bool,
+}
+
+/// A file or block device that is going to be shared.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExpectedImage {
+    /// Its path, as it is going to be opened.
+    pub path: PathBuf,
+    /// Whether it is going to be opened read-only.
+    pub read_only: bool,
+    /// Which part of it is shared, and how; empty for the whole of it, read and write.
+    pub view: String,
+    /// The name that the device is going to have.
+    pub name: String,
+    /// Whether its owner gave it that name.
+    pub is_named: bool,
+}
+
+impl ExpectedImage {
+    /// What is known of the image now; `None` if it is not there, or has no evidence.
+    pub fn evident(self) -> Option<Expected> {
+        let evidence = evidence_at(&self.path)?;
+        Some(Expected { evidence, view: self.view, name: self.name, is_named: self.is_named })
+    }
+}
+
 /// Finds identities, for one process and its replacements.
 #[derive(Debug)]
 pub struct Identities {
     secret: ProcessSecret,
     /// The state folder; `None`: identities are not stored.
     folder: Option<Folder>,
+    reader: DevicesReader,
     /// Identities that this process added to the list, by medium and view.
     added: Mutex<BTreeMap<(String, String), DeviceId>>,
     /// The last error of the list, which is logged once.
@@ -90,7 +127,14 @@ impl Identities {
     }
 
     fn at(folder: Option<Folder>, secret: ProcessSecret) -> Self {
-        Self { secret, folder, added: Mutex::default(), trouble: Mutex::default(), plugged: Plugged::default() }
+        Self {
+            secret,
+            folder,
+            reader: DevicesReader::default(),
+            added: Mutex::default(),
+            trouble: Mutex::default(),
+            plugged: Plugged::default(),
+        }
     }
 
     /// Adds the USB devices that the process before this one had identified.
@@ -172,7 +216,7 @@ impl Identities {
     fn kept(&self, folder: &Folder, medium: &str, view: &str) -> Result<Identity, StateError> {
         let now = timestamp(SystemTime::now());
         let is_today = |known: &KnownDevice| known.seen.get(..DAY_BYTES) == now.get(..DAY_BYTES);
-        let known = Devices::load(folder)?.find(medium, view).map(|known| (known.identity(), is_today(known)));
+        let known = self.reader.load(folder)?.find(medium, view).map(|known| (known.identity(), is_today(known)));
         if let Some((identity, true)) = known {
             return Ok(identity);
         }
@@ -206,11 +250,47 @@ impl Identities {
         }
     }
 
+    /// Adds the devices of `all` that are not on the list yet, as many as may be added, and notes that the others are
+    /// offered today: in one write. [`Identities::of`] finds them then; a list that cannot be written is its trouble.
+    pub fn expect(&self, all: &[Expected]) {
+        let fits = |expected: &&Expected| expected.evidence.is_stable && expected.view.len() <= VIEW_BYTES_MAX;
+        let (Some(folder), all) = (&self.folder, all.iter().filter(fits).collect::<Vec<_>>()) else { return };
+        self.settle_swaps(folder);
+        let now = timestamp(SystemTime::now());
+        let is_today = |known: &KnownDevice| known.seen.get(..DAY_BYTES) == now.get(..DAY_BYTES);
+        let is_settled = self
+            .reader
+            .load(folder)
+            .is_ok_and(|list| all.iter().all(|it| list.find(&it.evidence.text, &it.view).is_some_and(is_today)));
+        if is_settled {
+            return;
+        }
+        let mut added = self.added.lock().unwrap_or_else(PoisonError::into_inner);
+        let changed = Devices::change(folder, |list| {
+            let mut new = Vec::new();
+            for Expected { evidence, view, name, is_named } in all {
+                let id = list.find(&evidence.text, view).map(|known| known.id);
+                if let Some(known) = id.and_then(|id| list.of_id_mut(id)) {
+                    known.seen.clone_from(&now);
+                } else if added.len() + new.len() < NEW_MAX {
+                    let mut device = KnownDevice::new(&evidence.text, view, now.clone());
+                    (device.name, device.is_named) = (name.clone(), *is_named);
+                    new.push(((evidence.text.clone(), view.clone()), DeviceId::of(list.add(device))));
+                }
+            }
+            new
+        });
+        match changed {
+            Ok(new) => added.extend(new),
+            Err(error) => debug!(%error, "devices are added to the list one by one"),
+        }
+    }
+
     /// Stores the name of a device, and whether its owner gave it that name.
     pub fn note_name(&self, id: DeviceId, name: &str, is_named: bool) {
         let Some(folder) = &self.folder else { return };
         let is_news = |known: &KnownDevice| (known.name.as_str(), known.is_named) != (name, is_named);
-        let noted = Devices::load(folder).and_then(|all| match all.of_id(id).is_some_and(is_news) {
+        let noted = self.reader.load(folder).and_then(|all| match all.of_id(id).is_some_and(is_news) {
             false => Ok(()),
             true => Devices::change(folder, |all| {
                 if let Some(known) = all.of_id_mut(id) {
@@ -415,6 +495,53 @@ mod tests {
         identities.note_name(first.id, "disk", false);
         assert_eq!(identities.of_made("keyboard"), identities.of_made("keyboard"));
         assert_ne!(identities.of_made("keyboard"), identities.of_made("serial"));
+    }
+
+    #[test]
+    fn devices_that_are_expected_are_stored_with_their_names_in_one_write() {
+        use std::os::unix::fs::MetadataExt;
+
+        let scratch = Scratch::new();
+        let identities = scratch.identities();
+        let evidence = |at: usize, is_stable| Evidence { text: format!("file {at}"), is_stable };
+        let expected = |at: usize, is_stable| Expected {
+            evidence: evidence(at, is_stable),
+            view: String::new(),
+            name: format!("d{at}"),
+            is_named: true,
+        };
+        let known = identities.of(&evidence(0, true), "");
+        identities.note_name(known.id, "other", false);
+        identities.expect(&[expected(0, true), expected(1, true), expected(2, true), expected(3, false)]);
+        let file = scratch.folder().file("devices.json");
+        let number = || fs::metadata(&file).unwrap().ino();
+        let written = number();
+        let all: Vec<Identified> = (0..3).map(|at| identities.of(&evidence(at, true), "")).collect();
+        all[1..].iter().zip(["d1", "d2"]).for_each(|(known, name)| identities.note_name(known.id, name, true));
+        identities.expect(&[expected(2, true), expected(1, true)]);
+        assert_eq!(number(), written, "nothing is written again");
+        assert_eq!(all[0].id, known.id);
+        let list = Devices::load(&scratch.folder()).unwrap();
+        let names: Vec<_> = list.iter().map(|known| (known.name.as_str(), known.is_named)).collect();
+        assert_eq!(names, [("other", false), ("d1", true), ("d2", true)]);
+        assert!(!identities.of(&evidence(3, false), "").is_lasting);
+    }
+
+    #[test]
+    fn expected_devices_beyond_the_limit_are_not_stored() {
+        let scratch = Scratch::new();
+        let identities = scratch.identities();
+        for at in 1..NEW_MAX {
+            identities.added.lock().unwrap().insert((format!("{at}"), String::new()), DeviceId::random());
+        }
+        let expected = |at: usize| Expected {
+            evidence: Evidence { text: format!("file {at}"), is_stable: true },
+            view: String::new(),
+            name: "disk".into(),
+            is_named: false,
+        };
+        identities.expect(&[expected(0), expected(1), expected(2)]);
+        assert_eq!(Devices::load(&scratch.folder()).unwrap().iter().count(), 1);
     }
 
     #[test]

@@ -17,5 +17,7 @@ pub mod naming;
 mod plugged;
 pub mod shared_now;
 
-pub use finding::{Identified, Identities, OnMedium, VIEW_BYTES_MAX, durability_of, evidence_at, moving_with, settle};
+pub use finding::{
+    ExpectedImage, Identified, Identities, OnMedium, VIEW_BYTES_MAX, durability_of, evidence_at, moving_with, settle,
+};
 pub use plugged::KnownUsb;

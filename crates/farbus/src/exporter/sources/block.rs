@@ -11,7 +11,8 @@ use farbus_session::block::{BlockExport, Changes, MemoryMedium, SparseMemory, Vi
 use farbus_session::native::control::Mode;
 
 use crate::broker::SystemAccess;
-use crate::devices::identities::Identified;
+use crate::devices::identities::naming::Naming;
+use crate::devices::identities::{ExpectedImage, Identified};
 
 /// The largest disk that is tested.
 const SIZE_MAX: u64 = 16 << 40;
@@ -125,6 +126,14 @@ impl BlockSpec {
         let sectors = (sector_bytes != 512).then(|| format!("sector={sector_bytes}"));
         let words = [Some(self.view()), sectors].into_iter().flatten().filter(|words| !words.is_empty());
         words.collect::<Vec<_>>().join(",")
+    }
+
+    /// What is to be identified when it is opened; `None` if its identity does not last.
+    pub(crate) fn expected(&self, sector_bytes: u32, naming: Naming<'_>) -> Option<ExpectedImage> {
+        let path = self.medium.path().filter(|_| self.scratch.is_none())?.to_owned();
+        let (read_only, view) = (self.opens_read_only(), self.view_with(sector_bytes));
+        let (name, is_named) = (naming.text().to_owned(), !matches!(naming, Naming::Automatic(_)));
+        Some(ExpectedImage { path, read_only, view, name, is_named })
     }
 
     /// The path of the medium, if it is a file or block device.

@@ -70,6 +70,19 @@ pub fn offer(
     one.map(|record| vec![record]).map_err(Failure::local)
 }
 
+/// Prepares for offering all these devices: what has to be stored of new ones is stored at once.
+pub fn expect<'a>(system: &SystemAccess, all: impl Iterator<Item = (Naming<'a>, &'a What)>) {
+    let image = |(naming, what): (Naming<'_>, &What)| match what {
+        What::Disk { spec, sector_bytes, .. } => spec.expected(*sector_bytes, naming),
+        _ => None,
+    };
+    let images: Vec<_> = all.filter_map(image).collect();
+    // One is stored when it is offered.
+    if images.len() > 1 {
+        system.expect_images(images);
+    }
+}
+
 /// Offers a stream. `passed` is its source, if another process opened it.
 pub fn offer_stream(
     share: &Share,
