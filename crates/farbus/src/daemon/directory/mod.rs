@@ -556,11 +556,6 @@ mod tests {
         assert!(!correction.is_due(true, at(301)) && !correction.is_due(true, at(1000)));
         assert!(!correction.is_due(false, at(1001)) && correction.is_due(false, at(1007)), "after a long peace, soon");
     }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
 
     #[test]
     fn next_look_at_the_devices_is_soon_although_the_last_one_took_long() {
