@@ -59,7 +59,7 @@ use crate::link::modules::program;
     max_term_width = 100,
     propagate_version = true,
     help_template = "{about-with-newline}{usage-heading} {usage}\n\nCommands:\n{subcommands}{after-help}",
-    after_help = "'farbus attach lab3/disk' uses a disk of lab3 here. 'farbus COMMAND --help' has options and examples, and 'farbus help' exit codes.",
+    after_help = "Options and examples: 'farbus COMMAND --help'; exit codes: 'farbus help'.",
     after_long_help = "Examples:\n  \
         farbus share disk:backup.img zero   offer a disk image and a test device\n  \
         farbus share usb:1-1.4              offer a USB device ('farbus share --list')\n  \

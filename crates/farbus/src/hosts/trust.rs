@@ -92,7 +92,7 @@ impl Trust {
     }
 
     /// The names of the paired hosts by their keys, as of now. An unreadable list is reported where hosts are asked.
-    pub fn names_by_key(&self) -> BTreeMap<String, String> {
+    pub(crate) fn names_by_key(&self) -> BTreeMap<String, String> {
         let peers = self.peers();
         peers.map_or_else(
             |_| BTreeMap::new(),

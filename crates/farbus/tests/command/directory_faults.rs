@@ -230,16 +230,6 @@ fn no_device_is_used_by_two_and_attachments_go_on_whatever_becomes_of_three_memb
         user.join().expect("the attachment goes on");
         takers.into_iter().for_each(|taker| taker.join().expect("nobody else uses it"));
     });
-    // What happened is told once the directory is well.
-    for site in [&at_lab3, &sites[0], &sites[1]] {
-        site.wait_for_trouble(None);
-    }
-    lab3.ok(&["label", "board", "after=all"]);
-    sites[0].wait_for("what was said last", |line| line["target"] == "lab3/board" && line["labels"]["after"] == "all");
-    wait_until(PATIENCE, "lab3 says that nobody has it", || {
-        let device = lab3.json(&["status", "--json"])[0]["devices"][0].clone();
-        device["state"] == "available" && device["lease"].is_null()
-    });
     let [turns, leases, checks, steady] =
         [&tally.turns, &tally.leases, &tally.checks, &tally.steady].map(|counter| counter.load(Ordering::Relaxed));
     assert!(turns > 1 && steady > 50, "{turns} turns, {steady} rounds");
@@ -250,4 +240,14 @@ fn no_device_is_used_by_two_and_attachments_go_on_whatever_becomes_of_three_memb
         "{turns} turns of two hosts, {leases} leases; {checks} reads of the own mark, 0 of another; {steady} rounds"
     );
     println!("of the attachment that goes on, 0 failed; {:.0} s", f64::from(u32::try_from(seconds).unwrap()));
+    // What happened is told once the directory is well.
+    for site in [&at_lab3, &sites[0], &sites[1]] {
+        site.wait_for_trouble(None);
+    }
+    lab3.ok(&["label", "board", "after=all"]);
+    sites[0].wait_for("what was said last", |line| line["target"] == "lab3/board" && line["labels"]["after"] == "all");
+    wait_until(PATIENCE, "lab3 says that nobody has it", || {
+        let device = lab3.json(&["status", "--json"])[0]["devices"][0].clone();
+        device["state"] == "available" && device["lease"].is_null()
+    });
 }

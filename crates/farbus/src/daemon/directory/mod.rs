@@ -46,6 +46,8 @@ use stop::Stop;
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// With many devices, looking takes one part in so many of the time.
 const LOOK_PART: u32 = 200;
+/// The longest pause between two looks: on a busy machine one look may have taken long because others were first.
+const LOOK_EVERY_MAX: Duration = Duration::from_secs(2);
 /// How long what the directory shows of this host may differ from what this host said last.
 const LAG_MAX: Duration = Duration::from_secs(5);
 /// The longest pause between corrections, if another process goes on changing this host's keys.
@@ -390,7 +392,7 @@ impl Publishing {
                 };
                 records.update(devices, &keys, SystemTime::now());
                 self.publisher.want(&self.host_record, records.iter());
-                look_at = clock.now() + LOOK_EVERY.max((clock.now() - now) * LOOK_PART);
+                look_at = clock.now() + pause_after(clock.now() - now);
             }
             let now = clock.now();
             match self.publisher.poll(now) {
@@ -425,6 +427,11 @@ impl Publishing {
         }
         self.state.tell();
     }
+}
+
+/// How long after a look that took so long the next one is.
+fn pause_after(took: Duration) -> Duration {
+    took.saturating_mul(LOOK_PART).clamp(LOOK_EVERY, LOOK_EVERY_MAX)
 }
 
 /// When what another process changed of this host's keys is put right: later each time.
@@ -548,5 +555,12 @@ mod tests {
         assert_eq!(due, [7, 19, 41, 83, 165]);
         assert!(!correction.is_due(true, at(301)) && !correction.is_due(true, at(1000)));
         assert!(!correction.is_due(false, at(1001)) && correction.is_due(false, at(1007)), "after a long peace, soon");
+    }
+
+    #[test]
+    fn next_look_at_the_devices_is_soon_although_the_last_one_took_long() {
+        let ms = Duration::from_millis;
+        assert_eq!((pause_after(ms(1)), pause_after(ms(5))), (LOOK_EVERY, ms(1000)));
+        assert_eq!((pause_after(ms(400)), pause_after(Duration::MAX)), (LOOK_EVERY_MAX, LOOK_EVERY_MAX));
     }
 }

@@ -37,7 +37,7 @@ use farbus_session::{DeviceRecord, RemoteDevice};
 pub use crate::common::failure::{Attribute, FailureReport};
 pub use crate::common::host_address::address_of;
 pub use crate::devices::class_words::name_of;
-pub use crate::devices::offer::{Listed, ListedUser};
+pub use crate::devices::offer::{Listed, ListedUser, ListedWaiting};
 pub use crate::hosts::reach::ANSWER_TIME_MAX;
 pub use crate::importer::local_error::HereError;
 pub use crate::importer::options::{ahead::Ahead as Prefetch, cache::Cache, transport::Over as Transport};
