@@ -43,7 +43,7 @@ pub mod stale;
 pub mod zstd;
 
 /// A recording that nothing passed.
-pub use capture::empty as empty_recording;
+pub use capture::{SeenTransfer, empty as empty_recording, usb_section};
 pub use catalogue::Catalogue;
 /// The contract of a module.
 pub use farbus_model::module;

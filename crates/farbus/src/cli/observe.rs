@@ -4,11 +4,13 @@ use std::fmt::Write as _;
 use std::io::{self, Write as _};
 use std::sync::Arc;
 use std::thread;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use farbus_io::sys::confine::Needs;
 use farbus_model::{Status, TransferType};
+use farbus_modules::{SeenTransfer, usb_section};
 use farbus_session::native::control::Cause;
-use farbus_session::native::usb::Event;
+use farbus_session::native::usb::{Event, status_code};
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -22,12 +24,18 @@ use crate::frontend::over;
 use crate::importer::client::{Client, ClientConfig, Target};
 use crate::importer::discovery::local_shares::resolve;
 
+/// Transfer types as in `bmAttributes` (USB 2.0, table 9-13).
+const ISOCHRONOUS: u8 = 1;
+/// See [`ISOCHRONOUS`].
+const INTERRUPT: u8 = 3;
+
 /// See what a device of another host sends to its user.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "farbus shows copies of what interrupt and isochronous endpoints send while another host uses the device. The user of the device notices nothing. An observer that reads too slowly is told how many transfers it missed.\n\n\
         The owner has to permit it: 'farbus share … --observable', or 'observable = true' in the daemon's file.\n\n\
-        Examples:\n  farbus observe lab3/keyboard\n  farbus observe lab3/mouse --count 100 --json | jq -r .data"
+        Examples:\n  farbus observe lab3/keyboard\n  farbus observe lab3/mouse --count 100 --json | jq -r .data\n  \
+        farbus observe lab3/keyboard --pcapng > keys.pcapng"
 )]
 pub struct Args {
     /// HOST[:PORT]/DEVICE; HOST may be the name of a paired host.
@@ -38,6 +46,9 @@ pub struct Args {
     /// Print each as a line of JSON, for programs.
     #[arg(long)]
     pub json: bool,
+    /// Write a recording for Wireshark (pcapng) to standard output.
+    #[arg(long, conflicts_with = "json")]
+    pcapng: bool,
     /// Keep the rights of the user who started it.
     #[arg(long)]
     no_sandbox: bool,
@@ -83,14 +94,24 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             stop_signal.end();
         }
     });
-    say(format!("{target} is observed   (Ctrl-C ends)"));
+    let mut recording = None;
+    if args.pcapng {
+        eprintln!("{target} is observed   (Ctrl-C ends)");
+        recording = Some(Recording::begin().map_err(Failure::local)?);
+    } else {
+        say(format!("{target} is observed   (Ctrl-C ends)"));
+    }
     let mut left = args.count.unwrap_or(u64::MAX);
     let mut since_ns = None;
     while left > 0 {
         for event in seen.drain(..) {
             let at_ns = event.moment_ns.saturating_sub(*since_ns.get_or_insert(event.moment_ns));
             // The reader has closed the pipe: end, too.
-            if show(&event, at_ns, args.json).is_err() {
+            let shown = match &mut recording {
+                Some(recording) => recording.add(&event, at_ns),
+                None => show(&event, at_ns, args.json),
+            };
+            if shown.is_err() {
                 left = 0;
             }
             left = left.saturating_sub(1);
@@ -108,6 +129,46 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     }
     linked.close(&mut seen);
     Ok(())
+}
+
+/// A recording on standard output.
+struct Recording {
+    /// When it began, nanoseconds since 1970: the exporter's clock says only what lies between its events.
+    began_ns: u64,
+    count: u64,
+}
+
+impl Recording {
+    fn begin() -> io::Result<Self> {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        write_out(&usb_section())?;
+        Ok(Self { began_ns: u64::try_from(since.as_nanos()).unwrap_or_default(), count: 0 })
+    }
+
+    fn add(&mut self, event: &Event, at_ns: u64) -> io::Result<()> {
+        self.count += 1;
+        let unix_ns = self.began_ns.saturating_add(at_ns);
+        let kind = if event.kind == TransferType::Interrupt { INTERRUPT } else { ISOCHRONOUS };
+        let packets: Vec<_> = event.packets.iter().map(|&(bytes, status)| (bytes, status_code(status))).collect();
+        let transfer = SeenTransfer {
+            id: self.count,
+            endpoint: event.endpoint.as_byte(),
+            kind,
+            status: status_code(event.status),
+            missed: event.missed.into(),
+            unix_ns,
+            packets: &packets,
+            data: &event.data.contiguous(),
+        };
+        write_out(&transfer.recorded())
+    }
+}
+
+/// Writes to standard output at once: somebody may read it while it grows.
+fn write_out(bytes: &[u8]) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(bytes)?;
+    out.flush()
 }
 
 fn show(event: &Event, at_ns: u64, as_json: bool) -> io::Result<()> {

@@ -20,9 +20,4 @@ mod status;
 mod view;
 
 pub use rights::{Place, serve};
-pub use server::run;
-
-/// The hidden verb that starts the process that speaks HTTP.
-pub const VERB: &str = "page-http";
-/// The option with which it keeps its rights.
-pub const NO_SANDBOX: &str = "--no-sandbox";
+pub use server::{VERB, run};

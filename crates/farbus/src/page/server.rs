@@ -1,5 +1,5 @@
-//! Speaks HTTP to the clients that it is given, in a process without rights: it has its clients, and a line to the process
-//! that has the rights.
+//! Speaks HTTP to the clients that it is given, in a process without rights: it has its clients, and a line to the
+//! process that has the rights.
 
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
@@ -17,7 +17,8 @@ use farbus_io::sys::confine::{Needs, confine};
 use farbus_io::sys::passing::Passage;
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{
-    ALLOW, AUTHORIZATION, CACHE_CONTROL, CONNECTION, CONTENT_TYPE, HeaderName, HeaderValue, LOCATION, WWW_AUTHENTICATE,
+    ALLOW, AUTHORIZATION, CACHE_CONTROL, CONNECTION, CONTENT_DISPOSITION, CONTENT_TYPE, HeaderName, HeaderValue,
+    LOCATION, WWW_AUTHENTICATE,
 };
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -31,7 +32,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use super::api::callers::Caller;
 use super::api::journal::Journal;
-use super::api::openapi;
+use super::api::openapi::{self, RECORDING_TYPE};
 use super::api::refusal::{Refusal, only};
 use super::api::requests::object_of;
 use super::api::routes::{Endpoint, Found};
@@ -39,11 +40,16 @@ use super::body::{Body, Events};
 use super::connection::{Clock, Connection, UNREAD_TIME_MAX};
 use super::guard::{Passed, check};
 use super::line::asking::Line;
+use super::line::hex;
 use super::line::messages::{AUTHORIZATION_BYTES_MAX, Answer, Begin, By, Question};
 use super::status::Status;
 use super::view::{Details, View};
 use super::{answers, html, metrics};
 
+/// The hidden verb that starts this process.
+pub const VERB: &str = "page-http";
+/// The option with which it keeps its rights.
+pub const NO_SANDBOX: &str = "--no-sandbox";
 /// Streams of events at a time. Fewer than connections: the page can be loaded while all are taken.
 const STREAMS_MAX: usize = 64;
 /// Answers that clients have not read yet, all together, KiB. A whole answer has 8 MiB at most.
@@ -251,6 +257,12 @@ impl Server {
             Endpoint::Audit => self.value(by, Question::Audit).await,
             Endpoint::Operations => self.value(by, Question::Operations).await,
             Endpoint::Operation => self.value(by, Question::Operation { id: found.number }).await,
+            // Its bytes are another's to read, and a HEAD reads nothing: it leaves no line in the log.
+            Endpoint::Recording if request.method() == Method::HEAD => Ok(recording(found.number, Vec::new())),
+            Endpoint::Recording => match self.line.ask(by, Question::Recording { id: found.number }).await? {
+                Answer::Bytes(hex) => Ok(recording(found.number, hex::decode(&hex).ok_or_else(no_answer)?)),
+                _ => Err(no_answer()),
+            },
             Endpoint::Action | Endpoint::Stop => self.change(by, request, found, length).await,
         }
     }
@@ -314,6 +326,15 @@ impl Server {
 
 fn no_answer() -> Refusal {
     Refusal::of(StatusCode::INTERNAL_SERVER_ERROR, "the page has no answer")
+}
+
+/// A file for Wireshark.
+fn recording(id: u64, bytes: Vec<u8>) -> Response<Body> {
+    let mut response = response(StatusCode::OK, RECORDING_TYPE, Body::Whole(Some(Bytes::from(bytes))));
+    if let Ok(named) = HeaderValue::from_str(&format!("attachment; filename=\"farbus-{id}.pcapng\"")) {
+        response.headers_mut().insert(CONTENT_DISPOSITION, named);
+    }
+    response
 }
 
 fn events(events: Events) -> Response<Body> {

@@ -2,10 +2,25 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::line::messages::Processes;
 use super::rates::Rates;
+
+/// What all processes of the user said of themselves at a moment.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Processes {
+    /// Greater with each time that they were asked; 0: they were not.
+    pub version: u64,
+    /// When they were asked, microseconds since the page began.
+    pub asked_us: u64,
+    /// The answers, as `farbus status --json` prints them.
+    pub processes: Vec<Value>,
+    /// How many processes gave no status.
+    pub silent: usize,
+    /// Why the processes cannot be found, if they cannot.
+    pub failure: Option<String>,
+}
 
 /// What was answered.
 #[derive(Debug, Default)]

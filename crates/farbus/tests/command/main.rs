@@ -64,6 +64,7 @@ mod page_actions;
 mod page_browser;
 mod page_confined;
 mod page_daemon;
+mod page_observe;
 mod page_schema;
 mod page_tokens;
 mod pipe;

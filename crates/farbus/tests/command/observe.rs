@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::harness::{Harness, PATIENCE, Running};
 use super::trust::{hosts, pair};
 
-fn press(keyboard: &mut farbus_host::RemoteDevice<farbus::client::DevicePort>) -> u8 {
+pub fn press(keyboard: &mut farbus_host::RemoteDevice<farbus::client::DevicePort>) -> u8 {
     let mut read = || keyboard.data_in(EpAddr::from_byte(0x81), 8).unwrap().into_vec();
     let pressed = read()[2];
     assert_eq!(read(), [0; 8]);

@@ -274,8 +274,8 @@ const CALLS: &[u32] = &[
 const STATE_CALLS: &[u32] =
     &[nr::__NR_renameat, nr::__NR_renameat2, nr::__NR_unlinkat, nr::__NR_mkdirat, nr::__NR_fchmod, nr::__NR_flock];
 
-/// Calls that open, list or change what has a path, and are refused to a process that needs none. The kind of `stat` stays,
-/// for it also tells a descriptor's size.
+/// Calls that open, list or change what has a path, and are refused to a process that needs none. The kind of `stat`
+/// stays, for it also tells a descriptor's size.
 const PATH_CALLS: &[u32] = &[
     nr::__NR_openat,
     nr::__NR_getdents64,

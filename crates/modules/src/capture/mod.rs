@@ -7,6 +7,7 @@
 //! | 147 | what neither can say: [`plain`] |
 
 pub mod nbd;
+mod seen;
 pub mod usbmon;
 
 use std::collections::BTreeMap;
@@ -14,6 +15,7 @@ use std::collections::BTreeMap;
 use farbus_model::Payload;
 use farbus_model::module::{Class, Kind, Message};
 
+pub use self::seen::SeenTransfer;
 use crate::heads::{BlockAsk, UsbRequest, word};
 
 /// LINKTYPE_USB_LINUX_MMAPPED.
@@ -92,6 +94,19 @@ pub fn packet(interface: u32, unix_ns: u64, lost: u64, parts: &[&[u8]]) -> Vec<u
     }
     let body: Vec<&[u8]> = [&head[..]].into_iter().chain(parts.iter().copied()).chain([padding, &options]).collect();
     block(ENHANCED_PACKET, &body)
+}
+
+impl SeenTransfer<'_> {
+    /// The packet of a recording that begins with [`usb_section`].
+    pub fn recorded(&self) -> Vec<u8> {
+        let data = &self.data[..self.data.len().min(DATA_BYTES_MAX)];
+        packet(OWN, self.unix_ns, self.missed, &[&usbmon::seen(self, data.len()), data])
+    }
+}
+
+/// The beginning of a recording of USB transfers.
+pub fn usb_section() -> Vec<u8> {
+    section(Class::Usb)
 }
 
 /// A message without a form of its own, as it passed: kind 1 (`docs/modules.md`), direction 1 (0 to the device), class

@@ -10,6 +10,7 @@
 
 use farbus_model::Payload;
 
+use super::seen::SeenTransfer;
 use crate::heads::{CANCELLED, CONTROL, INTERRUPT, ISOCHRONOUS, OK, Packet, UsbReply, UsbRequest, word};
 
 const HEADER_BYTES: usize = 64;
@@ -98,6 +99,22 @@ pub fn answered(id: u64, asked: &UsbRequest, reply: &UsbReply, unix_ns: u64, cap
     let (what, status, length) = (b'C', errno(reply.status), reply.actual);
     let start_frame = reply.start_frame;
     written(&Fields { id, what, asked, unix_ns, status, length, captured, start_frame, packets: &packets })
+}
+
+/// The header of a transfer of which only the end was seen, which `captured` bytes of data follow.
+pub fn seen(transfer: &SeenTransfer<'_>, captured: usize) -> Vec<u8> {
+    let mut offset: u32 = 0;
+    let placed = transfer.packets.iter().map(|&(length, status)| {
+        let packet = Packet { offset, length, status };
+        offset = offset.saturating_add(length);
+        packet
+    });
+    let packets: Vec<Packet> = placed.collect();
+    let &SeenTransfer { id, endpoint, kind, status, unix_ns, .. } = transfer;
+    let length = u32::try_from(transfer.data.len()).unwrap_or(u32::MAX);
+    let (bits, qualifier, setup, start_frame) = (0, 0, [0; 8], 0);
+    let asked = UsbRequest { endpoint, kind, bits, qualifier, length, setup, start_frame, packets: packets.clone() };
+    answered(id, &asked, &UsbReply { status, actual: length, start_frame, packets }, unix_ns, captured)
 }
 
 /// An entry of a recording.

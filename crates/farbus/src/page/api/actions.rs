@@ -46,6 +46,8 @@ pub enum Runs {
     Long,
     /// The same, and the processes tell how far a swap of this device is.
     Swap,
+    /// Until it is stopped; what it prints is kept as a recording.
+    Recording,
     /// As long as what it began lasts: it is done when it prints the first value.
     OnAfterValue,
     /// The same: it is done when it prints a line that begins so, or, with this switch, when it ends.
@@ -311,6 +313,22 @@ pub const ACTIONS: &[Action] = &[
         parameters: &[device(SHARED)],
         runs: Runs::Briefly,
     },
+    Action {
+        name: "observe",
+        words: &["observe", "--pcapng"],
+        summary: "Record what an observable device sends to its user, until the operation is stopped.",
+        scope: Scope::Observe,
+        parameters: &[
+            parameter("target", Kind::Text { chars_max: NAME_CHARS_MAX }, At::Word, "HOST[:PORT]/DEVICE."),
+            parameter(
+                "count",
+                Kind::Number { min: 1, max: 1_000_000 },
+                At::Option("--count"),
+                "After how many transfers it ends.",
+            ),
+        ],
+        runs: Runs::Recording,
+    },
 ];
 
 /// The action with this name.
@@ -422,7 +440,7 @@ impl Parameter {
     pub fn placeholder(&self) -> &'static str {
         match self.kind {
             HOSTS => "HOST",
-            Kind::Words => "block:PATH",
+            Kind::Words => "block:/PATH",
             Kind::Path => "/PATH",
             Kind::Number { .. } => "NUMBER",
             Kind::Text { .. } => "TEXT",
@@ -521,6 +539,7 @@ impl CommandLine {
     pub fn prints_json(&self) -> bool {
         match self.action.runs {
             Runs::OnAfterLine { unless, .. } => self.has.contains(&unless),
+            Runs::Recording => false,
             _ => true,
         }
     }
@@ -530,7 +549,7 @@ impl CommandLine {
         match self.action.runs {
             Runs::OnAfterValue => true,
             Runs::OnAfterLine { unless, .. } => !self.has.contains(&unless),
-            Runs::Briefly | Runs::Long | Runs::Swap => false,
+            Runs::Briefly | Runs::Long | Runs::Swap | Runs::Recording => false,
         }
     }
 }
@@ -553,6 +572,7 @@ pub mod tests {
             for parameter in action.parameters {
                 let value = match parameter.kind {
                     Kind::Text { .. } if parameter.name == "rate" => json!("100M"),
+                    Kind::Text { .. } if action.name == "observe" => json!("lab3/$(a);b'"),
                     Kind::Text { .. } => json!("-a;b'\n"),
                     Kind::Words if action.name == "share" => json!("disk:/a b.img,ro"),
                     Kind::Words => json!("block:/a b.img"),

@@ -6,7 +6,7 @@ use hyper::StatusCode;
 use serde_json::{Map, Value, json};
 use tokio::time::timeout;
 
-use super::actions::{Runs, Wrong};
+use super::actions::{Runs, Wrong, action};
 use super::callers::Caller;
 use super::operations::{self, Operation, Operations, State};
 use super::refusal::Refusal;
@@ -26,7 +26,7 @@ pub async fn change(
     caller: &Caller,
     given: &Map<String, Value>,
 ) -> Result<(StatusCode, Value), Refusal> {
-    let Some(action) = found.action else { return stop(operations, found.number) };
+    let Some(action) = found.action else { return stop(operations, found.number, caller) };
     let command = match action.command(given) {
         Ok(command) => command,
         Err(wrong) => return Ok((StatusCode::BAD_REQUEST, in_words(&wrong))),
@@ -47,7 +47,11 @@ pub async fn change(
     Ok((status_of(&operation), with_place(&operation)))
 }
 
-fn stop(operations: &Operations, id: u64) -> Result<(StatusCode, Value), Refusal> {
+fn stop(operations: &Operations, id: u64, caller: &Caller) -> Result<(StatusCode, Value), Refusal> {
+    let needed = operations.find(id).and_then(|operation| action(operation.action)).map(|action| action.scope);
+    if needed > caller.scope {
+        return Err(Refusal::of(StatusCode::FORBIDDEN, "this token may not stop that"));
+    }
     let nothing = Refusal::of(StatusCode::NOT_FOUND, "no operation with this number has a command that runs");
     let stopped = operations.stop(id).ok_or(nothing)?;
     let command = stopped.pid.map(|pid| format!("kill {pid}"));

@@ -125,7 +125,7 @@ mod tests {
         };
         let shared = json!({ "name": "a b", "bus_id": "1-1", "state": "available", "medium": {} });
         assert_eq!(line("share", shared.clone(), "allow").as_deref(), Some("farbus allow HOST 'a b'"));
-        assert_eq!(line("share", shared.clone(), "swap").as_deref(), Some("farbus swap 'a b' --to=block:PATH"));
+        assert_eq!(line("share", shared.clone(), "swap").as_deref(), Some("farbus swap 'a b' --to=block:/PATH"));
         assert_eq!(line("share", shared, "attach").as_deref(), Some("farbus attach 'a b'"));
         let attached = json!({ "name": "disk", "title": "lab3/disk", "state": "attached" });
         assert_eq!(line("attach", attached, "migrate").as_deref(), Some("farbus migrate lab3/disk --to=HOST"));

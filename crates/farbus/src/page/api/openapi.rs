@@ -33,6 +33,9 @@ const FAILURES: &[(&str, &str)] = &[
     ("502", "The network or the device failed."),
 ];
 
+/// The content type of a recording.
+pub const RECORDING_TYPE: &str = "application/x-pcapng";
+
 /// The description of everything that is there.
 pub fn document() -> Value {
     let paths: Map<String, Value> = all()
@@ -138,6 +141,9 @@ fn responses(found: &Found) -> Value {
     if found.route.endpoint == Endpoint::Operation {
         add("404", "No operation has this number, or it is forgotten.", "text/plain", text());
     }
+    if found.route.endpoint == Endpoint::Recording {
+        add("404", "No operation with this number has recorded anything.", "text/plain", text());
+    }
     let described = |(status, (what, content)): (&str, (&str, Map<String, Value>))| {
         (status.to_owned(), json!({ "description": what, "content": content }))
     };
@@ -151,6 +157,7 @@ fn kind_of(endpoint: Endpoint) -> &'static str {
         Endpoint::Style => "text/css",
         Endpoint::Script => "text/javascript",
         Endpoint::PageEvents | Endpoint::Events => "text/event-stream",
+        Endpoint::Recording => RECORDING_TYPE,
         _ => "text/plain",
     }
 }
@@ -168,6 +175,7 @@ fn schema_of(endpoint: Endpoint) -> Option<&'static str> {
         Endpoint::Description => Some("Description"),
         Endpoint::Action
         | Endpoint::Stop
+        | Endpoint::Recording
         | Endpoint::Health
         | Endpoint::Ready
         | Endpoint::Style

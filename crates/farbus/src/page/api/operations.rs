@@ -13,7 +13,7 @@ use std::time::{Duration, SystemTime};
 use farbus_io::trust::{Audit, Event, Folder, Outcome, timestamp};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use super::actions::{CommandLine, Runs};
@@ -31,6 +31,12 @@ pub const LASTING_MAX: usize = 48;
 pub const OUTPUT_BYTES_MAX: u64 = 256 << 10;
 /// What is kept of its warnings, bytes.
 const WARNINGS_BYTES_MAX: u64 = 4 << 10;
+/// What is recorded in one operation, bytes; then its command is ended.
+pub const RECORDING_BYTES_MAX: usize = 4 << 20;
+/// Recordings that are kept; the oldest that has ended is forgotten, and if none has, no further one is begun.
+pub const RECORDINGS_MAX: usize = 4;
+/// What is read of a recording at once, bytes.
+const RECORDING_READ_BYTES: usize = 16 << 10;
 /// The stack of a thread that reads the output of a command.
 pub const STACK_BYTES: usize = 128 << 10;
 /// How often the progress of a swap is asked for.
@@ -68,7 +74,7 @@ pub struct Operation {
     /// The process of its command, while that runs. A share or an attachment goes on after it is done.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
-    /// How far it is: what `farbus swap --json` says.
+    /// How far it is: what `farbus swap --json` says; of a recording, how many `bytes` it has and whether it `is_full`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub progress: Option<Value>,
     /// What the command printed with `--json`.
@@ -115,6 +121,25 @@ struct Remembered {
     operation: Operation,
     /// The process, so that no other one is ended in its place.
     process: Option<OwnedFd>,
+    /// What it has recorded.
+    recording: Option<Vec<u8>>,
+}
+
+impl Has {
+    /// Whether there is room for one more recording; forgets the oldest that has ended if that makes room.
+    fn has_room_for_a_recording(&mut self) -> bool {
+        if self.all.iter().filter(|remembered| remembered.recording.is_some()).count() < RECORDINGS_MAX {
+            return true;
+        }
+        let is_over = |remembered: &&mut Remembered| remembered.recording.is_some() && remembered.process.is_none();
+        match self.all.iter_mut().find(is_over) {
+            Some(oldest) => {
+                oldest.recording = None;
+                true
+            }
+            None => false,
+        }
+    }
 }
 
 impl Operations {
@@ -137,6 +162,31 @@ impl Operations {
     pub fn find(&self, id: u64) -> Option<Operation> {
         let has = self.has();
         has.all.iter().find(|remembered| remembered.operation.id == id).map(|found| found.operation.clone())
+    }
+
+    /// What an operation has recorded so far, for `by`; `None`: nothing, or it is forgotten. The audit log gets a line.
+    pub fn recording(&self, id: u64, by: &str) -> Option<Vec<u8>> {
+        let recording = {
+            let has = self.has();
+            let found = has.all.iter().find(|remembered| remembered.operation.id == id)?;
+            found.recording.clone()?
+        };
+        let what = format!("operation {id}, {} bytes", recording.len());
+        self.note("page-recording", by, "", Some(&what), Outcome::Ok);
+        Some(recording)
+    }
+
+    /// Adds to what an operation has recorded. Returns whether there was room for all of it.
+    fn record_more(&self, id: u64, bytes: &[u8]) -> bool {
+        let mut has = self.has();
+        let Some(found) = has.all.iter_mut().find(|remembered| remembered.operation.id == id) else { return false };
+        let Some(recording) = &mut found.recording else { return false };
+        let has_room = recording.len() + bytes.len() <= RECORDING_BYTES_MAX;
+        if has_room {
+            recording.extend_from_slice(bytes);
+        }
+        found.operation.progress = Some(json!({ "bytes": recording.len(), "is_full": !has_room }));
+        has_room
     }
 
     /// Ends the command of an operation as Ctrl-C does. `None`: there is no such operation, or its command has ended.
@@ -164,6 +214,9 @@ impl Operations {
         let id = {
             let mut has = self.has();
             if has.running >= RUNNING_MAX || (is_lasting && has.lasting >= LASTING_MAX) {
+                return Err(Refusal::TooMany);
+            }
+            if command.action.runs == Runs::Recording && !has.has_room_for_a_recording() {
                 return Err(Refusal::TooMany);
             }
             has.running += 1;
@@ -205,7 +258,11 @@ impl Operations {
             failure: None,
             is_misused: false,
         };
-        self.remember(operation, process);
+        let is_recording = line.action.runs == Runs::Recording;
+        self.remember(Remembered { operation, process, recording: is_recording.then(Vec::new) });
+        if is_recording {
+            self.note("page-observe", by, &line.subject, None, Outcome::Ok);
+        }
         let (tell_end, ended) = watch::channel(false);
         let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
         let runner = Runner {
@@ -232,13 +289,13 @@ impl Operations {
         Ok(ended)
     }
 
-    fn remember(&self, operation: Operation, process: Option<OwnedFd>) {
+    fn remember(&self, remembered: Remembered) {
         let mut has = self.has();
         while has.all.len() >= REMEMBERED_MAX {
             let ended = has.all.iter().position(|remembered| remembered.operation.pid.is_none()).unwrap_or(0);
             has.all.remove(ended);
         }
-        has.all.push_back(Remembered { operation, process });
+        has.all.push_back(remembered);
         drop(has);
         self.tell();
     }
@@ -264,22 +321,30 @@ impl Operations {
     }
 
     fn record(&self, id: u64, subject: &str) {
-        let (Some(audit), Some(operation)) = (&self.audit, self.find(id)) else { return };
+        let Some(operation) = self.find(id) else { return };
         let outcome = match &operation.failure {
             None => Outcome::Ok,
             Some(FailureReport { attribute: Attribute::Refused, .. }) => Outcome::Refused,
             Some(_) => Outcome::Failed,
         };
+        // The command itself records a permission under its own name. Of what goes on the beginning was recorded.
+        let end = if self.is_recording(id) { "-end" } else { "" };
+        let why = operation.failure.as_ref().map(|failure| failure.message.as_str());
+        self.note(&format!("page-{}{end}", operation.action), &operation.by, subject, why, outcome);
+    }
+
+    fn is_recording(&self, id: u64) -> bool {
+        let has = self.has();
+        has.all.iter().any(|remembered| remembered.operation.id == id && remembered.recording.is_some())
+    }
+
+    /// Writes a line of the audit log.
+    fn note(&self, event: &str, by: &str, device: &str, why: Option<&str>, outcome: Outcome) {
+        let Some(audit) = &self.audit else { return };
         let short = |text: &str| text.chars().take(RECORDED_MAX).collect::<String>();
-        // The command itself records a permission under its own name.
-        let (event, who, device) = (format!("page-{}", operation.action), short(&operation.by), short(subject));
-        let why = operation.failure.as_ref().map(|failure| short(&failure.message));
-        audit.record(&Event {
-            address: Some(&who),
-            device: Some(&device),
-            why: why.as_deref(),
-            ..Event::new(&event, outcome)
-        });
+        let (who, device, why) = (short(by), short(device), why.map(short));
+        let device = Some(device.as_str()).filter(|device| !device.is_empty());
+        audit.record(&Event { address: Some(&who), device, why: why.as_deref(), ..Event::new(event, outcome) });
     }
 }
 
@@ -316,6 +381,10 @@ impl Runner {
         let mut is_done_early = false;
         if let Some(stdout) = &mut stdout {
             printed = match (self.runs, self.is_json) {
+                (Runs::Recording, _) => {
+                    self.record_all(stdout);
+                    None
+                }
                 (_, true) => self.read_value(stdout),
                 (Runs::OnAfterLine { line, .. }, false) => read_until(stdout, line),
                 (_, false) => None,
@@ -340,6 +409,17 @@ impl Runner {
         match code {
             Some(0) => self.done(printed, warnings, false),
             code => self.failed(code, printed, warnings),
+        }
+    }
+
+    /// Keeps what the command prints, until it ends or there is no more room.
+    fn record_all(&self, stdout: &mut BufReader<ChildStdout>) {
+        let mut bytes = vec![0; RECORDING_READ_BYTES];
+        while let Ok(read @ 1..) = stdout.read(&mut bytes) {
+            if !self.operations.record_more(self.id, &bytes[..read]) {
+                self.operations.stop(self.id);
+                return;
+            }
         }
     }
 

@@ -63,6 +63,8 @@ pub enum Endpoint {
     Operation,
     /// Ends the command of an operation; its number is the last part but one.
     Stop,
+    /// What an operation has recorded; its number is the last part but one.
+    Recording,
 }
 
 /// A path of the page, what is there and for whom.
@@ -83,6 +85,7 @@ const fn route(path: &'static str, endpoint: Endpoint, scope: Option<Scope>, sum
 }
 
 const READ: Option<Scope> = Some(Scope::Read);
+const OBSERVE: Option<Scope> = Some(Scope::Observe);
 const OWN: Option<Scope> = Some(Scope::Own);
 
 /// All routes, those of browsers first.
@@ -110,7 +113,9 @@ pub const ROUTES: &[Route] = &[
     route("/api/v1/actions/{name}", Endpoint::Action, OWN, "Does an action."),
     route("/api/v1/operations", Endpoint::Operations, READ, "The latest operations, the latest first."),
     route("/api/v1/operations/{id}", Endpoint::Operation, READ, "One operation."),
-    route("/api/v1/operations/{id}/stop", Endpoint::Stop, OWN, "Ends the command of an operation, as Ctrl-C does."),
+    // What its action needs is needed, too.
+    route("/api/v1/operations/{id}/stop", Endpoint::Stop, OBSERVE, "Ends the command of an operation, as Ctrl-C does."),
+    route("/api/v1/operations/{id}/recording", Endpoint::Recording, OBSERVE, "What 'observe' has recorded (pcapng)."),
 ];
 
 /// A route that a path has, with what its variable part names.
@@ -149,8 +154,10 @@ pub fn find(path: &str) -> Option<Found> {
         return Some(Found { route: of(Endpoint::Action)?, action: Some(action), number: 0 });
     }
     if let Some(rest) = path.strip_prefix(OPERATIONS_AT) {
-        let (number, endpoint) = match rest.strip_suffix("/stop") {
-            Some(number) => (number, Endpoint::Stop),
+        let (number, endpoint) = match rest.split_once('/') {
+            Some((number, "stop")) => (number, Endpoint::Stop),
+            Some((number, "recording")) => (number, Endpoint::Recording),
+            Some(_) => return None,
             None => (rest, Endpoint::Operation),
         };
         return Some(Found { route: of(endpoint)?, action: None, number: number_in(number)? });
@@ -224,7 +231,9 @@ mod tests {
             assert_eq!(is_change, path.contains("/actions/") || path.ends_with("/stop"), "{path}");
             assert_eq!(found.route.takes(&Method::POST), is_change, "{path}");
             assert_eq!(found.route.takes(&Method::GET), !is_change, "{path}");
-            assert!(!is_change || found.scope() == Some(Scope::Own), "{path}");
+            let may_observe = path.ends_with("/actions/observe") || path.ends_with("/stop");
+            let needed = if may_observe { Scope::Observe } else { Scope::Own };
+            assert!(!is_change || found.scope() == Some(needed), "{path}");
             assert!(found.scope().is_some() || path == "/healthz", "{path}");
         }
     }

@@ -6,6 +6,7 @@ use serde_json::{Map, Value};
 
 use super::super::api::journal::Kind;
 use super::super::api::routes::{self, Endpoint};
+use super::super::status::Processes;
 
 /// The longest message to the process that has the rights, bytes: twice a body and twice a header's line, for a text is
 /// longer in JSON.
@@ -106,6 +107,11 @@ pub enum Question {
         /// Its number.
         id: u64,
     },
+    /// What one of them has recorded.
+    Recording {
+        /// Its number.
+        id: u64,
+    },
     /// Do what a POST to this path does.
     Change {
         /// The path.
@@ -132,6 +138,7 @@ impl Question {
             Question::Audit => of(Endpoint::Audit),
             Question::Operations => of(Endpoint::Operations),
             Question::Operation { .. } => of(Endpoint::Operation),
+            Question::Recording { .. } => of(Endpoint::Recording),
             // What is nowhere is looked for by those alone that may change everything.
             Question::Change { path, .. } => routes::find(path).map_or(Some(Scope::Own), |found| found.scope()),
         }
@@ -177,6 +184,8 @@ pub enum Answer {
     },
     /// The value that was asked for.
     Value(Value),
+    /// Bytes, in hexadecimal.
+    Bytes(String),
     /// What became of a change.
     Changed {
         /// The status of the answer.
@@ -191,21 +200,6 @@ pub enum Answer {
         /// The reason, a line.
         why: String,
     },
-}
-
-/// What all processes of the user said of themselves at a moment.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Processes {
-    /// Greater with each time that they were asked; 0: they were not.
-    pub version: u64,
-    /// When they were asked, microseconds since the page began.
-    pub asked_us: u64,
-    /// The answers, as `farbus status --json` prints them.
-    pub processes: Vec<Value>,
-    /// How many processes gave no status.
-    pub silent: usize,
-    /// Why the processes cannot be found, if they cannot.
-    pub failure: Option<String>,
 }
 
 #[cfg(test)]
@@ -228,13 +222,15 @@ mod tests {
         ] {
             assert_eq!(question.needs(), Some(Scope::Read), "{question:?}");
         }
-        for question in [
-            Question::Audit,
-            change("/api/v1/actions/release"),
-            change("/api/v1/operations/1/stop"),
-            change("/api/v1/actions/reboot"),
-            change(""),
-        ] {
+        // To stop an operation takes what its action takes, too.
+        let of_observers =
+            [Question::Recording { id: 1 }, change("/api/v1/operations/1/stop"), change("/api/v1/actions/observe")];
+        for question in of_observers {
+            assert_eq!(question.needs(), Some(Scope::Observe), "{question:?}");
+        }
+        for question in
+            [Question::Audit, change("/api/v1/actions/release"), change("/api/v1/actions/reboot"), change("")]
+        {
             assert_eq!(question.needs(), Some(Scope::Own), "{question:?}");
         }
     }

@@ -2,13 +2,14 @@
 //!
 //! One process has the clients: it reads what they send, and writes HTML, JSON and events. It is confined: it has no
 //! files, makes no connections and starts no programs ([`super::server`]). The other one has the rights of its user
-//! ([`super::rights`]). It accepts each connection, asks the kernel whose it is, and passes it on with a number. For all
-//! that needs rights the confined process asks over the line, and names the connection and the token for which it asks.
-//! The other one checks both each time. So a confined process that was taken over can do what its clients may do, and
-//! no more.
+//! ([`super::rights`]). It accepts each connection, asks the kernel whose it is, and passes it on with a number. For
+//! all that needs rights the confined process asks over the line, and names the connection and the token for which it
+//! asks. The other one checks both each time. So a confined process that was taken over can do what its clients may do,
+//! and no more.
 //!
 //! The line is a stream of [`frames`] with JSON ([`messages`]).
 
 pub mod asking;
 pub mod frames;
+pub mod hex;
 pub mod messages;

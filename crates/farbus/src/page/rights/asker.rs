@@ -11,8 +11,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use super::super::api::journal::{Journal, Kind};
-use super::super::line::messages::Processes;
-use super::super::status::devices_of;
+use super::super::status::{Processes, devices_of};
 use crate::common::control::{Answer, Question, ask_all};
 use crate::common::happenings::Happenings;
 

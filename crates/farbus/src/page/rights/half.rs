@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use farbus_io::sys::passing::Passage;
@@ -26,13 +26,15 @@ use super::super::api::operations::Operations;
 use super::super::api::refusal::Refusal;
 use super::super::api::routes;
 use super::super::line::frames::{Decoder, TooLong, encoded, receive, send};
+use super::super::line::hex;
 use super::super::line::messages::{
-    ANSWER_BYTES_MAX, AUTHORIZATION_BYTES_MAX, Answer, Begin, By, Processes, QUESTION_BYTES_MAX, QUESTIONS_MAX,
-    Question, Said, Told,
+    ANSWER_BYTES_MAX, AUTHORIZATION_BYTES_MAX, Answer, Begin, By, QUESTION_BYTES_MAX, QUESTIONS_MAX, Question, Said,
+    Told,
 };
-use super::super::{NO_SANDBOX, VERB};
+use super::super::server::{NO_SANDBOX, VERB};
+use super::super::status::Processes;
 use super::asker::Asker;
-use super::{lock, reading};
+use super::reading;
 use crate::common::failure::Failure;
 
 /// How long a process may take to give its rights away.
@@ -69,6 +71,8 @@ pub struct Half {
     line: UnixStream,
     /// Held while a frame is sent.
     sending: AsyncMutex<()>,
+    /// Held while a long answer is made and sent.
+    long: AsyncMutex<()>,
     /// The number of the last event that was sent, held while others are.
     events_sent: AsyncMutex<u64>,
     clients: Mutex<Clients>,
@@ -142,6 +146,7 @@ impl Half {
             passage,
             line,
             sending: AsyncMutex::default(),
+            long: AsyncMutex::default(),
             events_sent: AsyncMutex::default(),
             clients: Mutex::default(),
             followed: watch::Sender::default(),
@@ -231,6 +236,9 @@ impl Half {
     }
 
     async fn answer(&self, id: u64, by: By, question: Question) {
+        // These are long, and none of them waits for another process: there is one at a time.
+        let is_long = matches!(question, Question::Operations | Question::Recording { .. } | Question::Audit);
+        let _long = if is_long { Some(self.long.lock().await) } else { None };
         let answer = match self.carry_out(by, question).await {
             Ok(answer) => answer,
             Err(Refusal { status, why, .. }) => Answer::Refused { status: status.as_u16(), why: why.into_owned() },
@@ -305,6 +313,10 @@ impl Half {
                 Some(operation) => Ok(Answer::Value(json!(operation))),
                 None => refused(StatusCode::NOT_FOUND, "no operation has this number, or it is forgotten"),
             },
+            Question::Recording { id } => match operations.recording(id, &caller.called) {
+                Some(bytes) => Ok(Answer::Bytes(hex::encode(&bytes))),
+                None => refused(StatusCode::NOT_FOUND, "no operation with this number has recorded anything"),
+            },
             Question::Change { path, given } => {
                 let found = routes::find(&path).filter(|found| found.route.is_change());
                 let Some(found) = found else { return refused(StatusCode::NOT_FOUND, "nothing is here") };
@@ -318,8 +330,8 @@ impl Half {
 
     /// Sends a message. A line that is closed is noticed where it is read.
     async fn tell(&self, told: &Told) -> Result<(), TooLong> {
-        let frame = encoded(told, ANSWER_BYTES_MAX)?;
         let _sending = self.sending.lock().await;
+        let frame = encoded(told, ANSWER_BYTES_MAX)?;
         let _ = send(&self.line, &frame).await;
         Ok(())
     }
@@ -372,6 +384,11 @@ impl Half {
             }
         }
     }
+}
+
+/// Locks it, also after a panic elsewhere.
+pub fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Runs what waits for files or other processes where nothing else waits for it.
@@ -438,6 +455,7 @@ mod tests {
                 Question::Audit,
                 Question::Operations,
                 Question::Operation { id: 1 },
+                Question::Recording { id: 1 },
                 stop.clone(),
             ] {
                 let asked = async |by| half.carry_out(by, question.clone()).await.map_err(|refusal| refusal.status);

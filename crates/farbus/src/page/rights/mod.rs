@@ -14,7 +14,7 @@ use std::io;
 use std::net::{SocketAddr, TcpListener as StdTcpListener};
 use std::os::fd::OwnedFd;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
@@ -26,7 +26,7 @@ use tokio::time::sleep;
 use tracing::warn;
 
 use self::asker::Asker;
-use self::half::{Half, Shared};
+use self::half::{Half, Shared, lock};
 use super::api::callers::Client;
 use super::api::journal::Journal;
 use super::api::operations::Operations;
@@ -221,10 +221,6 @@ impl Others {
             half.end();
         }
     }
-}
-
-fn lock<T>(of: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn client_of_tcp(stream: &tokio::net::TcpStream) -> Client {
