@@ -35,7 +35,8 @@ pub(super) struct FileStamp {
 }
 
 impl FileStamp {
-    /// `None` if the file has changed a moment ago, or in the future: a version after this one could have the same stamp.
+    /// `None` if the file has changed a moment ago, or in the future: a version after this one could have the same
+    /// stamp.
     fn of(about: &Metadata) -> Option<Self> {
         let modified = about.modified().ok()?;
         let is_settled = SystemTime::now().duration_since(modified).is_ok_and(|since| since >= SETTLED_AFTER);
