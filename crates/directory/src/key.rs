@@ -8,7 +8,8 @@
 //! | `/farbus/1/limit/HOST` | a [`LimitRecord`](crate::record::LimitRecord) of the leases that HOST may have |
 //!
 //! HOST is the fingerprint of the host's key, DEVICE the name of the device there. All keys of a host are under one
-//! lease of etcd, so they go when the host does; a limit stays. An earlier release passes over limits. A layout that differs gets another number, and other keys.
+//! lease of etcd, so they go when the host does; a limit stays. An earlier release passes over limits. A layout that
+//! differs gets another number, and other keys.
 
 use std::fmt;
 

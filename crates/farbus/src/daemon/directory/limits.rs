@@ -1,51 +1,14 @@
-//! Limits of leases in the directory: those that other hosts wrote, for the exporter, and those that this host's owner
-//! writes.
-
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
+//! Writes limits of leases in the directory, as this host's owner says.
 
 use farbus_directory::gateway::{Call, Change, Refusal, Reply};
 use farbus_directory::key::{HostId, Key, KeyRange};
 use farbus_directory::record::LimitRecord;
 use farbus_directory::{Trouble, TroubleKind};
-use farbus_io::trust::Fingerprint;
 
 use super::connection::Members;
-use super::{State, lock};
-use crate::exporter::state::lease_limits::{LeaseLimit, Site, SiteLimit};
 
 /// How often a limit is written again that another host changed meanwhile.
 const TRIES_MAX: u32 = 3;
-
-/// The limits of the present directory.
-#[derive(Default)]
-pub struct Limits {
-    state: Mutex<Option<Arc<State>>>,
-    own: Option<HostId>,
-}
-
-impl Limits {
-    /// The limits as the host with this key sees them: what it shares itself is not counted as elsewhere.
-    pub fn new(own: Option<HostId>) -> Self {
-        Self { state: Mutex::default(), own }
-    }
-
-    /// Reads this directory from now on, or none.
-    pub fn follow(&self, state: Option<Arc<State>>) {
-        *lock(&self.state) = state;
-    }
-}
-
-impl Site for Limits {
-    fn limit_of(&self, host: &Fingerprint) -> SiteLimit {
-        let Some(host) = HostId::new(&host.to_string()) else { return SiteLimit::default() };
-        let Some(state) = lock(&self.state).clone() else { return SiteLimit::default() };
-        let view = lock(&state.view);
-        let Some(LimitRecord { devices, for_s, by, .. }) = view.limit_of(&host) else { return SiteLimit::default() };
-        let elsewhere = devices.map_or(0, |_| view.devices_held_by(&host, self.own.as_ref()));
-        SiteLimit { limit: LeaseLimit { devices, span: for_s.map(Duration::from_secs) }, elsewhere, by }
-    }
-}
 
 /// Writes the limit of a host in the directory, or removes it. It waits for etcd.
 ///

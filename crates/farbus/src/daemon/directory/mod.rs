@@ -24,7 +24,7 @@ use farbus_directory::record::{DeviceRecord, HostRecord, LimitRecord};
 use farbus_directory::view::Step as ViewStep;
 use farbus_directory::{Publisher, Trouble, TroubleKind, View};
 use farbus_io::link::Clock;
-use farbus_io::trust::{fill_random, timestamp};
+use farbus_io::trust::{Fingerprint, fill_random, timestamp};
 use farbus_model::Instant;
 use serde_json::{Value, json};
 use tracing::{info, warn};
@@ -34,10 +34,9 @@ use crate::common::failure::{Attribute, FailureReport};
 use crate::devices::query::Query;
 use crate::devices::status::DeviceStatus;
 use crate::exporter::share::Share;
-use crate::exporter::state::lease_limits::Site;
+use crate::exporter::state::lease_limits::{LeaseLimit, Site, SiteLimit};
 use crate::hosts::trust::Trust;
 use connection::{Members, Watch};
-use limits::Limits;
 use records::Records;
 use settings::Settings;
 use stop::Stop;
@@ -93,6 +92,36 @@ struct Published {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The limits of the present directory.
+#[derive(Default)]
+struct Limits {
+    state: Mutex<Option<Arc<State>>>,
+    own: Option<HostId>,
+}
+
+impl Limits {
+    /// The limits as the host with this key sees them: what it shares itself is not counted as elsewhere.
+    fn new(own: Option<HostId>) -> Self {
+        Self { state: Mutex::default(), own }
+    }
+
+    /// Reads this directory from now on, or none.
+    fn follow(&self, state: Option<Arc<State>>) {
+        *lock(&self.state) = state;
+    }
+}
+
+impl Site for Limits {
+    fn limit_of(&self, host: &Fingerprint) -> SiteLimit {
+        let Some(host) = HostId::new(&host.to_string()) else { return SiteLimit::default() };
+        let Some(state) = lock(&self.state).clone() else { return SiteLimit::default() };
+        let view = lock(&state.view);
+        let Some(LimitRecord { devices, for_s, by, .. }) = view.limit_of(&host) else { return SiteLimit::default() };
+        let elsewhere = devices.map_or(0, |_| view.devices_held_by(&host, self.own.as_ref()));
+        SiteLimit { limit: LeaseLimit { devices, span: for_s.map(Duration::from_secs) }, elsewhere, by }
+    }
 }
 
 impl Directory {
