@@ -83,15 +83,16 @@ impl<'a> Reader<'a> {
         self.array(field).map(u64::from_le_bytes)
     }
 
-    /// Reads a length of 16 bits and as many bytes of UTF-8.
+    /// Reads a length of 16 bits and as many bytes of UTF-8. Of a longer text it keeps `bytes_max` bytes, as many as a
+    /// peer of this project sends.
     ///
     /// # Errors
     /// [`Reject`].
-    pub fn text(&mut self, field: &'static str) -> Result<String, Reject> {
+    pub fn text(&mut self, field: &'static str, bytes_max: usize) -> Result<String, Reject> {
         let length = self.u16(field)?;
         let bytes = self.take(length.into(), field)?;
         let text = std::str::from_utf8(bytes).map_err(|_| Reject::new(field, length.into(), "a text is UTF-8"))?;
-        Ok(text.to_owned())
+        Ok(text[..text.floor_char_boundary(bytes_max)].to_owned())
     }
 
     /// All remaining bytes.

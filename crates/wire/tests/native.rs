@@ -4,6 +4,7 @@
 //! acknowledged.
 
 mod fuzzing;
+mod vectors;
 
 use std::collections::{HashMap, VecDeque};
 
@@ -15,6 +16,7 @@ use farbus_wire::native::{
     Flow, Head, Hello, Kind, Lane, LaneLimits, Message, Part, Urgency, Welcome, block, stream, usb,
 };
 use fuzzing::{Input, fuzz};
+use vectors::all_bytes;
 
 const LIMITS: LaneLimits =
     LaneLimits { receive_bytes: 4 << 10, first_receive_bytes: 1 << 10, unacknowledged_bytes_max: 1 << 20 };
@@ -266,11 +268,28 @@ fn fuzz_lane_hears_anything() {
     });
 }
 
+/// One of the vectors, mostly with some bytes changed.
+fn changed(input: &mut Input<'_>, vectors: &[Vec<u8>]) -> Vec<u8> {
+    let mut bytes = vectors[input.below(vectors.len() as u32) as usize].clone();
+    for _ in 0..input.below(5) {
+        let at = input.below(bytes.len().max(1) as u32) as usize;
+        match input.below(4) {
+            0 if at < bytes.len() => bytes[at] = input.byte(),
+            1 if at < bytes.len() => bytes[at] ^= 1 << input.below(8),
+            2 if at < bytes.len() => drop(bytes.remove(at)),
+            _ => bytes.insert(at, input.byte()),
+        }
+    }
+    bytes
+}
+
 #[test]
 fn fuzz_greeting() {
+    let vectors = [all_bytes("hello"), all_bytes("welcome")].concat();
     target("greeting", |input| {
+        let near = changed(input, &vectors);
         let bytes = input.rest();
-        for whole in [bytes.to_vec(), [&b"farbus\r\n"[..], bytes].concat()] {
+        for whole in [near, bytes.to_vec(), [&b"farbus\r\n"[..], bytes].concat()] {
             if let Ok(Some((hello, count))) = Hello::decode(&whole) {
                 assert!(count <= whole.len());
                 let again = Hello { ..hello }.encode();
@@ -286,8 +305,13 @@ fn fuzz_greeting() {
 
 #[test]
 fn fuzz_native_parts() {
+    /// Kind, flags, number and length come before a message's part.
+    const HEAD_BYTES: usize = 8;
+    let parts: Vec<Vec<u8>> =
+        all_bytes("").into_iter().filter_map(|vector| Some(vector.get(HEAD_BYTES..)?.to_vec())).collect();
     target("native_parts", |input| {
-        let bytes = input.rest();
+        let near = changed(input, &parts);
+        let bytes = if input.once_in(4) { input.rest() } else { &near };
         if let Ok(open) = Open::decode(bytes) {
             assert_eq!(Open::decode(&open.encode()), Ok(open));
         }

@@ -4,7 +4,9 @@
 //! The files are written by hand from the tables of that document and not by the encoder. In them `#` begins a comment,
 //! `"text"` is the bytes of a text, `55*4096` a byte repeated, and the rest is hexadecimal.
 
-use std::path::{Path, PathBuf};
+mod vectors;
+
+use std::path::Path;
 use std::time::Duration;
 
 use farbus_model::module::Offer;
@@ -28,6 +30,7 @@ use farbus_wire::native::{
     Arrived, Flow, Head, Hello, Kind, Lane, LaneLimits, LanePosition, Message, Options, Outcome, Part, SessionId,
     Urgency, Welcome, retire,
 };
+use vectors::{bytes_of, folder, text};
 
 const DOCUMENT: &str = include_str!("../../../docs/protocol.md");
 const SECTION: &str = "## Golden vectors\n";
@@ -363,40 +366,6 @@ fn hear(lane: &mut Lane, mut bytes: &[u8]) -> Vec<Arrived> {
         }
     }
     frames
-}
-
-fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden_native")
-}
-
-fn text(name: &str) -> String {
-    let path = folder().join(name).with_extension("hex");
-    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
-}
-
-/// The bytes of a golden file.
-fn bytes_of(name: &str) -> Vec<u8> {
-    text(name).lines().flat_map(|line| line_bytes(line).unwrap_or_else(|| panic!("{name}: {line}"))).collect()
-}
-
-fn line_bytes(line: &str) -> Option<Vec<u8>> {
-    let (before, quoted) = line.split_once('"').unwrap_or((line, ""));
-    let Some(before) = before.split('#').next().filter(|_| !quoted.is_empty()) else {
-        return digits(line.split('#').next()?);
-    };
-    let (text, behind) = quoted.split_once('"')?;
-    Some([digits(before)?, text.as_bytes().to_vec(), line_bytes(behind)?].concat())
-}
-
-fn digits(text: &str) -> Option<Vec<u8>> {
-    let mut bytes = Vec::new();
-    for word in text.split_whitespace() {
-        let (word, count) = word.split_once('*').map_or((word, Some(1)), |(word, count)| (word, count.parse().ok()));
-        let once: Option<Vec<u8>> =
-            (0..word.len()).step_by(2).map(|at| u8::from_str_radix(word.get(at..at + 2)?, 16).ok()).collect();
-        bytes.extend(once?.repeat(count?));
-    }
-    Some(bytes)
 }
 
 const DEVICE: [u8; 18] = [0x12, 1, 0, 2, 0, 0, 0, 0x40, 0x09, 0x12, 1, 0, 0, 1, 0, 0, 0, 1];

@@ -83,8 +83,8 @@ impl Open {
             class: Class(reader.u8("class")?),
             mode: Mode::from_code(reader.u8("mode")?)?,
             epoch: reader.u64("epoch")?,
-            name: reader.text("name")?,
-            reason: reader.text("reason")?,
+            name: reader.text("name", TEXT_BYTES_MAX)?,
+            reason: reader.text("reason", TEXT_BYTES_MAX)?,
         };
         // Fields of a later release may follow.
         Ok(open)
@@ -294,7 +294,7 @@ impl End {
         let mut reader = Reader::new(bytes);
         // A later release may have other causes; the message says more.
         let cause = Cause::ALL.get(usize::from(reader.u8("cause")?)).copied().unwrap_or(Cause::Refused);
-        Ok(Self { cause, message: reader.text("message")? })
+        Ok(Self { cause, message: reader.text("message", TEXT_BYTES_MAX)? })
     }
 }
 

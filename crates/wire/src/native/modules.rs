@@ -39,8 +39,8 @@ pub fn decode_offers(bytes: &[u8]) -> Result<Vec<Offer>, Reject> {
     let mut reader = Reader::new(bytes);
     let mut offers = Vec::new();
     for _ in 0..count(&mut reader)? {
-        let (name, version) = (reader.text("module")?, reader.u16("module's version")?);
-        let (parameters, opening) = (reader.text("parameters")?, handshake(&mut reader, "opening")?);
+        let (name, version) = (reader.text("module", TEXT_BYTES_MAX)?, reader.u16("module's version")?);
+        let (parameters, opening) = (reader.text("parameters", TEXT_BYTES_MAX)?, handshake(&mut reader, "opening")?);
         offers.push(Offer { name, version, parameters, opening });
     }
     reader.end("modules").map(|()| offers)

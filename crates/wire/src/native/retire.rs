@@ -95,7 +95,11 @@ impl Word {
             return Ok(None);
         }
         let Some(step) = Step::of(reader.u8("step")?) else { return Ok(None) };
-        Ok(Some(if word == NOTED { Word::Noted(step) } else { Word::Unable(step, reader.text("why")?) }))
+        Ok(Some(if word == NOTED {
+            Word::Noted(step)
+        } else {
+            Word::Unable(step, reader.text("why", TEXT_BYTES_MAX)?)
+        }))
     }
 }
 

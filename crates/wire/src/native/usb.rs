@@ -470,7 +470,7 @@ impl Description {
     /// [`Reject`].
     pub fn decode(bytes: &[u8]) -> Result<Self, Reject> {
         let mut reader = Reader::new(bytes);
-        let bus_id = reader.text("bus id")?;
+        let bus_id = reader.text("bus id", BUS_ID_BYTES_MAX)?;
         if bus_id.is_empty() || bus_id.len() > BUS_ID_BYTES_MAX || bus_id.contains(|c: char| !c.is_ascii_graphic()) {
             return Err(Reject::new("bus id", bus_id.len() as u64, "it has 1 to 31 visible characters"));
         }
