@@ -241,14 +241,14 @@ impl Server {
             Endpoint::PageEvents => {
                 let permit = self.stream()?;
                 let followed = View::followed(request.uri().query());
-                let (status, follow) = self.line.follow(by, false).await?;
+                let (status, follow, _) = self.line.follow(by, false).await?;
                 Ok(events(Events::new(status, (permit, follow), followed)))
             }
             Endpoint::Events => {
                 let permit = self.stream()?;
-                let (_, follow) = self.line.follow(by, true).await?;
+                let (_, follow, before) = self.line.follow(by, true).await?;
                 let last = request.headers().get("last-event-id").and_then(|last| last.to_str().ok());
-                let follower = self.line.journal.follow(last);
+                let follower = self.line.journal.follow_after(last, before);
                 Ok(events(Events::numbered(follower, (permit, follow))))
             }
             Endpoint::Description => Ok(json(StatusCode::OK, &openapi::document())),

@@ -137,12 +137,12 @@ impl Journal {
         self.told.send_replace(last);
     }
 
-    /// Follows the events after the one with this id, as a client sends it back; without one, those from now on.
-    pub fn follow(&self, last_id: Option<&str>) -> Follower {
+    /// Follows the events after the one with this id, as a client sends it back; without one, those after `before`.
+    pub fn follow_after(&self, last_id: Option<&str>, before: u64) -> Follower {
         let told = self.told.subscribe();
         let kept = self.kept();
         let after = match last_id.map(|id| self.number_of(id)) {
-            None => kept.last,
+            None => before,
             Some(Some(number)) if number <= kept.last => number,
             // Of an earlier process: all that is kept is new to the client.
             Some(_) => 0,
@@ -213,6 +213,12 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    impl Journal {
+        fn follow(&self, last_id: Option<&str>) -> Follower {
+            self.follow_after(last_id, self.kept().last)
+        }
+    }
 
     fn block_on<T>(future: impl Future<Output = T>) -> T {
         tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)

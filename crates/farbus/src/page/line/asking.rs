@@ -154,7 +154,8 @@ impl Line {
         Ok(Arc::clone(&self.status.borrow()))
     }
 
-    /// Has what the processes say sent here from now on, with events or without, until what is returned is dropped.
+    /// Has what the processes say sent here from now on, with events or without, until what is returned is dropped. With events it
+    /// also returns the number of the last one before.
     ///
     /// # Errors
     /// [`Refusal`]: this client may not have it.
@@ -162,12 +163,15 @@ impl Line {
         self: &Arc<Self>,
         by: &By,
         events: bool,
-    ) -> Result<(watch::Receiver<Arc<Status>>, Follow), Refusal> {
+    ) -> Result<(watch::Receiver<Arc<Status>>, Follow, u64), Refusal> {
         let status = self.status.subscribe();
         let follow = self.last.fetch_add(1, Ordering::Relaxed);
         // Also if nobody waits for the answer any more.
         let following = Follow { line: Arc::clone(self), number: follow };
-        self.ask(by, Question::Follow { follow, events }).await?;
-        Ok((status, following))
+        let last = match self.ask(by, Question::Follow { follow, events }).await? {
+            Answer::Value(last) => last.as_u64().unwrap_or_default(),
+            _ => 0,
+        };
+        Ok((status, following, last))
     }
 }

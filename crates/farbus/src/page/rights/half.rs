@@ -291,16 +291,15 @@ impl Half {
                 if self.followed.borrow().status.len() >= FOLLOWED_MAX {
                     return refused(StatusCode::SERVICE_UNAVAILABLE, "too many follow the events");
                 }
-                if events {
-                    self.tell_events().await;
-                }
+                let last = if events { Some(self.tell_events().await) } else { None };
                 self.followed.send_modify(|followed| {
                     followed.status.insert(follow);
                     if events {
                         followed.events.insert(follow);
                     }
                 });
-                Ok(Answer::Done)
+                // What is published from here on is new to this client, also if it arrives before this answer is read.
+                Ok(last.map_or(Answer::Done, |last| Answer::Value(json!(last))))
             }
             Question::Details { pid, name } => {
                 let details = blocking(move || serde_json::to_value(reading::details(pid, name)).ok()).await;
@@ -345,13 +344,13 @@ impl Half {
         }
     }
 
-    /// Sends the events that were not sent yet.
-    async fn tell_events(&self) {
+    /// Sends the events that were not sent yet. Returns the number of the last.
+    async fn tell_events(&self) -> u64 {
         let mut sent = self.events_sent.lock().await;
         loop {
             let (first, events) = self.shared.journal.after(*sent);
             let Some(last) = (first + events.len() as u64).checked_sub(1).filter(|_| !events.is_empty()) else {
-                return;
+                return *sent;
             };
             // Each has a limit, and so have all of them.
             let _ = self.tell(&Told::Events { first, events }).await;
