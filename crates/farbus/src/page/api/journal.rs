@@ -216,7 +216,8 @@ mod tests {
 
     impl Journal {
         fn follow(&self, last_id: Option<&str>) -> Follower {
-            self.follow_after(last_id, self.kept().last)
+            let last = self.kept().last;
+            self.follow_after(last_id, last)
         }
     }
 

@@ -154,8 +154,8 @@ impl Line {
         Ok(Arc::clone(&self.status.borrow()))
     }
 
-    /// Has what the processes say sent here from now on, with events or without, until what is returned is dropped. With events it
-    /// also returns the number of the last one before.
+    /// Has what the processes say sent here from now on, with events or without, until what is returned is dropped.
+    /// With events it also returns the number of the last one before.
     ///
     /// # Errors
     /// [`Refusal`]: this client may not have it.
