@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use super::super::harness::{Harness, has, has_program};
 use super::clients::HANGS;
 use super::scene::{FrontEnd, Said};
-use super::store::is_done;
+use super::store::{file_of, is_done};
 
 /// The size of its disk.
 pub const DISK_BYTES: usize = 8 << 20;
@@ -214,14 +214,9 @@ impl Looped {
 
 impl Drop for Looped {
     fn drop(&mut self) {
-        let began = Instant::now();
-        let below = format!("/sys/block/{}/loop/backing_file", self.name.trim_start_matches("/dev/"));
-        let before = std::fs::read_to_string(&below).unwrap_or_default();
+        let (began, before) = (Instant::now(), file_of(&self.name));
         is_done("losetup", &["-d", &self.name]);
-        while began.elapsed() < HANGS
-            && !before.is_empty()
-            && std::fs::read_to_string(&below).is_ok_and(|now| now == before)
-        {
+        while began.elapsed() < HANGS && !before.is_empty() && file_of(&self.name) == before {
             thread::sleep(BETWEEN_TRIES);
         }
     }

@@ -258,9 +258,12 @@ impl Disk {
     /// Removes the file system, as far as the medium permits, and what the kernel has of it. No process may use it.
     pub fn take_down(&mut self) {
         let Some(device) = self.device.take() else { return };
+        let file = file_of(&device);
         wait_until(PATIENCE, "it is unmounted", || is_done("umount", &[self.at.to_str().unwrap()]));
-        wait_until(PATIENCE, "its loop device is free", || is_done("losetup", &["-d", &device]) || !is_in_use(&device));
-        wait_until(PATIENCE, "its loop device is free", || !is_in_use(&device));
+        // The device may be on another file by then: that of the database, which looks for a free one.
+        let is_ours = || file_of(&device) == file;
+        wait_until(PATIENCE, "its loop device is free", || !is_ours() || is_done("losetup", &["-d", &device]));
+        wait_until(PATIENCE, "its loop device is free", || !is_ours());
         let file = File::open(self.mount.file()).unwrap();
         rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
     }
@@ -302,10 +305,11 @@ pub fn is_done(program: &str, arguments: &[&str]) -> bool {
     Command::new(program).args(arguments).output().unwrap().status.success()
 }
 
-/// Whether a loop device is on a file.
-fn is_in_use(device: &str) -> bool {
-    let name = device.trim_start_matches("/dev/");
-    Path::new(&format!("/sys/block/{name}/loop/backing_file")).exists()
+/// The file that a loop device is on, by device and inode number; nothing if it is on none. A path changes when what it
+/// is on is unmounted.
+pub fn file_of(device: &str) -> String {
+    let told = Command::new("losetup").args(["--noheadings", "-O", "BACK-MAJ:MIN,BACK-INO", device]).output().unwrap();
+    String::from_utf8_lossy(&told.stdout).trim().to_owned()
 }
 
 /// The block of the medium where a file begins, which has to be in one piece of `blocks` blocks.
