@@ -109,7 +109,7 @@ pub struct QueuedRecord {
 }
 
 /// What one host may have of all devices that hosts of the directory share. Each of these hosts keeps it, and none
-/// allows more than it would without: whoever can write this can take devices away, and give none.
+/// allows more than it would without: a host that can write this can take devices away, and give none.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LimitRecord {

@@ -58,7 +58,7 @@ impl Dice {
     }
 }
 
-/// Takes turns with lab3/board: whoever has it finds no mark but its own for as long as it has it.
+/// Takes turns with lab3/board: the host that has it finds no mark but its own for as long as it has it.
 fn take_turns(host: &Host<'_>, mark: u8, tally: &Tally) {
     let socket = host.harness.path(&format!("{}.sock", host.name));
     let mut dice = Dice(u64::from(mark) + 1);

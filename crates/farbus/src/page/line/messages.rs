@@ -45,7 +45,7 @@ pub enum Said {
         /// What it still has, if that is more than it should have.
         still_has: Option<String>,
     },
-    /// It asks.
+    /// It asks something for a client.
     Asked {
         /// Comes back with the answer.
         id: u64,
@@ -74,7 +74,7 @@ pub enum Question {
     Who,
     /// Note in the audit log that a change was refused.
     Refused {
-        /// Why.
+        /// The reason, for a person.
         why: String,
     },
     /// What the processes say.
@@ -91,7 +91,7 @@ pub enum Question {
     },
     /// What a device's process says of it.
     Details {
-        /// The process.
+        /// The number of the process that has the device.
         pid: u32,
         /// The device's name.
         name: String,
@@ -114,9 +114,9 @@ pub enum Question {
     },
     /// Do what a POST to this path does.
     Change {
-        /// The path.
+        /// The path of the request, without its query.
         path: String,
-        /// The body.
+        /// The fields of the request's body.
         given: Map<String, Value>,
     },
 }
@@ -151,9 +151,9 @@ impl Question {
 pub enum Told {
     /// The answer to a question.
     Answer {
-        /// The question's.
+        /// The number of the question.
         id: u64,
-        /// The answer.
+        /// What was found, done or refused.
         answer: Answer,
     },
     /// What the processes said: it is followed, or was asked for.
@@ -167,7 +167,7 @@ pub enum Told {
     },
 }
 
-/// An answer.
+/// What the process with rights says to a question.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Answer {
@@ -190,7 +190,7 @@ pub enum Answer {
     Changed {
         /// The status of the answer.
         status: u16,
-        /// Its body.
+        /// The body of the response.
         body: Value,
     },
     /// Nothing was done.
