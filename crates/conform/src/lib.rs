@@ -21,6 +21,7 @@ pub mod exporter;
 mod facts;
 pub mod importer;
 pub mod player;
+pub mod session;
 mod settings;
 mod transport;
 
