@@ -622,6 +622,22 @@ fn fuzz_usbfs_commands() {
                     program.node.handle_timeout(program.now);
                 }
                 7 if input.byte() == 0 => program.unplug(),
+                8..=10 => {
+                    let at = BASE + 0x1000 * u64::from(1 + input.byte() % 8);
+                    put_likely_urb(&mut program, at, input);
+                    program.say(open, Call::SubmitUrb, at);
+                }
+                11 => {
+                    program.say(open, pick_reap(input.byte()), BASE + 8);
+                }
+                12 => {
+                    let at = BASE + 0x1000 * u64::from(1 + input.byte() % 8);
+                    program.say(open, Call::DiscardUrb, at);
+                }
+                13 => {
+                    program.put(BASE, &u32::from(input.byte() & 1).to_le_bytes());
+                    program.say(open, Call::ClaimInterface, BASE);
+                }
                 _ => {
                     let Some(call) = any_call(input.byte(), width) else { continue };
                     let bytes = input.bytes(64);
@@ -640,6 +656,51 @@ fn fuzz_usbfs_commands() {
         assert_eq!(program.node.bytes(), 0, "every byte that was charged came back");
         assert_eq!(program.node.device().holds(), 0, "the device holds nothing of anybody");
     });
+}
+
+fn pick_reap(number: u8) -> Call {
+    if number & 1 == 0 { Call::ReapUrb } else { Call::ReapUrbNoDelay }
+}
+
+/// A URB whose fields fit each other in most cases: kind and endpoint, length and memory, packets and their sum.
+fn put_likely_urb(program: &mut Program<Scripted>, at: u64, input: &mut Input<'_>) {
+    let pairs = [
+        (BULK, BULK_IN),
+        (BULK, BULK_OUT),
+        (BULK, INTERRUPT_IN),
+        (INTERRUPT, INTERRUPT_IN),
+        (ISO, ISO_IN),
+        (ISO, ISO_OUT),
+        (CONTROL, 0),
+        (CONTROL, 0x80),
+    ];
+    let (mut kind, mut endpoint) = input.pick(&pairs);
+    if input.once_in(16) {
+        (kind, endpoint) = (input.byte() % 5, input.byte());
+    }
+    // Each option alone and together; now and then one that there is not.
+    let flags = if input.once_in(16) { input.word() } else { u32::from(input.byte()) & 0xc7 };
+    let buffer = if input.once_in(16) { u64::from(input.word()) } else { BASE + 0x1_0000 };
+    let mut length = input.pick(&[0, 1, 8, 9, 18, 64, 512, 4096, 16384]);
+    let lengths: Vec<u32> = match kind {
+        ISO => (0..input.below(6)).map(|_| input.pick(&[0, 1, 64, 1023, 1024, 3072, 0xffff])).collect(),
+        _ => Vec::new(),
+    };
+    if kind == ISO && !input.once_in(8) {
+        length = lengths.iter().sum();
+    }
+    if kind == CONTROL {
+        let room = length.saturating_sub(8) as u16;
+        let setup = Setup {
+            request_type: input.pick(&[0x80, 0x00, 0x81, 0x01, 0x82, 0x21, 0xc0, 0x40]),
+            request: input.byte() % 16,
+            value: u16::from(input.byte()),
+            index: u16::from(input.byte()),
+            length: if input.once_in(8) { input.byte().into() } else { room },
+        };
+        program.put(BASE + 0x1_0000, &setup.to_bytes());
+    }
+    program.put_urb(at, (kind, endpoint, flags), (buffer, length), &lengths);
 }
 
 fn any_call(number: u8, width: Width) -> Option<Call> {

@@ -8,7 +8,10 @@ mod vectors;
 
 use std::collections::{HashMap, VecDeque};
 
-use farbus_model::{BlockId, BufferPool, Instant, Payload, UrbId};
+use farbus_model::{
+    BlockId, BufferPool, Direction, EpAddr, Instant, IsoPacket, Payload, Setup, Status, TransferType, Urb, UrbFlags,
+    UrbId,
+};
 use farbus_wire::Runs;
 use farbus_wire::native::control::{self, Open, Opened};
 use farbus_wire::native::frame::{Flags, HEAD_BYTES};
@@ -348,6 +351,103 @@ fn fuzz_native_parts() {
             }
         }
     });
+}
+
+/// A USB request of any kind and shape, and a reply that could be its own, each with a few bytes changed.
+#[test]
+fn fuzz_native_usb() {
+    let kinds = [TransferType::Control, TransferType::Isochronous, TransferType::Bulk, TransferType::Interrupt];
+    target("native_usb", |input| {
+        let kind = input.pick(&kinds);
+        let (sent, bytes) = any_urb(input, kind);
+        let near = changed(input, &[bytes]);
+        let Ok((request, count)) = usb::decode_request(UrbId(7), &near) else { return };
+        assert!(count <= near.len());
+        let urb = match request {
+            usb::Request::Transfer(urb) => urb,
+            usb::Request::Reset => sent,
+        };
+        assert!(urb.iso.iter().all(|packet| packet.offset + packet.length <= urb.length));
+        let read = TransferType::from_attributes(near[1]);
+        // What was understood is what is said again.
+        if let Ok((usb::Request::Transfer(again), _)) = usb::decode_request(UrbId(7), &usb::request_part(&urb, read)) {
+            assert_eq!(format!("{:?}", again.iso), format!("{:?}", urb.iso));
+            assert_eq!((again.length, again.setup, again.flags), (urb.length, urb.setup, urb.flags));
+        }
+        let status = usb::status_of(input.byte() % 17).unwrap_or(Status::Ok);
+        let moved = |input: &mut Input<'_>, room: u32| if input.once_in(3) { input.below(room + 2) } else { room };
+        let iso = urb.iso.iter().map(|packet| {
+            let actual = moved(input, packet.length);
+            IsoPacket { actual, status: usb::status_of(input.byte() % 4).unwrap_or_default(), ..*packet }
+        });
+        let iso: Vec<IsoPacket> = iso.collect();
+        let actual = match iso.is_empty() {
+            true => moved(input, urb.length.min(4096)),
+            false => iso.iter().map(|packet| packet.actual).sum(),
+        };
+        let reply = usb::Reply { status, actual, start_frame: input.word(), iso };
+        let data = vec![0x5a; if urb.direction == Direction::In { actual.min(1 << 16) as usize } else { 0 }];
+        let whole = changed(input, &[[&reply.encode()[..], &data].concat()]);
+        if let Ok((known, count)) = usb::decode_reply(&urb, &whole) {
+            assert!(count <= whole.len() && known.actual <= urb.length);
+            assert!(known.iso.iter().zip(&urb.iso).all(|(came, sent)| came.actual <= sent.length));
+            let _ = usb::check_data(&urb, &known, &Payload::from(whole[count..].to_vec()));
+            // A reply without packets has no start frame when it is said again.
+            let (again, _) = usb::decode_reply(&urb, &known.encode()).expect("as it was");
+            assert_eq!((again.status, again.actual, again.iso), (known.status, known.actual, known.iso));
+        }
+        let packets: Vec<(u32, Status)> = reply.iso.iter().map(|packet| (packet.actual, packet.status)).collect();
+        let event = usb::Event {
+            endpoint: urb.endpoint,
+            kind: if packets.is_empty() { TransferType::Interrupt } else { TransferType::Isochronous },
+            status,
+            missed: input.word(),
+            moment_ns: input.word().into(),
+            packets,
+            data: Payload::from(vec![0x5a; actual.min(1 << 16) as usize]),
+        };
+        let whole = changed(input, &[[&event.part()[..], &event.data.contiguous()].concat()]);
+        if let Ok(event) = usb::Event::decode(Payload::from(whole)) {
+            let again = Payload::from([&event.part()[..], &event.data.contiguous()].concat());
+            assert_eq!(usb::Event::decode(again), Ok(event));
+        }
+    });
+}
+
+/// A request of this kind, and its bytes.
+fn any_urb(input: &mut Input<'_>, kind: TransferType) -> (Urb, Vec<u8>) {
+    let number = if kind == TransferType::Control { 0 } else { 1 + input.byte() % 15 };
+    let is_in = input.once_in(2);
+    let mut urb = Urb::data_in(UrbId(7), EpAddr::from_byte(number | if is_in { 0x80 } else { 0 }), 0);
+    urb.direction = if is_in { Direction::In } else { Direction::Out };
+    urb.length = input.pick(&[0, 1, 8, 512, 4096, 65535]);
+    urb.flags = UrbFlags { short_not_ok: input.once_in(4), zero_packet: input.once_in(4), iso_asap: input.once_in(4) };
+    urb.interval = input.byte().into();
+    match kind {
+        TransferType::Control => {
+            let [request_type, request, value, index] = [0; 4].map(|_: u8| input.byte());
+            let request_type = request_type & 0x7f | if is_in { 0x80 } else { 0 };
+            let (value, index, length) = (value.into(), index.into(), urb.length as u16);
+            urb.setup = Setup { request_type, request, value, index, length };
+            urb.endpoint = EpAddr::CONTROL;
+        }
+        TransferType::Isochronous => {
+            let (gap, is_uniform) = (input.pick(&[0, 0, 3]), input.once_in(2));
+            let each = input.pick(&[0, 1, 188, 1024]);
+            let mut offset = 0;
+            for _ in 0..1 + input.below(12) {
+                let length = if is_uniform { each } else { input.below(each + 1) };
+                urb.iso.push(IsoPacket { offset, length, ..IsoPacket::default() });
+                offset += length + gap;
+            }
+            urb.length = offset;
+            urb.start_frame = input.word();
+        }
+        TransferType::Bulk => urb.stream = input.byte().into(),
+        TransferType::Interrupt => {}
+    }
+    let part = usb::request_part(&urb, kind);
+    (urb, part.to_vec())
 }
 
 #[test]

@@ -215,7 +215,7 @@ fn configuration_errors_name_the_place_and_what_is_allowed() {
 #[test]
 fn fuzz_configuration() {
     let example = include_str!("../../../../../packaging/farbus.toml");
-    let parts: Vec<String> = example.split("\n\n").map(|part| part.replace("\n#", "\n")).collect();
+    let parts: Vec<String> = example.split("\n\n").map(|part| part.replace("#: ", "")).collect();
     let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
     const WORDS: [&str; 14] = [
         "[[share]]",
@@ -233,8 +233,46 @@ fn fuzz_configuration() {
         "\n",
         "= {",
     ];
+    // The lines of each table: a file of any of them is TOML, so that keys and values are what is refused.
+    let is_key = |line: &&str| line.split(['=', '#']).next().is_some_and(|key| !key.trim().is_empty());
+    let is_table = |line: &str| line.starts_with('[') && line.ends_with(']');
+    let mut tables: Vec<(&str, Vec<&str>)> = vec![("", Vec::new())];
+    let lines = example.lines().map(|line| line.strip_prefix("#: ").unwrap_or(line));
+    for line in lines.filter(|line| !line.starts_with('#')).filter(is_key) {
+        if is_table(line) {
+            tables.push((line, Vec::new()));
+        } else if let (true, Some((_, lines))) = (line.contains(" = "), tables.last_mut()) {
+            lines.push(line);
+        }
+    }
+    assert!(tables.len() > 5 && tables.iter().map(|(_, lines)| lines.len()).sum::<usize>() > 20, "{tables:?}");
+    let values: Vec<&str> =
+        tables.iter().flat_map(|(_, lines)| lines).filter_map(|line| line.split_once(" = ")).map(|(_, v)| v).collect();
+    let numbers = ["0", "-1", "1", "70000", "9999999999", "1.5", "true", "''", "[]", "[1]", "{}", "\"a b\"", "\"/\""];
     crate::fuzzing::fuzz(env!("CARGO_MANIFEST_DIR"), "fuzz_configuration", |input| {
-        let text = input.text(&parts, &WORDS);
+        let text = if input.once_in(3) {
+            input.text(&parts, &WORDS)
+        } else {
+            let mut text = String::new();
+            for _ in 0..1 + input.below(4) {
+                let (name, lines) = &tables[input.below(tables.len() as u32) as usize];
+                text.push_str(name);
+                text.push('\n');
+                for line in lines {
+                    if input.once_in(2) {
+                        continue;
+                    }
+                    let (key, value) = line.split_once(" = ").unwrap_or((line, "1"));
+                    let value = match input.below(8) {
+                        0 => input.pick(&values),
+                        1 => input.pick(&numbers),
+                        _ => value,
+                    };
+                    text.push_str(&format!("{key} = {value}\n"));
+                }
+            }
+            text
+        };
         if let Err(error) = Config::parse_file(Path::new("/etc/farbus.toml"), &text) {
             let said = error.to_string();
             assert!(said.contains("/etc/farbus.toml") && said.len() < 20_000, "{said}");
