@@ -8,7 +8,7 @@ use crate::cargo::{self, cargo};
 use crate::{git, workspace};
 use clap::Args;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 /// The product's program.
 const PROGRAM: &str = "farbus";
@@ -48,6 +48,31 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
 pub fn unstripped() -> Result<PathBuf, String> {
     let built = cargo::executables(cargo(&["build", "--release", "--package", "farbus", "--bin", PROGRAM]))?;
     cargo::program(&built, PROGRAM)
+}
+
+/// A build of the release program beside other work: it uses the processors that this leaves idle.
+///
+/// What needs the program builds it as always, and cargo waits there for this build, or says once more why it fails.
+/// Dropped earlier, it ends.
+pub struct Ahead(Child);
+
+impl Ahead {
+    /// # Errors
+    /// cargo cannot be started.
+    pub fn start() -> Result<Ahead, String> {
+        let mut command = cargo(&["build", "--quiet", "--release", "--package", "farbus", "--bin", PROGRAM]);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        println!("beside what follows: {}", cargo::display(&command));
+        command.spawn().map(Ahead).map_err(|error| format!("cannot start cargo: {error}"))
+    }
+}
+
+impl Drop for Ahead {
+    fn drop(&mut self) {
+        // It has ended, unless what needs it did not come to run.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 /// The program as it is shipped, built if need be.
