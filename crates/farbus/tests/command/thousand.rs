@@ -6,10 +6,13 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use farbus::model::Payload;
+use farbus_session::redir::usbredir::Outcome;
 use serde_json::Value;
 
 use super::harness::{Harness, PATIENCE, Running, wait_until};
 use super::kills;
+use super::redir::Guest;
 use super::restart::{Later, config};
 use super::trust::{Host, hosts, pair};
 
@@ -28,12 +31,21 @@ fn count() -> usize {
     std::env::var("FARBUS_ATTACHMENTS").ok().and_then(|count| count.parse().ok()).unwrap_or(300)
 }
 
-/// A daemon that shares so many disks for paired hosts, and its address.
+/// Every fourth device is a USB gadget for a virtual machine; the others are disks.
+fn is_gadget(number: usize) -> bool {
+    number % 4 == 3
+}
+
+/// A daemon that shares so many devices for paired hosts, and its address.
 fn sharing(lab3: &Host<'_>, count: usize, more: &str) -> (Running, String) {
     let folder = lab3.harness.path("images");
     fs::create_dir_all(&folder).unwrap();
     let mut text = format!("{more}\nplain.listen = []\nsecure.listen = ['127.0.0.1:0']\n");
     for number in 0..count {
+        if is_gadget(number) {
+            text += &format!("[[share]]\nwhat = 'zero,verify'\nname = 'd{number}'\n");
+            continue;
+        }
         let image = folder.join(format!("d{number}"));
         fs::File::create(&image).unwrap().set_len(1 << 20).unwrap();
         text += &format!("[[share]]\nwhat = 'block:{}'\nname = 'd{number}'\n", image.display());
@@ -51,8 +63,9 @@ fn attaching(desk: &Host<'_>, address: &str, count: usize) -> Running {
     fs::create_dir_all(&folder).unwrap();
     let mut text = "plain.listen = []\n".to_owned();
     for number in 0..count {
+        let via = if is_gadget(number) { "redir" } else { "nbd" };
         text += &format!(
-            "[[attach]]\ntarget = 'lab3:{port}/d{number}'\nvia = 'nbd'\ngrace = 60\nsocket = '{}'\n",
+            "[[attach]]\ntarget = 'lab3:{port}/d{number}'\nvia = '{via}'\ngrace = 60\nsocket = '{}'\n",
             socket(desk, number).display()
         );
     }
@@ -174,8 +187,14 @@ fn restarted(host: &Host<'_>, sessions: usize) -> Later {
     Later::of(&answer)
 }
 
+/// A guest reads what a source gadget sends.
+fn read_gadget(guest: &mut Guest<UnixStream>, id: u64) {
+    let read = guest.bulk(id, 0x81, 4096, Payload::Empty);
+    assert_eq!((read.outcome, read.payload.into_vec()), (Outcome::Success, vec![0; 4096]));
+}
+
 #[test]
-fn hundreds_of_disks_of_one_host_are_attached_to_another_and_survive_restarts_of_both() {
+fn hundreds_of_disks_and_gadgets_of_one_host_are_attached_to_another_and_survive_restarts_of_both() {
     let harness = Harness::new();
     let [lab3, desk] = hosts(&harness);
     pair(&lab3, &desk);
@@ -213,15 +232,23 @@ fn hundreds_of_disks_of_one_host_are_attached_to_another_and_survive_restarts_of
     let ticks = [exporters.cost().ticks - idle[0], importers.cost().ticks - idle[1]];
     println!("ticks of exporter and importer in {:?}, with these questions: {ticks:?}", since.elapsed());
 
-    let mut programs: Vec<Program> = (0..count).step_by(7).map(|number| Program::at(&socket(&desk, number))).collect();
+    let (gadgets, disks): (Vec<_>, Vec<_>) = (0..count).step_by(7).partition(|&number| is_gadget(number));
+    let mut programs: Vec<Program> = disks.iter().map(|&number| Program::at(&socket(&desk, number))).collect();
+    let mut guests: Vec<_> = gadgets.iter().map(|&number| Guest::connect(&socket(&desk, number))).collect();
     for (number, program) in (1..).zip(&mut programs) {
         program.write(0, (number % 251) as u8);
+    }
+    for guest in &mut guests {
+        guest.configure();
+        read_gadget(guest, 1);
     }
     let _importer = restarted(&desk, count);
     for (number, program) in (1..).zip(&mut programs) {
         assert_eq!(program.read(0), (number % 251) as u8, "what was written before is there");
     }
+    guests.iter_mut().for_each(|guest| read_gadget(guest, 2));
     let _exporter = restarted(&lab3, count);
+    guests.iter_mut().for_each(|guest| read_gadget(guest, 3));
     for (number, program) in (1..).zip(&mut programs) {
         assert_eq!(program.read(0), (number % 251) as u8, "what was written before is there");
         program.write(1, (number % 13) as u8);
