@@ -110,10 +110,13 @@ fn build_reproducibly(root: &Path, target: &Path) -> Result<PathBuf, String> {
 /// Builds the commit at HEAD in two folders of different depth, and compares program and debug information.
 pub fn build_twice() -> Result<(), String> {
     let work = workspace::root().join("target/twice");
+    // HEAD may be another commit when the second build begins.
+    let commit = git::commit(&workspace::root(), "HEAD").ok_or("git knows no commit HEAD here")?;
+    println!("building commit {commit} twice");
     let mut made = Vec::new();
     for folder in ["one", "further/down/two"] {
         let root = work.join(folder);
-        git::unpack(&workspace::root(), "HEAD", &root)?;
+        git::unpack(&workspace::root(), &commit, &root)?;
         let program = build_reproducibly(&root, &root.join("target"))?;
         let files = [program.clone(), debug_file(&program)];
         made.push(files.map(|file| std::fs::read(&file).map_err(|error| format!("{}: {error}", file.display()))));
