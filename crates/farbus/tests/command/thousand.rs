@@ -201,18 +201,26 @@ fn read_gadget(guest: &mut Guest<UnixStream>, id: u64) {
 
 #[test]
 fn hundreds_of_disks_and_gadgets_of_one_host_are_attached_to_another_and_survive_restarts_of_both() {
+    attach_and_restart(count(), &over());
+}
+
+#[test]
+fn devices_over_quic_survive_restarts_of_both_ends() {
+    attach_and_restart(40, "quic");
+}
+
+fn attach_and_restart(count: usize, over: &str) {
     let harness = Harness::new();
     let [lab3, desk] = hosts(&harness);
     pair(&lab3, &desk);
     lab3.ok(&["allow", "desk", "all"]);
-    let count = count();
     let began = Instant::now();
     let (exporter, address) = sharing(&lab3, count, "");
     println!("{count} shared in {:?}", began.elapsed());
     let exporters = Family::of(exporter.id());
     let alone = exporters.cost();
     let began = Instant::now();
-    let importer = attaching(&desk, &address, count, &over());
+    let importer = attaching(&desk, &address, count, over);
     wait_until(PATIENCE, "all are attached", || attached(&desk) == count);
     println!("{count} attached in {:?}", began.elapsed());
     let importers = Family::of(importer.id());

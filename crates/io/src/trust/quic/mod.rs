@@ -12,6 +12,7 @@
 //! accepts it confirms that by an empty stream of its own.
 
 mod bridge;
+mod ending;
 mod pool;
 #[cfg(test)]
 mod tests;
@@ -31,12 +32,14 @@ use quinn::{
 };
 use rustls::Error;
 use tokio::runtime::{self, Runtime};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tracing::debug;
 
 use self::bridge::{Bridge, Proved, explain};
+pub use self::ending::end_quic;
+use self::ending::{Carrying, is_ending};
 pub use self::pool::{QuicPool, Traffic};
 use super::admission::Ticket;
 use super::limits::{QUIC_BYTES_MAX, QUIC_LINKS_MAX};
@@ -69,7 +72,7 @@ pub trait QuicAcceptor: Send + Sync + 'static {
 /// A UDP socket that a thread of its own serves until it is told to close. Links that were made through it live on.
 #[derive(Clone, Debug)]
 pub struct QuicServer {
-    close: Arc<Notify>,
+    is_closed: watch::Sender<bool>,
 }
 
 impl QuicServer {
@@ -83,22 +86,40 @@ impl QuicServer {
 
     /// With so many links a connection at most. Earlier versions accept one.
     fn start_with(socket: UdpSocket, acceptor: Arc<impl QuicAcceptor>, links_max: u32) -> io::Result<Self> {
-        let close = Arc::<Notify>::default();
-        let for_thread = Arc::clone(&close);
+        let is_closed = watch::Sender::new(false);
+        let closing = Closing(is_closed.clone());
         let runtime = runtime()?;
+        let carrying = Carrying::begin();
         thread::Builder::new().name("quic".into()).spawn(move || {
+            let _carrying = carrying;
             runtime.block_on(async {
-                if let Err(error) = serve(socket, &acceptor, &for_thread, links_max).await {
+                if let Err(error) = serve(socket, &acceptor, &closing, links_max).await {
                     debug!(%error, "QUIC is not served");
                 }
             });
         })?;
-        Ok(Self { close })
+        Ok(Self { is_closed })
     }
 
-    /// Accepts no more peers.
+    /// Accepts no more peers, and no more links of those that are here: another process may.
     pub fn close(&self) {
-        self.close.notify_one();
+        self.is_closed.send_replace(true);
+    }
+}
+
+/// Tells when a server is closed, or the process ends.
+#[derive(Clone)]
+struct Closing(watch::Sender<bool>);
+
+impl Closing {
+    async fn is_over(&self) {
+        let mut told = self.0.subscribe();
+        let (mut closed, mut ending) = (pin!(told.wait_for(|is_closed| *is_closed)), pin!(is_ending()));
+        poll_fn(|context| {
+            let is_over = closed.as_mut().poll(context).is_ready() || ending.as_mut().poll(context).is_ready();
+            if is_over { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
     }
 }
 
@@ -106,14 +127,19 @@ fn runtime() -> io::Result<Runtime> {
     runtime::Builder::new_current_thread().enable_all().build()
 }
 
-async fn serve(socket: UdpSocket, acceptor: &Arc<impl QuicAcceptor>, close: &Notify, links_max: u32) -> io::Result<()> {
+async fn serve(
+    socket: UdpSocket,
+    acceptor: &Arc<impl QuicAcceptor>,
+    closing: &Closing,
+    links_max: u32,
+) -> io::Result<()> {
     let any = Arc::new(KeyVerifier::new(acceptor.terms().accepts));
     let config = server_config(&acceptor.terms(), &any, links_max).map_err(io::Error::other)?;
     let endpoint = Endpoint::new(EndpointConfig::default(), Some(config), socket, Arc::new(TokioRuntime))?;
-    let mut closing = pin!(close.notified());
+    let mut over = pin!(closing.is_over());
     loop {
         let mut arriving = pin!(endpoint.accept());
-        let next = poll_fn(|context| match closing.as_mut().poll(context) {
+        let next = poll_fn(|context| match over.as_mut().poll(context) {
             Poll::Ready(()) => Poll::Ready(None),
             Poll::Pending => arriving.as_mut().poll(context),
         });
@@ -128,7 +154,9 @@ async fn serve(socket: UdpSocket, acceptor: &Arc<impl QuicAcceptor>, close: &Not
         }
         match acceptor.enter(plain_address(incoming.remote_address())) {
             None => incoming.refuse(),
-            Some(ticket) => drop(tokio::spawn(meet(incoming, Arc::clone(acceptor), ticket, links_max))),
+            Some(ticket) => {
+                drop(tokio::spawn(meet(incoming, Arc::clone(acceptor), ticket, closing.clone(), links_max)));
+            }
         }
     }
     endpoint.set_server_config(None);
@@ -136,7 +164,7 @@ async fn serve(socket: UdpSocket, acceptor: &Arc<impl QuicAcceptor>, close: &Not
     Ok(())
 }
 
-async fn meet(incoming: Incoming, acceptor: Arc<impl QuicAcceptor>, ticket: Ticket, links_max: u32) {
+async fn meet(incoming: Incoming, acceptor: Arc<impl QuicAcceptor>, ticket: Ticket, closing: Closing, links_max: u32) {
     let (from, terms) = (plain_address(incoming.remote_address()), acceptor.terms());
     let verifier = Arc::new(KeyVerifier::new(terms.accepts.clone()));
     let cut = Arc::<Notify>::default();
@@ -154,7 +182,7 @@ async fn meet(incoming: Incoming, acceptor: Arc<impl QuicAcceptor>, ticket: Tick
     match met {
         Ok((connection, proved, secured, first)) => {
             Arc::clone(&acceptor).met(Ok(secured), from, ticket);
-            carry_all(&connection, proved, first, &acceptor).await;
+            carry_all(&connection, proved, first, &acceptor, &closing).await;
         }
         Err(error) => acceptor.met(Err(error), from, ticket),
     }
@@ -186,17 +214,26 @@ enum Next {
     Stream(quinn::SendStream, quinn::RecvStream),
     /// A link ended.
     Ended,
-    /// The connection is lost or closed, or carries nothing.
+    /// The connection is lost or closed, or carries nothing, or nothing more is accepted.
     Over,
 }
 
 /// Carries the links of an importer's connection, until it is over.
-async fn carry_all(connection: &Connection, proved: Proved, first: Bridge, acceptor: &Arc<impl QuicAcceptor>) {
-    let (mut first, mut links) = (Some(first), JoinSet::new());
+async fn carry_all(
+    connection: &Connection,
+    proved: Proved,
+    first: Bridge,
+    acceptor: &Arc<impl QuicAcceptor>,
+    closing: &Closing,
+) {
+    let (mut first, mut links, mut over) = (Some(first), JoinSet::new(), pin!(closing.is_over()));
     loop {
         let next = {
             let (mut arriving, mut waited) = (pin!(connection.accept_bi()), pin!(sleep(EMPTY_TIME_MAX)));
             poll_fn(|context| {
+                if over.as_mut().poll(context).is_ready() {
+                    return Poll::Ready(Next::Over);
+                }
                 if let Poll::Ready(stream) = arriving.as_mut().poll(context) {
                     return Poll::Ready(stream.map_or(Next::Over, |(send, recv)| Next::Stream(send, recv)));
                 }
@@ -232,8 +269,16 @@ async fn carry_all(connection: &Connection, proved: Proved, first: Bridge, accep
         }
     }
     drop(first);
-    // They end by themselves if the connection did.
-    while links.join_next().await.is_some() {}
+    // They end by themselves if the connection did. A further link ends at once.
+    while !links.is_empty() {
+        let mut arriving = pin!(connection.accept_bi());
+        poll_fn(|context| match links.poll_join_next(context) {
+            Poll::Ready(_) => Poll::Ready(()),
+            Poll::Pending if connection.close_reason().is_some() => Poll::Pending,
+            Poll::Pending => arriving.as_mut().poll(context).map(drop),
+        })
+        .await;
+    }
     connection.close(VarInt::from_u32(0), b"");
 }
 

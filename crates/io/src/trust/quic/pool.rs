@@ -24,6 +24,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::bridge::{Bridge, Proved, explain};
+use super::ending::Carrying;
 use super::{no_suite, runtime, transport};
 use crate::trust::Fingerprint;
 use crate::trust::limits::QUIC_LINKS_MAX;
@@ -222,7 +223,9 @@ impl Shared {
 fn begin(terms: &Terms, socket: UdpSocket, to: SocketAddr) -> Result<(Secured, Shared), HandshakeError> {
     let (told, result) = sync_channel(1);
     let (terms, runtime) = (terms.clone(), runtime().map_err(HandshakeError::Lost)?);
+    let carrying = Carrying::begin();
     let carry = move || {
+        let _carrying = carrying;
         runtime.block_on(async {
             let met = timeout(terms.limits.time_max, dial(&terms, socket, to)).await;
             match met.unwrap_or(Err(HandshakeError::TooSlow)) {

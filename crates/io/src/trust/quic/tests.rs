@@ -182,6 +182,28 @@ fn link_that_nobody_reads_leaves_the_others_of_its_connection_as_they_are() {
 }
 
 #[test]
+fn peer_that_never_ends_its_links_keeps_none_of_those_that_this_end_has_ended() {
+    let ((ours, our_key), (theirs, their_key)) = (identity(), identity());
+    let (_host, _server, at, met) = served_host(&theirs, Accepts::One(our_key));
+    let pool = QuicPool::of(1);
+    let held: Vec<Link> = (0..8)
+        .map(|_| {
+            let [near, far] = pair_by(&pool, &ours, their_key, at, &met);
+            drop(far);
+            near
+        })
+        .collect();
+    let begun = std::time::Instant::now();
+    // A stream that is refused to be read any more is one that sending on fails.
+    for link in &held {
+        while link.try_send(&[IoSlice::new(&[0; 4096])]).is_ok() {
+            assert!(begun.elapsed() < Duration::from_secs(60), "its other end is gone");
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+#[test]
 fn exporter_of_an_earlier_version_gets_a_connection_for_each_link() {
     let ((ours, our_key), (theirs, their_key)) = (identity(), identity());
     let (host, _server, at, met) = served_host_of(&theirs, Accepts::One(our_key), 1);
