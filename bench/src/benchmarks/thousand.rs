@@ -1,5 +1,5 @@
-//! A thousand disks and gadgets of one host, attached to another: what each costs at either end, what both do while nothing
-//! happens, how much faster few busy ones are than many, and how long lists, questions and restarts take.
+//! A thousand disks and gadgets of one host, attached to another: what each costs at either end, what both do while
+//! nothing happens, how much faster few busy ones are than many, and how long lists, questions and restarts take.
 
 use std::fs;
 use std::os::unix::net::UnixStream;

@@ -25,7 +25,7 @@ use tokio::time::timeout;
 
 use super::bridge::{Bridge, Proved, explain};
 use super::ending::Carrying;
-use super::{no_suite, runtime, transport};
+use super::setup::{no_suite, runtime, transport};
 use crate::trust::Fingerprint;
 use crate::trust::limits::QUIC_LINKS_MAX;
 use crate::trust::tls::{Accepts, HandshakeError, KeyVerifier, NO_NAME, Secured, Terms};

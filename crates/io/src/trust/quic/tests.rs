@@ -1,17 +1,20 @@
 use std::collections::VecDeque;
-use std::io::IoSlice;
-use std::net::Ipv4Addr;
-use std::sync::Mutex;
-use std::sync::mpsc::{Receiver, Sender, channel};
-
+use std::io::{self, IoSlice};
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use farbus_model::Instant;
 
 use super::*;
 use crate::fuzzing::{Input, fuzz};
 use crate::link::Link;
-use crate::trust::tls::{Accepts, Protocol};
-use crate::trust::{Admission, Fingerprint, Identity, Proof, limits};
-use farbus_model::Instant;
+use crate::trust::limits::QUIC_LINKS_MAX;
+use crate::trust::tls::{Accepts, HandshakeError, Protocol, Secured, Terms};
+use crate::trust::{Admission, Fingerprint, Identity, Proof, Ticket, limits};
 
 type Met = Result<Secured, HandshakeError>;
 
