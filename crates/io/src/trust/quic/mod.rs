@@ -2,7 +2,7 @@
 //! or change their addresses, and for hosts that use hundreds of each other's devices.
 //!
 //! Keys, certificates and ALPN are those of TLS over TCP (`tls.rs`). A link is one stream, which the importer opens,
-//! and a connection carries many of them ([`pool`]). Each stream has a flow of its own: a link that nobody reads, is cut
+//! and a connection carries many ([`pool`]). Each stream has a flow of its own: a link that nobody reads, is cut
 //! or breaks a protocol leaves the others as they are (requirement X9). A link is a descriptor, while QUIC runs in an
 //! asynchronous runtime: a task carries bytes between the stream and one end of a socket pair, whose other end is the
 //! link ([`bridge`]). That costs one more hop in each direction, so TCP is the first choice.
