@@ -2,7 +2,8 @@
 # threads write it, check what they read, and know what a flush has covered (flushed.c).
 #
 # The medium is the kernel's null_blk with a volatile cache: when its power is cut, what was not flushed is gone; sectors that are declared
-# bad refuse reads and writes. The exporter is a daemon, so that it can be restarted in use.
+# bad refuse reads and writes. It has a partition, whose number makes it the same disk to an exporter that starts again. The exporter is a
+# daemon, so that it can be restarted in use.
 ATTACH_OPTIONS="--via uas --grace 120 --wait=60"
 HANGS_S=180 TOLD_WITHIN_S=60
 
@@ -11,8 +12,20 @@ medium=/sys/kernel/config/nullb/nullb1
 mkdir "$medium" || fail "no medium"
 echo 1 >$medium/memory_backed && echo 512 >$medium/blocksize && echo 8 >$medium/size && echo 2 >$medium/cache_size || fail "the medium"
 echo 1 >$medium/power || fail "the medium has no power"
-node=/dev/nullb$(cat $medium/index)
-[ "$(cat /sys/block/"$(basename "$node")"/queue/write_cache)" = "write back" ] || fail "the medium has no cache"
+whole=nullb$(cat $medium/index)
+[ "$(cat "/sys/block/$whole/queue/write_cache")" = "write back" ] || fail "the medium has no cache"
+dd if="$PARTITIONS" of="/dev/$whole" bs=512 conv=fsync 2>/dev/null && blockdev --rereadpt "/dev/$whole" || fail "the medium gets no partition"
+node=/dev/${whole}p1
+has_node() { [ -b "$node" ]; }
+wait_for 10 has_node || fail "the medium has no partition"
+# All sectors that are written (flushed.c).
+BAD=$FIRST-$((FIRST + 4095))
+power_cycle() {
+  echo 0 >$medium/power || fail "the power stays"
+  [ -z "$1" ] || "$@"
+  echo 1 >$medium/power || fail "the power does not come back"
+  wait_for 10 has_node || fail "the partition does not come back"
+}
 
 cat >/run/farbus.toml <<END
 plain.listen = ["127.0.0.1:$PORT"]
@@ -33,7 +46,7 @@ attach() {
 # All processes of the exporter, or of the importer.
 processes() {
   for process in /proc/[0-9]*; do
-    tr '\0' '\n' <"$process/environ" 2>/dev/null | grep -qx "FARBUS_STATE=/run/$1" && basename "$process"
+    tr '\0' '\n' 2>/dev/null <"$process/environ" | grep -qx "FARBUS_STATE=/run/$1" && basename "$process"
   done
 }
 signal() {
@@ -74,16 +87,13 @@ make() {
   exporter-killed) kill_all exporter && serve ;;
   power-cut)
     signal STOP exporter
-    echo 0 >$medium/power || fail "the power stays"
-    kill_all exporter
-    echo 1 >$medium/power || fail "the power does not come back"
+    power_cycle kill_all exporter
     serve
     ;;
   write-error)
-    # All sectors that are written (flushed.c).
-    echo "+0-4095" >$medium/badblocks || fail "no bad sectors"
+    echo "+$BAD" >$medium/badblocks || fail "no bad sectors"
     wait_for $TOLD_WITHIN_S has_error || not_told=$((not_told + 1))
-    echo "-0-4095" >$medium/badblocks || fail "the bad sectors stay"
+    echo "-$BAD" >$medium/badblocks || fail "the bad sectors stay"
     ;;
   importer-killed)
     kill_all importer
@@ -121,7 +131,7 @@ detach
 wait_for 10 no_disk || fail "the disk stayed after detach"
 kill_all exporter
 # What the detached disk's medium has when its power is cut once more.
-echo 0 >$medium/power && echo 1 >$medium/power || fail "power"
+power_cycle
 flushed "$node" /run/state look >/run/looked || fail "the medium: $(cat /run/looked)"
 cat /run/looked
 grep -q "^flushed: 0 bytes lost, 0 stale reads, " /run/looked || fail "$(cat /run/looked)"

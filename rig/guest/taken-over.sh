@@ -41,7 +41,7 @@ page_pid=$!
 wait_for 30 grep -q "page at http://" /run/page.log || fail "page: $(cat /run/page.log)"
 http=
 for process in /proc/[0-9]*; do
-  tr '\0' ' ' <"$process/cmdline" 2>/dev/null | grep -q " page-http" && http=$(basename "$process")
+  tr '\0' ' ' 2>/dev/null <"$process/cmdline" | grep -q " page-http" && http=$(basename "$process")
 done
 [ -n "$http" ] || fail "no page-http"
 inject_into page-http "$http" "$(landlock /run/page.log)"
