@@ -20,7 +20,7 @@ pub struct Subject {
     pub name: &'static str,
     /// Its column.
     pub title: &'static str,
-    /// `exporter` or `importer`.
+    /// `exporter`, `importer` or `session`.
     role: &'static str,
 }
 
@@ -28,6 +28,7 @@ pub struct Subject {
 pub const SUBJECTS: &[Subject] = &[
     Subject { name: "share", title: "`farbus share`", role: "exporter" },
     Subject { name: "vudc", title: "Linux `usbip-vudc` + `usbipd`", role: "exporter" },
+    Subject { name: "usbip-host", title: "Linux `usbip-host` + `usbipd`", role: "exporter" },
     Subject { name: "python-devices", title: python::NAME, role: "exporter" },
     Subject { name: "crate", title: crate_server::NAME, role: "exporter" },
     Subject { name: "attach-nbd", title: "`farbus attach --via nbd`", role: "importer" },
@@ -35,6 +36,7 @@ pub const SUBJECTS: &[Subject] = &[
     Subject { name: "attach-redir", title: "`farbus attach --via redir`", role: "importer" },
     Subject { name: "vhci", title: "Linux `usbip` + `vhci_hcd`", role: "importer" },
     Subject { name: "python-host", title: python::NAME, role: "importer" },
+    Subject { name: "session-share", title: "`farbus share`", role: "session" },
 ];
 
 /// How long an answer may take, in s.
@@ -108,6 +110,14 @@ impl Place {
                 let server = self.server(share)?;
                 let run = |bus_id| self.exporter(server.port(), &["--busid", bus_id]);
                 (self.version()?, vec![run("1-1")?, run("1-2")?, run("1-3")?, run("1-4")?])
+            }
+            "session-share" => {
+                let disk = format!("disk:{path}");
+                let words = ["share", "--observable", "zero", &disk, "keyboard", "--listen", "127.0.0.1:0"];
+                let server = self.server(self.farbus(&words))?;
+                let address = format!("127.0.0.1:{}", server.port());
+                let run = |device| self.conform(&["session", &address, "--device", device]);
+                (self.version()?, vec![run("1-1")?, run("1-2")?, run("1-3")?])
             }
             "python-devices" => {
                 let python = python::Python::ready(&self.cache)?;
@@ -230,22 +240,30 @@ fn is_should(results: &BTreeMap<&str, Value>, id: &str) -> bool {
 /// The tables: for each role, a row for each check that did not pass with all, and the numbers of the others.
 pub fn tables(results: &BTreeMap<&str, Value>) -> String {
     let mut text = String::new();
-    for role in ["exporter", "importer"] {
+    for (role, of) in [
+        ("exporter", "an exporter"),
+        ("importer", "an importer"),
+        ("session", "an exporter of farbus's own protocol (`farbus conform session`)"),
+    ] {
         let of_role = |subject: &&Subject| subject.role == role && results.contains_key(subject.name);
         let columns: Vec<&Subject> = SUBJECTS.iter().filter(of_role).collect();
+        if columns.is_empty() {
+            continue;
+        }
         let merged: Vec<BTreeMap<String, &str>> = columns.iter().map(|each| merged(&results[each.name])).collect();
         let titles: Vec<String> = columns
             .iter()
             .map(|each| format!("{} {}", each.title, results[each.name]["version"].as_str().unwrap_or_default()))
             .collect();
         // Writing to a string does not fail.
-        let _ = writeln!(text, "| check of an {role} | {} |", titles.join(" | "));
+        let _ = writeln!(text, "| check of {of} | {} |", titles.join(" | "));
         let _ = writeln!(text, "|---|{}", "---|".repeat(columns.len()));
         let mut ids: Vec<&String> = merged.iter().flat_map(BTreeMap::keys).collect();
         ids.sort();
         ids.dedup();
         let words = |id: &str| merged.iter().map(|each| each.get(id).copied().unwrap_or("–")).collect::<Vec<_>>();
         let (failed, others): (Vec<_>, Vec<_>) = ids.into_iter().partition(|id| words(id).contains(&"fail"));
+        let has_failed = !failed.is_empty();
         for id in failed {
             let cells: Vec<&str> =
                 words(id).into_iter().map(|word| if word == "fail" { "**fail**" } else { word }).collect();
@@ -255,7 +273,8 @@ pub fn tables(results: &BTreeMap<&str, Value>) -> String {
         let passes = |at: usize| others.iter().filter(|id| words(id)[at] == "pass").count();
         let counts: Vec<String> =
             (0..columns.len()).map(|at| format!("{} of {} pass", passes(at), others.len())).collect();
-        let _ = writeln!(text, "| the others | {} |\n", counts.join(" | "));
+        let which = if has_failed { "the others" } else { "all" };
+        let _ = writeln!(text, "| {which} | {} |\n", counts.join(" | "));
     }
     text.trim_end().to_owned() + "\n"
 }

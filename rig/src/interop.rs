@@ -109,6 +109,8 @@ const OTHERS: &[(&str, Peer, Peer)] = &[
     ("conform-python", KIT, Peer("`usbip` package of Python, both roles")),
     ("conform-crate", KIT, CRATE),
     ("conform-kernel", KIT, VUDC),
+    ("conform-usbip-host", KIT, USBIP_HOST),
+    ("conform-session", KIT, SHARE),
     ("conform-vhci", STOCK, KIT),
     ("capture", Peer("Linux `usbip` + `vhci_hcd`, Wireshark reading along"), SHARE),
 ];

@@ -126,3 +126,29 @@ pub(crate) fn line(check: Check, seen: Seen) -> Result {
     };
     Result { check, verdict, seen }
 }
+
+/// A check and the function that tries it.
+pub(crate) struct Entry<R> {
+    pub check: Check,
+    pub run: R,
+}
+
+/// A row of a table of checks: a claim that binds.
+pub(crate) const fn must<R: Copy>(id: &'static str, claim: &'static str, source: &'static str, run: R) -> Entry<R> {
+    Entry { check: Check { id, claim, source, severity: Severity::Must }, run }
+}
+
+/// A row of a table of checks: a claim without which peers still work.
+pub(crate) const fn should<R: Copy>(id: &'static str, claim: &'static str, source: &'static str, run: R) -> Entry<R> {
+    Entry { check: Check { id, claim, source, severity: Severity::Should }, run }
+}
+
+/// A check that the device cannot show.
+pub(crate) fn not_applicable(why: impl Into<String>) -> Stop {
+    Stop::not_applicable(why)
+}
+
+/// Whether a check was chosen by name; without names all are.
+pub(crate) fn is_chosen(only: &[String], id: &str) -> bool {
+    only.is_empty() || only.iter().any(|name| name == id)
+}

@@ -418,6 +418,16 @@ impl Conversation {
         Ok(number)
     }
 
+    /// The requests that have no answer yet, in the order of their numbers.
+    pub fn unanswered(&self) -> Vec<u32> {
+        self.flights.keys().filter(|number| !self.answers.contains_key(number)).copied().collect()
+    }
+
+    /// The first request whose answer has one of these statuses.
+    pub fn ended_with(&self, statuses: &[i32]) -> Option<(u32, i32)> {
+        self.answers.iter().map(|(&number, answer)| (number, answer.errno)).find(|(_, errno)| statuses.contains(errno))
+    }
+
     /// How many requests were withdrawn.
     pub fn withdrawn(&self) -> usize {
         self.came.iter().filter(|came| matches!(came, Came::Unlink(_, status) if *status != 0)).count()

@@ -1,8 +1,9 @@
-//! # A conformance kit for USB/IP
+//! # A conformance kit for USB/IP and for farbus's own protocol
 //!
 //! **This crate is** a peer that other implementations are held against (requirement X11). It plays a client against
-//! any exporter ([`exporter`]), and an exporter with made-up devices against any importer ([`importer`]). Every check
-//! has a name that stays, a claim that can be false, and the place where the claim is written.
+//! any exporter ([`exporter`]), an exporter with made-up devices against any importer ([`importer`]), and an importer
+//! of farbus's own protocol against any exporter of it ([`session`]). Every check has a name that stays, a claim that
+//! can be false, and the place where the claim is written.
 //!
 //! **It may touch** the connections that it is given ([`Network`], [`Link`]), and the moments that they tell.
 //!
@@ -17,9 +18,11 @@
 mod check;
 mod conversation;
 pub mod exporter;
+mod facts;
 pub mod importer;
-
 pub mod player;
+pub mod session;
+mod settings;
 mod transport;
 
 pub use check::{Check, Report, Result as CheckResult, Severity, Verdict};

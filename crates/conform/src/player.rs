@@ -3,7 +3,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use farbus_model::{BufferPool, Completions, Device, EpAddr, Instant, Limits, Status, TransferType, UrbId};
+use farbus_model::usb::request;
+use farbus_model::{
+    BufferPool, Completions, Device, EpAddr, Instant, Limits, Payload, Setup, Status, TransferType, UrbId,
+};
 use farbus_wire::usbip::message::{HEADER_BYTES, ISO_PACKET_BYTES, command};
 use farbus_wire::usbip::{DeviceRecord, OpStatus, Request, ServerConn};
 
@@ -14,6 +17,11 @@ const REQUESTS_MAX: usize = 4096;
 const POOL_BYTES: usize = 4 << 20;
 /// The last byte of the command of RET_SUBMIT.
 const RET_SUBMIT: u8 = command::RET_SUBMIT as u8;
+
+/// SET_FEATURE(PORT_RESET) of a hub's port (USB 2.0 §11.24.2.13): Linux's stub_rx resets the device.
+fn asks_for_port_reset(setup: &Setup) -> bool {
+    (setup.request_type, setup.request, setup.value) == (0x23, request::SET_FEATURE, 4)
+}
 
 /// A connection of the player.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -215,6 +223,9 @@ impl Player {
                 let Some(at) = conn.shelf else { return };
                 if conn.server.in_flight() > REQUESTS_MAX {
                     conn.done.push(urb.launch().fail(Status::NoCredit));
+                } else if urb.endpoint.is_control() && asks_for_port_reset(&urb.setup) {
+                    self.shelves[at].device.reset(now, &mut conn.done);
+                    conn.done.push(urb.launch().done(Status::Ok, 0, Payload::Empty));
                 } else {
                     self.shelves[at].device.submit(now, urb.launch(), &mut conn.done);
                 }

@@ -31,11 +31,16 @@ struct Faults {
     ignores: bool,
     /// Ends the connection at the first answer.
     leaves: bool,
+    /// Stays, and waits for more, where its import was refused.
+    stays: bool,
+    /// Takes a part of an answer for an answer: goes on, and ends the connection only then.
+    pads: bool,
     /// Behind the configuration, in place of what a right importer does.
     extra: fn(u32) -> Vec<u8>,
 }
 
-const NONE: Faults = Faults { message: |_, _| {}, ignores: false, leaves: false, extra: |_| Vec::new() };
+const NONE: Faults =
+    Faults { message: |_, _| {}, ignores: false, leaves: false, stays: false, pads: false, extra: |_| Vec::new() };
 
 /// An importer without sockets, on the parser that farbus uses.
 struct Importer {
@@ -114,7 +119,7 @@ impl Importer {
                     }
                     Ok(Some(Answer::Done(_))) if self.faults.leaves => return false,
                     Ok(Some(Answer::Done(_))) => self.go_on(),
-                    Ok(Some(_)) => return false,
+                    Ok(Some(_)) => return self.faults.stays,
                     Err(_) => return self.faults.ignores,
                 }
             }
@@ -147,6 +152,9 @@ fn attach(stage: &mut Stage, bus_id: &str, faults: Faults, now: &mut Instant) {
             stage.receive(id, &message, *now);
             extra = Some(());
             continue;
+        }
+        if stage.ending(id) == Ending::Half && faults.pads {
+            stage.receive(id, &request(importer.devid, 98), *now);
         }
         if stage.ending(id) != Ending::Open && !faults.ignores {
             break;
@@ -288,8 +296,18 @@ fn an_importer_that_is_wrong_in_one_way_breaks_that_rule_and_only_related_ones()
         (
             "goes on after whatever it is told",
             Faults { ignores: true, ..NONE },
-            &["version", "other-device", "answer-too-long", "half-answer", "answer-unknown", "device-id"],
+            &[
+                "version",
+                "other-device",
+                "answer-too-long",
+                "half-answer",
+                "half-header",
+                "answer-unknown",
+                "device-id",
+            ],
         ),
+        ("waits for the record of a refusal", Faults { stays: true, ..NONE }, &["refusal"]),
+        ("takes a part for the whole", Faults { pads: true, ..NONE }, &["half-answer", "half-header"]),
     ];
     let mut found = BTreeSet::new();
     let mut surprises = Vec::new();

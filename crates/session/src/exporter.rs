@@ -266,13 +266,20 @@ impl<D: Device> Exporter<D> {
 
     fn start(&mut self, now: Instant, urb: Urb) {
         let is_restored = self.reset_shown_by.take() == Some(urb.id);
-        if self.on_reset == OnReset::ResetDevice && !is_restored && self.shows_port_reset(&urb) {
+        let asks_for_reset = self.on_reset == OnReset::ResetDevice && asks_for_port_reset(&urb);
+        let resets = asks_for_reset || (self.on_reset == OnReset::ResetDevice && self.shows_port_reset(&urb));
+        if resets && !is_restored {
             self.reset_and_restore(now);
             if self.restoring > 0 {
                 self.reset_shown_by = Some(urb.id);
                 self.held.push_front(urb);
                 return;
             }
+        }
+        if asks_for_reset {
+            // The port is this end's, not the device's.
+            self.done.push(urb.launch().done(Status::Ok, 0, Payload::Empty));
+            return self.collect(now);
         }
         if urb.direction == Direction::In {
             if !self.has_credit() {
@@ -485,6 +492,15 @@ impl<D: Device> Exporter<D> {
 /// direction.
 fn control_contradicts(urb: &Urb) -> bool {
     urb.setup.length > 0 && urb.setup.direction() != urb.direction
+}
+
+/// SET_FEATURE(PORT_RESET) of a hub's port (USB 2.0 §11.24.2.13), which a client sends to the device in place of its
+/// own hub: Linux's stub_rx resets the device then.
+fn asks_for_port_reset(urb: &Urb) -> bool {
+    const OF_PORT: u8 = 0x23;
+    const PORT_RESET: u16 = 4;
+    let Setup { request_type, request, value, .. } = urb.setup;
+    urb.endpoint.is_control() && (request_type, request, value) == (OF_PORT, request::SET_FEATURE, PORT_RESET)
 }
 
 /// First id of requests that a device itself makes.

@@ -2,6 +2,7 @@
 
 use super::case::{Case, expect};
 use super::storage;
+use super::usbfs::{STICK, medium, xhci};
 use crate::conform::{Place, SUBJECTS, Subject, failed, keep, kept, read_all};
 use crate::lab::{Boot, Client, Lab};
 use crate::peers::{crate_server, python};
@@ -24,6 +25,16 @@ pub(super) const CASES: &[Case] = &[
         name: "conform-kernel",
         purpose: "the conformance kit against a disk gadget on usbip-vudc and `usbipd --device`, check by check: each one has a result",
         run: with_vudc,
+    },
+    Case {
+        name: "conform-usbip-host",
+        purpose: "the conformance kit against an xHCI stick bound to usbip-host, check by check: each one has a result",
+        run: with_usbip_host,
+    },
+    Case {
+        name: "conform-session",
+        purpose: "the conformance kit for farbus's own protocol against a release build: no check fails",
+        run: with_session,
     },
     Case {
         name: "conform-vhci",
@@ -72,8 +83,18 @@ fn with_crate(lab: &Lab) -> Result<String> {
     as_known(lab, "crate")
 }
 
+fn with_session(lab: &Lab) -> Result<String> {
+    let note = as_known(lab, "session-share")?;
+    let known = read_all(&lab.log("results"))?;
+    let now = known.get("session-share").map(failed).unwrap_or_default();
+    expect(now.is_empty(), || format!("these fail: {now:?}"))?;
+    Ok(note)
+}
+
 /// Boots of one case: a check may crash the kernel, and the next boot goes on behind it.
 const BOOTS_MAX: usize = 12;
+/// The kernel's usbip-host survives fewer of them: most cancels, and much that breaks the protocol.
+const USBIP_HOST_BOOTS_MAX: usize = 32;
 
 fn with_vudc(lab: &Lab) -> Result<String> {
     lab.farbus()?;
@@ -83,16 +104,37 @@ fn with_vudc(lab: &Lab) -> Result<String> {
         include_str!("../../guest/conform-vudc.sh")
     );
     let modules = [storage::MODULES, &["usbip_vudc", "usb_f_mass_storage"]].concat();
+    check_by_check(lab, subject("vudc"), (script, &modules, &[]), BOOTS_MAX)
+}
+
+fn with_usbip_host(lab: &Lab) -> Result<String> {
+    lab.farbus()?;
+    let script =
+        concat!(include_str!("../../guest/conform-usbip-host.sh"), include_str!("../../guest/conform-vudc.sh"));
+    let image = storage::image_with_tree(lab)?;
+    let modules = [storage::MODULES, &["xhci_pci", "usbip_host"]].concat();
+    let hardware = [xhci(&[STICK]), medium(&image).into()].concat();
+    check_by_check(lab, subject("usbip-host"), (script, &modules, &hardware), USBIP_HOST_BOOTS_MAX)
+}
+
+/// The script, modules and hardware of a machine.
+type Machine<'a> = (&'a str, &'a [&'a str], &'a [String]);
+
+/// Runs the checks of an exporter of the guest's kernel one by one. Where one crashes the kernel, the next boot goes on
+/// behind it.
+fn check_by_check(lab: &Lab, of: Subject, machine: Machine<'_>, boots_max: usize) -> Result<String> {
+    let (script, modules, hardware) = machine;
     let mut checks: Vec<Value> = Vec::new();
-    for _ in 0..BOOTS_MAX {
+    for _ in 0..boots_max {
         let ids: Vec<&str> = checks.iter().filter_map(|check| check["id"].as_str()).collect();
         let variables = [("DONE", ids.join(" "))];
-        let boot = Boot { script, modules: &modules, client: Client::Farbus, variables: &variables, ..Boot::default() };
+        let hardware = hardware.to_vec();
+        let boot = Boot { script, modules, client: Client::Farbus, variables: &variables, hardware, ..Boot::default() };
         match lab.boot(&boot)?.finish() {
             Ok(report) => {
                 checks.extend(results(&report.output));
-                let result = kept(subject("vudc"), &release(&report.output), &[json!({ "checks": checks })]);
-                return Ok(format!("{}: {}", checks.len(), leave(lab, subject("vudc"), &result)?));
+                let result = kept(of, &release(&report.output), &[json!({ "checks": checks })]);
+                return Ok(format!("{}: {}", checks.len(), leave(lab, of, &result)?));
             }
             Err(Error::GuestDied { console, .. }) => {
                 checks.extend(results(&console));
@@ -104,7 +146,7 @@ fn with_vudc(lab: &Lab) -> Result<String> {
             Err(other) => return Err(other),
         }
     }
-    Err(Error::Expectation(format!("the kernel crashed in each of {BOOTS_MAX} boots")))
+    Err(Error::Expectation(format!("the kernel crashed in each of {boots_max} boots")))
 }
 
 fn with_vhci(lab: &Lab) -> Result<String> {

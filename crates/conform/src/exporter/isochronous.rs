@@ -20,6 +20,8 @@ pub(super) const CHECKS: &[Entry] = &[
     should("iso-gaps", "Packets with gaps between them come without the gaps.", SPEC, iso_gaps),
     must("iso-errors", "The error count is the number of packets that failed.", SPEC, iso_errors),
     must("iso-out", "The answer to isochronous OUT has its packets and no data.", SPEC, iso_out),
+    must("iso-out-gaps", "Isochronous OUT with gaps is taken whole, and its packets come back.", SPEC, iso_out_gaps),
+    must("iso-short", "A buffer longer than its packets comes back without what lies behind them.", SPEC, iso_short),
     must("iso-none", "An isochronous request of no packets is answered, or ends its connection.", SPEC, iso_none),
     must(
         "iso-outside",
@@ -100,6 +102,27 @@ fn iso_errors(subject: &mut Subject<'_>) -> Seen {
 
 fn iso_out(subject: &mut Subject<'_>) -> Seen {
     let (ask, answer) = ask(subject, Direction::Out, 0)?;
+    check_places(&ask, &answer)?;
+    check_sum(&answer)
+}
+
+fn iso_out_gaps(subject: &mut Subject<'_>) -> Seen {
+    // What is taken short leaves gaps in the stream: the request behind it is then no request.
+    let (ask, answer) = ask(subject, Direction::Out, GAP)?;
+    check_places(&ask, &answer)?;
+    let moved: u32 = ask.packets.iter().map(|packet| packet.length).sum();
+    if answer.error_count == 0 && answer.actual != moved {
+        return Err(Stop::Fail(format!("{moved} bytes were sent in packets, the answer says {}", answer.actual)));
+    }
+    check_sum(&answer)
+}
+
+fn iso_short(subject: &mut Subject<'_>) -> Seen {
+    let (mut talk, _, endpoint) = ready(subject, Direction::In)?;
+    let packed = packets(&endpoint, PACKETS, 0);
+    let ask = Ask { length: packed.length + 4 * GAP, ..packed };
+    let answer = talk.ask(&ask)?;
+    talk.ask(&device_descriptor())?;
     check_places(&ask, &answer)?;
     check_sum(&answer)
 }

@@ -15,14 +15,13 @@ mod handshake;
 mod isochronous;
 mod limits;
 mod requests;
-mod settings;
 mod subject;
 mod unlink;
 
 use crate::check::{self, Check, Report, Result as Line};
+pub use crate::settings::Settings;
 use crate::transport::{Lost, Network};
 use entry::Entry;
-pub use settings::Settings;
 use subject::Subject;
 
 fn entries() -> impl Iterator<Item = &'static Entry> {
@@ -46,7 +45,7 @@ pub fn run(network: &mut dyn Network, settings: &Settings, tell: &mut dyn FnMut(
     let mut subject = Subject::new(network, settings);
     let mut report = Report::default();
     for entry in entries() {
-        if !settings.only.is_empty() && !settings.only.iter().any(|id| id == entry.check.id) {
+        if !check::is_chosen(&settings.only, entry.check.id) {
             continue;
         }
         let line = check::line(entry.check, (entry.run)(&mut subject));

@@ -77,6 +77,18 @@ pub(super) const CHECKS: &[Entry] = &[
     ),
     must("clear-halt", "CLEAR_FEATURE(ENDPOINT_HALT) succeeds on an endpoint that is not halted.", SETUP, clear_halt),
     should("halt", "A halted endpoint answers with -32 until its halt is cleared.", CHAPTER_9, halt),
+    must(
+        "port-reset",
+        "After what a client sends when it has reset its port, halts are gone and the device is configured.",
+        "Linux hub_port_init and usb_reset_device; requirement U2",
+        port_reset,
+    ),
+    should(
+        "port-reset-feature",
+        "SET_FEATURE(PORT_RESET) succeeds, and the device can be configured behind it.",
+        "Linux stub_rx: is_reset_device_cmd",
+        port_reset_feature,
+    ),
     must("out-answer", "The answer to OUT has the bytes that were taken, and no data.", SUBMIT, out_answer),
     must("out-empty", "OUT of no bytes is answered.", SUBMIT, out_empty),
     must("in-answer", "The answer to IN has exactly the bytes that it announces.", SUBMIT, in_answer),
@@ -296,6 +308,58 @@ fn halt(subject: &mut Subject<'_>) -> Seen {
     expect(&halted?, Status::Stall, "IN on the halted endpoint")?;
     expect(&cleared?, Status::Ok, "CLEAR_FEATURE")?;
     Ok(format!("endpoint {endpoint}: {}, then cleared", errno(Status::Stall)))
+}
+
+/// SET_FEATURE(PORT_RESET), which is a hub's (USB 2.0 §11.24.2.13).
+const PORT_RESET: Setup = Setup { request_type: 0x23, request: request::SET_FEATURE, value: 4, index: 0, length: 0 };
+/// How much of the device descriptor Linux asks for when it has reset a port.
+const RESET_SIGN_BYTES: u16 = 64;
+
+/// Configures the device as a host does after a reset, and checks that it can be used.
+fn configured_anew(talk: &mut Conversation, facts: &Facts) -> Result<(), Stop> {
+    let answer = talk.ask(&device_descriptor())?;
+    expect(&answer, Status::Ok, "the descriptor after the reset")?;
+    let set = talk.ask(&plain(Setup::set_configuration(facts.configuration.value)))?;
+    expect(&set, Status::Ok, "SET_CONFIGURATION after the reset")?;
+    let get = Setup { request_type: 0x80, request: request::GET_CONFIGURATION, value: 0, index: 0, length: 1 };
+    let answer = talk.ask(&plain(get))?;
+    if answer.data != [facts.configuration.value] {
+        return Err(Stop::Fail(format!("after the reset GET_CONFIGURATION shows {:?}", answer.data)));
+    }
+    Ok(())
+}
+
+fn port_reset(subject: &mut Subject<'_>) -> Seen {
+    let (mut talk, facts) = subject.device()?;
+    let halted = data_endpoint(&facts).ok();
+    if let Some(endpoint) = halted {
+        let set = Setup { request: request::SET_FEATURE, ..Setup::clear_halt(endpoint) };
+        expect(&talk.ask(&plain(set))?, Status::Ok, "SET_FEATURE(ENDPOINT_HALT)")?;
+    }
+    let sign = talk.ask(&plain(Setup::get_descriptor(kind::DEVICE, 0, 0, RESET_SIGN_BYTES)))?;
+    expect(&sign, Status::Ok, "GET_DESCRIPTOR of 64 bytes")?;
+    if sign.actual != 18 {
+        return Err(Stop::Fail(format!("GET_DESCRIPTOR of 64 bytes: {}", sign.shown())));
+    }
+    configured_anew(&mut talk, &facts)?;
+    let Some(endpoint) = halted else { return Ok("configured again; no endpoint can be halted".to_owned()) };
+    let index = u16::from(endpoint.as_byte());
+    let get = Setup { request_type: 0x82, request: request::GET_STATUS, value: 0, index, length: 2 };
+    let status = talk.ask(&plain(get))?;
+    expect(&status, Status::Ok, "GET_STATUS of the endpoint")?;
+    if status.data != [0, 0] {
+        // The next user of the device needs it.
+        talk.ask(&plain(Setup::clear_halt(endpoint)))?;
+        return Err(Stop::Fail(format!("endpoint {endpoint} is halted still: {:?}", status.data)));
+    }
+    Ok(format!("configured again, endpoint {endpoint} not halted"))
+}
+
+fn port_reset_feature(subject: &mut Subject<'_>) -> Seen {
+    let (mut talk, facts) = subject.device()?;
+    expect(&talk.ask(&plain(PORT_RESET))?, Status::Ok, "SET_FEATURE(PORT_RESET)")?;
+    configured_anew(&mut talk, &facts)?;
+    Ok("configured again".to_owned())
 }
 
 /// Where data may be sent without harm.

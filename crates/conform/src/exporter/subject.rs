@@ -2,14 +2,15 @@
 
 use std::time::Duration;
 
-use farbus_model::descriptor::{AltSetting, Configuration, DeviceDescriptor, Endpoint, kind};
-use farbus_model::{Direction, EpAddr, IsoPacket, Setup, TransferType};
+use farbus_model::descriptor::{Configuration, DeviceDescriptor, Endpoint, kind};
+use farbus_model::{Direction, IsoPacket, Setup, TransferType};
 use farbus_wire::usbip::message::{OpHeader, op};
 use farbus_wire::usbip::{DeviceRecord, OpStatus};
 
-use super::settings::Settings;
 use crate::check::Stop;
 use crate::conversation::{Ask, Conversation, Trouble};
+pub(super) use crate::facts::Facts;
+use crate::settings::Settings;
 use crate::transport::Network;
 
 /// Between two tries of a device that is still in use.
@@ -19,17 +20,6 @@ const DESCRIPTOR_ROOM: u16 = 255;
 /// Isochronous requests queued before one that is to be unlinked, and packets of each.
 const ISO_DEPTH: usize = 8;
 const ISO_PACKETS: u32 = 512;
-/// Ids of the kernel's source/sink gadget: its endpoints always have data, and take any.
-const SOURCE_SINK: (u16, u16) = (0x0525, 0xa4a0);
-/// Mass storage, SCSI, Bulk-Only.
-const DISK: [u8; 3] = [8, 6, 0x50];
-
-/// What was learned of the device.
-#[derive(Clone, Debug)]
-pub(super) struct Facts {
-    pub device: DeviceDescriptor,
-    pub configuration: Configuration,
-}
 
 /// The exporter, and how to reach it.
 pub(super) struct Subject<'a> {
@@ -199,7 +189,7 @@ impl<'a> Subject<'a> {
 
     /// A request that stays unanswered on this device until it is unlinked; `None` if the device always has data.
     pub fn pend(&mut self, talk: &mut Conversation, facts: &Facts) -> Result<u32, Stop> {
-        for ask in facts.idle_asks() {
+        for ask in idle_asks(facts) {
             let mut last = talk.submit(&ask)?;
             let depth = if ask.is_iso { ISO_DEPTH } else { 1 };
             for _ in 1..depth {
@@ -216,61 +206,31 @@ impl<'a> Subject<'a> {
         }
         Err(Stop::not_applicable("the device answers every request at once: none stays under way to be unlinked"))
     }
+
+    /// The request that [`Subject::pend`] tries first.
+    pub fn pending_ask(&self, facts: &Facts) -> Option<Ask> {
+        idle_asks(facts).into_iter().next()
+    }
 }
 
-impl Facts {
-    /// Whether the device takes any data and always has some.
-    pub fn is_source_sink(&self) -> bool {
-        (self.device.vendor, self.device.product) == SOURCE_SINK
+/// Requests that an idle device may leave unanswered, the likeliest first.
+fn idle_asks(facts: &Facts) -> Vec<Ask> {
+    let bulk_first = facts.disk().is_some();
+    let kinds = if bulk_first {
+        [TransferType::Bulk, TransferType::Interrupt]
+    } else {
+        [TransferType::Interrupt, TransferType::Bulk]
+    };
+    if facts.is_source_sink() {
+        let endpoint = facts.endpoint(TransferType::Isochronous, Direction::In);
+        return endpoint.map(|endpoint| packets(endpoint, ISO_PACKETS, 0)).into_iter().collect();
     }
-
-    /// The interface of a Bulk-Only disk.
-    pub fn disk(&self) -> Option<&AltSetting> {
-        self.settings().find(|setting| setting.class == DISK)
-    }
-
-    /// The settings that are active after SET_CONFIGURATION.
-    pub fn settings(&self) -> impl Iterator<Item = &AltSetting> {
-        self.configuration.interfaces()
-    }
-
-    /// The first active endpoint of this kind.
-    pub fn endpoint(&self, kind: TransferType, direction: Direction) -> Option<&Endpoint> {
-        self.settings().find_map(|setting| setting.find(kind, direction))
-    }
-
-    /// An endpoint of this kind in any alternate setting, and that setting.
-    pub fn endpoint_anywhere(&self, kind: TransferType, direction: Direction) -> Option<(&AltSetting, &Endpoint)> {
-        self.configuration.settings.iter().find_map(|setting| Some((setting, setting.find(kind, direction)?)))
-    }
-
-    /// Requests that an idle device may leave unanswered, the likeliest first.
-    fn idle_asks(&self) -> Vec<Ask> {
-        let bulk_first = self.disk().is_some();
-        let kinds = if bulk_first {
-            [TransferType::Bulk, TransferType::Interrupt]
-        } else {
-            [TransferType::Interrupt, TransferType::Bulk]
-        };
-        if self.is_source_sink() {
-            let endpoint = self.endpoint(TransferType::Isochronous, Direction::In);
-            return endpoint.map(|endpoint| packets(endpoint, ISO_PACKETS, 0)).into_iter().collect();
-        }
-        let of = |kind| self.endpoint(kind, Direction::In);
-        kinds
-            .into_iter()
-            .filter_map(of)
-            .map(|e| Ask { interval: u32::from(e.interval), ..Ask::data_in(e.address, u32::from(e.packet_bytes_max)) })
-            .collect()
-    }
-
-    /// An endpoint address that the device does not have.
-    pub fn missing_endpoint(&self) -> Option<EpAddr> {
-        let has = |address: EpAddr| {
-            self.configuration.settings.iter().flat_map(|s| &s.endpoints).any(|e| e.address == address)
-        };
-        (1..=15).rev().filter_map(|number| EpAddr::new(number, Direction::In)).find(|address| !has(*address))
-    }
+    let of = |kind| facts.endpoint(kind, Direction::In);
+    kinds
+        .into_iter()
+        .filter_map(of)
+        .map(|e| Ask { interval: u32::from(e.interval), ..Ask::data_in(e.address, u32::from(e.packet_bytes_max)) })
+        .collect()
 }
 
 /// GET_DESCRIPTOR of the device descriptor, with more room than it needs.

@@ -12,9 +12,19 @@ const TX: &str = "Linux vhci_tx sends submits, then unlinks";
 
 /// Requests that are unlinked right behind their submits.
 const STORM: usize = 64;
+/// Requests that wait for one endpoint beside the first.
+const QUEUE: usize = 7;
+/// The status of a request that the kernel killed on its own machine.
+const KILLED: i32 = -2;
 
 pub(super) const CHECKS: &[Entry] = &[
     must("unlink-pending", "A request that waits and is unlinked has one answer: RET_UNLINK with -104.", SPEC, pending),
+    must(
+        "unlink-queue",
+        "Of requests that wait for one endpoint and are all unlinked, each has one answer, and none ends with -2.",
+        "Linux usb_unlink_urb: -ECONNRESET; -ENOENT is usb_kill_urb's, and never on the wire",
+        queue,
+    ),
     must("unlink-done", "An unlink of an answered request is answered with 0, and the request not again.", SPEC, done),
     must("unlink-unknown", "An unlink of a number that was never submitted is answered.", SPEC, unknown),
     must("unlink-twice", "Two unlinks of one request have one answer each.", SPEC, twice),
@@ -49,6 +59,41 @@ fn pending(subject: &mut Subject<'_>) -> Seen {
         return Err(Stop::Fail(format!("RET_UNLINK has status {status}, not {}", errno(Status::Cancelled))));
     }
     Ok(format!("RET_UNLINK {status}, no RET_SUBMIT"))
+}
+
+fn queue(subject: &mut Subject<'_>) -> Seen {
+    let (mut talk, facts) = subject.device()?;
+    subject.pend(&mut talk, &facts)?;
+    let waiting = talk.unanswered();
+    let mut more = Vec::new();
+    if let (Some(ask), false) = (subject.pending_ask(&facts), facts.is_source_sink()) {
+        for _ in 0..QUEUE {
+            more.push(talk.submit(&ask)?);
+        }
+    }
+    let victims = [waiting, more].concat();
+    let mut unlinks = Vec::new();
+    for &victim in &victims {
+        let (number, bytes) = talk.note_unlink(victim);
+        talk.send(&bytes)?;
+        unlinks.push(number);
+    }
+    let mut withdrawn = 0;
+    for unlink in unlinks {
+        match talk.wait_unlink(unlink)? {
+            0 => {}
+            status if status == errno(Status::Cancelled) => withdrawn += 1,
+            other => return Err(Stop::Fail(format!("RET_UNLINK has status {other}"))),
+        }
+    }
+    judge(subject, &mut talk)?;
+    if let Some((number, status)) = talk.ended_with(&[KILLED, errno(Status::Cancelled)]) {
+        return Err(Stop::Fail(format!("RET_SUBMIT of request {number} has status {status}")));
+    }
+    if withdrawn == 0 {
+        return Err(Stop::Fail(format!("none of {} requests that waited was withdrawn", victims.len())));
+    }
+    Ok(format!("{} requests, {withdrawn} withdrawn", victims.len()))
 }
 
 fn done(subject: &mut Subject<'_>) -> Seen {

@@ -39,8 +39,10 @@ pub(super) enum Does {
     Stranger,
     /// Answers an unlink that was not made.
     StrayUnlink,
-    /// Ends the connection within an answer.
+    /// Ends the connection within an answer's data.
     HalfAnswer,
+    /// Ends the connection within an answer's header.
+    HalfHeader,
 }
 
 /// What an importer has to do.
@@ -50,6 +52,8 @@ pub(super) enum Expected {
     Configures,
     /// Send no request.
     SendsNothing,
+    /// End the connection, and send nothing more on it.
+    Leaves,
     /// End the connection.
     Ends,
     /// End the connection, or configure the device.
@@ -60,8 +64,9 @@ impl Does {
     pub const fn expected(self) -> Expected {
         match self {
             Does::Right | Does::Pieces | Does::StrayUnlink => Expected::Configures,
-            Does::Busy | Does::OtherVersion | Does::OtherDevice => Expected::SendsNothing,
-            Does::TooLong | Does::HalfAnswer => Expected::Ends,
+            Does::OtherVersion | Does::OtherDevice => Expected::SendsNothing,
+            Does::Busy => Expected::Leaves,
+            Does::TooLong | Does::HalfAnswer | Does::HalfHeader => Expected::Ends,
             Does::Stranger => Expected::EndsOrConfigures,
         }
     }
@@ -88,7 +93,7 @@ pub const PROBES: &[Probe] = &[
     probe("1-2", Does::Pieces, MUST, "answers-in-pieces",
         "Answers whose bytes arrive one by one are understood.", "TCP is a stream"),
     probe("1-3", Does::Busy, MUST, "refusal",
-        "After an import was refused it sends no request.", "kernel usbip_protocol.rst, OP_REP_IMPORT"),
+        "After an import was refused it sends nothing more and ends the connection.", "kernel usbip_protocol.rst, OP_REP_IMPORT"),
     probe("1-4", Does::OtherVersion, Severity::Should, "version",
         "It sends no request to an exporter of another version.", "Linux usbip compares versions"),
     probe("1-5", Does::OtherDevice, MUST, "other-device",
@@ -100,7 +105,9 @@ pub const PROBES: &[Probe] = &[
     probe("1-8", Does::StrayUnlink, Severity::Should, "unlink-answer-unknown",
         "An answer to no unlink is ignored.", "Linux vhci_rx: the unlink list is empty"),
     probe("1-9", Does::HalfAnswer, MUST, "half-answer",
-        "When the exporter leaves within an answer, it ends the connection.", "requirement U11"),
+        "When the exporter leaves within an answer's data, it takes nothing of it and ends the connection.", "requirement U11"),
+    probe("1-10", Does::HalfHeader, MUST, "half-header",
+        "When the exporter leaves within an answer's header, it takes nothing of it and ends the connection.", "requirement U11"),
 ];
 
 /// Does what the probe says.
@@ -149,7 +156,11 @@ impl Tamper for Prober {
                 bytes.splice(..0, Self::stray(command::RET_UNLINK));
                 true
             }
-            (Does::HalfAnswer, Kind::Submit) => {
+            (Does::HalfAnswer, Kind::Submit) if bytes.len() > HEADER_BYTES + 1 => {
+                bytes.truncate(HEADER_BYTES + (bytes.len() - HEADER_BYTES) / 2);
+                true
+            }
+            (Does::HalfHeader, Kind::Submit) => {
                 bytes.truncate(HEADER_BYTES / 2);
                 true
             }

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use farbus_model::{Device, Instant};
-use farbus_wire::usbip::message::Submit;
+use farbus_wire::usbip::message::{Submit, command};
 
 use super::judge::{Judge, Message, is_configuration};
 use super::probe::{Does, Expected, PROBES, Probe, Prober};
@@ -38,6 +38,8 @@ struct Tried {
     since: Option<Instant>,
     /// Requests of the connection that asked last.
     requests: u32,
+    /// When the wrong message was sent, nothing else of the importer was under way.
+    was_alone: bool,
     outcome: Option<(Verdict, String)>,
 }
 
@@ -47,6 +49,8 @@ pub struct Stage {
     judge: Judge,
     tried: Vec<Tried>,
     conns: BTreeMap<ConnId, Waiting>,
+    /// The importer had two requests under way at a time.
+    has_pipelined: bool,
     patience: Duration,
 }
 
@@ -79,11 +83,12 @@ impl Stage {
                     provoked_at: None,
                     since: None,
                     requests: 0,
+                    was_alone: false,
                     outcome: None,
                 });
             }
         }
-        Self { player, judge: Judge::default(), tried, conns: BTreeMap::new(), patience }
+        Self { player, judge: Judge::default(), tried, conns: BTreeMap::new(), has_pipelined: false, patience }
     }
 
     /// The devices to attach the importer to.
@@ -126,8 +131,11 @@ impl Stage {
             self.notice(id, message, &whole, now);
             self.player.receive(id, &whole, now);
             let probe = self.conns.get(&id).and_then(|conn| conn.probe);
-            if let Some(tried) = probe.and_then(|at| self.tried.get_mut(at)).filter(|tried| tried.provoked.get()) {
-                tried.provoked_at.get_or_insert(now);
+            if let Some(tried) = probe.and_then(|at| self.tried.get_mut(at)).filter(|tried| tried.provoked.get())
+                && tried.provoked_at.is_none()
+            {
+                tried.provoked_at = Some(now);
+                tried.was_alone = rest == 0 && self.player.in_flight(id) == 0;
             }
         }
     }
@@ -135,7 +143,8 @@ impl Stage {
     /// What a message says about the probe of its connection.
     fn notice(&mut self, id: ConnId, message: Message, bytes: &[u8], now: Instant) {
         let Some(conn) = self.conns.get_mut(&id) else { return };
-        if message == Message::Import {
+        let asks_again = message == Message::Import && conn.probe.is_some();
+        if message == Message::Import && !asks_again {
             let asked = bytes.get(8..).unwrap_or_default();
             let name = asked.split(|byte| *byte == 0).next().unwrap_or_default();
             conn.probe = self.tried.iter().position(|tried| tried.probe.bus_id.as_bytes() == name);
@@ -147,17 +156,26 @@ impl Stage {
         }
         let Some(tried) = conn.probe.and_then(|at| self.tried.get_mut(at)) else { return };
         tried.requests += 1;
+        if matches!(message, Message::Request(raw) if raw.command == command::CMD_SUBMIT) {
+            self.has_pipelined |= !conn.bytes.is_empty() || self.player.in_flight(id) > 0;
+        }
         let configures = match message {
             Message::Request(raw) => Submit::check(&raw).is_ok_and(|submit| is_configuration(&submit)),
             _ => false,
         };
         // What it sent before it can have known does not count.
         let is_told = tried.provoked_at.is_some_and(|at| now.since(at) > self.patience / UNDER_WAY);
+        // An importer that asks one by one goes on when it has an answer.
+        let is_half = matches!(tried.probe.does, Does::HalfAnswer | Does::HalfHeader);
+        let took_half = is_half && tried.provoked.get() && tried.was_alone && !self.has_pipelined;
         match tried.probe.does.expected() {
             Expected::Configures | Expected::EndsOrConfigures if configures => {
                 tried.settle(Verdict::Pass, "it configured the device");
             }
             Expected::SendsNothing if tried.provoked.get() => tried.settle(Verdict::Fail, "it sent a request"),
+            Expected::Leaves if asks_again => tried.settle(Verdict::Fail, "it asked again on the same connection"),
+            Expected::Leaves if tried.provoked.get() => tried.settle(Verdict::Fail, "it sent a request"),
+            Expected::Ends if took_half => tried.settle(Verdict::Fail, "it took a part for an answer, and went on"),
             Expected::Ends if is_told => tried.settle(Verdict::Fail, "it sent another request"),
             _ => {}
         }
@@ -185,7 +203,7 @@ impl Stage {
         match tried {
             // What it sends or does now is what the probe is about.
             Some(tried) if tried.outcome.is_none() && tried.provoked.get() => match tried.probe.does {
-                Does::HalfAnswer => Ending::Half,
+                Does::HalfAnswer | Does::HalfHeader => Ending::Half,
                 _ => Ending::Open,
             },
             _ if self.player.is_over(id) => Ending::Closed,
@@ -201,7 +219,7 @@ impl Stage {
             match tried.probe.does.expected() {
                 Expected::Configures => tried.settle(Verdict::Fail, "it closed the connection before it configured it"),
                 Expected::SendsNothing if is_provoked => tried.settle(Verdict::Pass, "it closed the connection"),
-                Expected::Ends | Expected::EndsOrConfigures if is_provoked => {
+                Expected::Leaves | Expected::Ends | Expected::EndsOrConfigures if is_provoked => {
                     tried.settle(Verdict::Pass, "it closed the connection");
                 }
                 // It had not come to that.
@@ -234,6 +252,9 @@ impl Stage {
                         tried.settle(Verdict::Pass, "it understood the answers and sent more requests");
                     }
                     Expected::Configures => tried.settle(Verdict::Fail, "it did not configure the device in time"),
+                    Expected::Leaves => {
+                        tried.settle(Verdict::Fail, "it stayed, and neither sent anything nor closed the connection");
+                    }
                     Expected::Ends => tried.settle(Verdict::Fail, "it did not close the connection in time"),
                     Expected::EndsOrConfigures => tried.settle(Verdict::Fail, "it did neither in time"),
                 }

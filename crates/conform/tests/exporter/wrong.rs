@@ -173,6 +173,7 @@ fn each_packet(kind: Kind, bytes: &mut [u8], change: fn(&mut [u8])) {
 /// The errno of a stall.
 const STALL: u32 = -32i32 as u32;
 const CANCELLED: u32 = -104i32 as u32;
+const KILLED: u32 = -2i32 as u32;
 
 pub fn all() -> Vec<Wrong> {
     [handshake(), fields(), devices(), unlinks(), isochronous(), limits()].into_iter().flatten().collect()
@@ -299,7 +300,7 @@ fn fields() -> Vec<Wrong> {
                 bytes.clear();
             }
         }),
-        answers("answers fill their room", &["control-short", "short-not-ok"], disk, |kind, bytes| {
+        answers("answers fill their room", &["control-short", "short-not-ok", "port-reset"], disk, |kind, bytes| {
             if kind == Kind::Submit && bytes.len() == HEADER_BYTES + 18 {
                 bytes.resize(HEADER_BYTES + 255, 0);
                 header(bytes, |raw| raw.body[1] = 255);
@@ -368,10 +369,21 @@ fn devices() -> Vec<Wrong> {
         device("descriptors are not cut", &["control-cut"], disk, |urb| {
             (urb.endpoint.is_control() && urb.length == 7).then(|| (Status::Ok, vec![18, 1]))
         }),
-        device("another configuration", &["set-configuration"], disk, |urb| {
+        device("another configuration", &["set-configuration", "port-reset", "port-reset-feature"], disk, |urb| {
             (urb.setup.request == request::GET_CONFIGURATION && urb.endpoint.is_control())
                 .then(|| (Status::Ok, vec![0]))
         }),
+        device("halts outlast a reset", &["port-reset"], disk, |urb| {
+            (urb.setup.request == request::GET_STATUS && urb.setup.request_type == 0x82 && urb.endpoint.is_control())
+                .then(|| (Status::Ok, vec![1, 0]))
+        }),
+        answers("resets of a port are refused", &["port-reset-feature"], disk, |kind, bytes| {
+            // The answer to SET_FEATURE(PORT_RESET) alone: behind SET_CONFIGURATION and what learned the device.
+            if kind == Kind::Submit && bytes[7] == 4 {
+                header(bytes, |raw| raw.body[0] = STALL);
+            }
+        })
+        .only(&["list-framing", "port-reset-feature"]),
         device("another setting", &["set-interface"], disk, |urb| {
             (urb.setup.request == request::GET_INTERFACE && urb.endpoint.is_control()).then(|| (Status::Ok, vec![9]))
         }),
@@ -393,14 +405,14 @@ fn devices() -> Vec<Wrong> {
 
 fn unlinks() -> Vec<Wrong> {
     vec![
-        answers("a withdrawn request was killed", &["unlink-pending"], disk, |kind, bytes| {
+        answers("a withdrawn request was killed", &["unlink-pending", "unlink-queue"], disk, |kind, bytes| {
             if kind == Kind::Unlink {
                 header(bytes, |raw| raw.body[0] = if raw.body[0] == CANCELLED { -2i32 as u32 } else { raw.body[0] });
             }
         }),
         answers(
             "a withdrawn request is answered as well",
-            &["unlink-pending", "unlink-twice", "unlink-first"],
+            &["unlink-pending", "unlink-queue", "unlink-twice", "unlink-first"],
             disk,
             |kind, bytes| {
                 let raw = bytes.first_chunk::<HEADER_BYTES>().map(RawHeader::from_bytes);
@@ -412,6 +424,18 @@ fn unlinks() -> Vec<Wrong> {
                 }
             },
         ),
+        answers("a withdrawn request ends with -2 as well", &["unlink-queue"], disk, |kind, bytes| {
+            let raw = bytes.first_chunk::<HEADER_BYTES>().map(RawHeader::from_bytes);
+            if let (Kind::Unlink, Some(raw)) = (kind, raw)
+                && raw.body[0] == CANCELLED
+            {
+                header(bytes, |raw| raw.body[0] = 0);
+                let body = [KILLED, 0, 0, 0, 0];
+                let answer = RawHeader { command: command::RET_SUBMIT, seqnum: raw.seqnum - 8, body, ..raw };
+                bytes.splice(..0, answer.to_bytes());
+            }
+        })
+        .only(&["unlink-queue"]),
         answers(
             "an unlink that comes late is ignored",
             &["unlink-done", "unlink-unknown", "unlink-storm", "unlink-twice"],
@@ -424,7 +448,7 @@ fn unlinks() -> Vec<Wrong> {
         ),
         answers(
             "a withdrawn request is unlinked with 0",
-            &["unlink-pending", "unlink-twice", "unlink-first"],
+            &["unlink-pending", "unlink-queue", "unlink-twice", "unlink-first"],
             disk,
             |kind, bytes| {
                 if kind == Kind::Unlink {
@@ -442,12 +466,45 @@ fn unlinks() -> Vec<Wrong> {
 
 fn isochronous() -> Vec<Wrong> {
     vec![
-        answers("packets are elsewhere", &["iso-places", "iso-gaps", "iso-out"], zero, |kind, bytes| {
-            each_packet(kind, bytes, |packet| packet[..4].fill(0));
+        answers(
+            "packets are elsewhere",
+            &["iso-places", "iso-gaps", "iso-out", "iso-out-gaps", "iso-short"],
+            zero,
+            |kind, bytes| {
+                each_packet(kind, bytes, |packet| packet[..4].fill(0));
+            },
+        ),
+        takes("gaps of OUT are not taken", &["iso-out-gaps"], zero, |bytes| {
+            let gaps = 8 * 64;
+            if is_request(bytes) && bytes[12..16] == [0; 4] && bytes[32..36] == [0, 0, 0, 8] {
+                let length = u32::from_be_bytes(bytes[24..28].try_into().unwrap());
+                if length as usize > gaps && length % 1024 == gaps as u32 {
+                    bytes.clear();
+                }
+            }
         }),
-        answers("packets moved nothing", &["iso-in", "iso-gaps", "iso-out"], zero, |kind, bytes| {
-            each_packet(kind, bytes, |packet| packet[8..12].fill(0));
-        }),
+        answers("what lies behind the packets comes, too", &["iso-short"], zero, |kind, bytes| {
+            let raw = bytes.first_chunk::<HEADER_BYTES>().map(RawHeader::from_bytes);
+            if let (Kind::Submit, Some(raw)) = (kind, raw)
+                && raw.body[3] == 8
+                && raw.body[1] > 0
+                && bytes.len() > HEADER_BYTES + 8 * ISO_PACKET_BYTES
+            {
+                // As many bytes as the buffer had, had it been longer by four gaps.
+                let at = bytes.len() - 8 * ISO_PACKET_BYTES;
+                bytes.splice(at..at, [0; 4 * 64]);
+                header(bytes, |raw| raw.body[1] += 4 * 64);
+            }
+        })
+        .only(&["iso-short"]),
+        answers(
+            "packets moved nothing",
+            &["iso-in", "iso-gaps", "iso-out", "iso-out-gaps", "iso-short"],
+            zero,
+            |kind, bytes| {
+                each_packet(kind, bytes, |packet| packet[8..12].fill(0));
+            },
+        ),
         answers("packets that failed are not counted", &["iso-errors"], zero, |kind, bytes| {
             each_packet(kind, bytes, |packet| packet[12..16].copy_from_slice(&(-18i32).to_be_bytes()));
         }),

@@ -15,6 +15,7 @@ mod browser;
 mod claims;
 mod cluster;
 mod conform;
+mod conform_session;
 mod congestion;
 mod containers;
 mod control_socket;

@@ -14,6 +14,7 @@ use farbus_wire::native::{
 
 use farbus_wire::snapshot::{Reader, Writer};
 
+use super::accepted::Accepted;
 use super::attachment::{Attachment, State};
 use super::hold::HoldLimits;
 use super::timing::Timed;
@@ -195,6 +196,8 @@ pub struct ImporterSession {
     grace: Duration,
     hold: HoldLimits,
     limits: LaneLimits,
+    /// What the exporter accepts on a lane.
+    accepted: Accepted,
     pool: BufferPool,
 }
 
@@ -215,6 +218,7 @@ impl ImporterSession {
             grace,
             hold: HoldLimits::default(),
             limits,
+            accepted: Accepted::default(),
             pool: BufferPool::new(limits.unacknowledged_bytes_max / 4),
         }
     }
@@ -241,7 +245,7 @@ impl ImporterSession {
     /// The first frame on a new link of this lane.
     pub fn hello(&mut self, number: u16) -> Hello {
         let (session, incarnation) = (self.session, self.incarnation);
-        let known = self.lanes.known_or_new(number, self.limits);
+        let known = self.lanes.known_or_new(number, self.accepted.of(self.limits));
         known.link += 1;
         let (link, received) = (known.link, known.lane.received());
         let options = match number {
@@ -281,6 +285,13 @@ impl ImporterSession {
         if theirs.lane != 0 {
             return self.handle_further(welcome);
         }
+        if welcome.outcome == Outcome::Begun {
+            self.accepted = Accepted::default();
+        }
+        if matches!(welcome.outcome, Outcome::Begun | Outcome::Resumed) {
+            self.accepted.hear(&welcome.options);
+            self.lanes.set_unacknowledged_bytes_max(self.accepted.of(self.limits).unacknowledged_bytes_max);
+        }
         let first = self.lanes.known_first_mut();
         // Dialling may have taken several attempts, each with a number of its own.
         first.link = first.link.max(theirs.link);
@@ -293,7 +304,7 @@ impl ImporterSession {
                 let had_one = std::mem::replace(&mut self.has_begun, true);
                 self.session = theirs.session;
                 let link = first.link;
-                self.lanes = Lanes::new(self.limits);
+                self.lanes = Lanes::new(self.accepted.of(self.limits));
                 let granted = welcome.options.lanes.unwrap_or(1).min(self.lanes_wished.into());
                 self.lanes_granted = (granted as u16).max(1);
                 if let Some(ms) = welcome.options.grace_ms {
@@ -498,6 +509,7 @@ impl ImporterSession {
             grace,
             hold: HoldLimits::default(),
             limits,
+            accepted: Accepted::default(),
             pool: BufferPool::new(limits.unacknowledged_bytes_max / 4),
         })
     }

@@ -5,6 +5,7 @@
 //! | [`importer`] | the importer's end of a session: greetings, and how long it waits for the next link |
 //! | [`exporter`] | the exporter's end: greetings, and the attachments that it serves |
 //! | `absence` | an importer without a link: how long the exporter waits, and what the importer may not know |
+//! | `accepted` | how many unacknowledged bytes the other end accepts |
 //! | [`attachment`] | the contract of the importer's end of an attachment, for all classes |
 //! | [`served`] | the contract of the exporter's end, for all classes |
 //! | [`served_block`], [`served_usb`] | a local device that a session serves; `served_device` has what both do |
@@ -37,6 +38,7 @@
 //! the latest. They are lost if the exporter forgets the session.
 
 mod absence;
+mod accepted;
 pub mod attachment;
 pub mod exporter;
 pub mod hold;

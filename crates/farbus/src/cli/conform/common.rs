@@ -75,10 +75,11 @@ impl Common {
             false => show_table(report),
         }
         let failed = report.count(Severity::Must, Verdict::Fail);
+        let of = if role == "session" { "session's exporter" } else { role };
         if failed == 0 {
             return Ok(());
         }
-        let failure = Failure::local(format!("{failed} of the claims that bind are false for this {role}"));
+        let failure = Failure::local(format!("{failed} of the claims that bind are false for this {of}"));
         Err(if self.json { failure.told() } else { failure })
     }
 }

@@ -35,7 +35,7 @@ const SERIAL: &str = "C0F0C0F0C0F0";
 #[command(
     after_help = "Without --with the kit shows the bus ids and waits until the importer was attached to each, or for Ctrl-C. 'skipped': it was not attached to that one. 'not applicable': it sent nothing of this kind.\n\n\
     Examples:\n  \
-    farbus conform importer                            attach it to 1-1 to 1-9\n  \
+    farbus conform importer                            attach it to 1-1 to 1-10\n  \
     farbus conform importer --device keyboard --json > result.json\n  \
     farbus conform importer --with 'usbip attach -r {host} -b {busid}; sleep 9'\n  \
     farbus conform importer --with 'farbus attach {address}/{busid} --via fuse'\n  \

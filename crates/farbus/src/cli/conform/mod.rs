@@ -1,16 +1,18 @@
-//! `farbus conform`: holds any USB/IP exporter or importer against what both owe each other.
+//! `farbus conform`: holds any USB/IP exporter or importer against what both owe each other, and any exporter of
+//! sessions against farbus's own protocol.
 
 mod common;
 mod exporter;
 mod importer;
 mod network;
 mod server;
+mod session;
 
 use clap::Subcommand;
 
 use super::Failure;
 
-/// Hold any USB/IP exporter or importer against the protocol.
+/// Hold any exporter or importer against its protocol.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -21,6 +23,7 @@ pub struct Args {
 enum Of {
     Exporter(exporter::Args),
     Importer(importer::Args),
+    Session(session::Args),
 }
 
 impl Args {
@@ -29,6 +32,7 @@ impl Args {
         match &self.of {
             Of::Exporter(args) => args.common.json,
             Of::Importer(args) => args.common.json,
+            Of::Session(args) => args.common.json,
         }
     }
 }
@@ -37,5 +41,6 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     match &args.of {
         Of::Exporter(args) => exporter::run(args),
         Of::Importer(args) => importer::run(args),
+        Of::Session(args) => session::run(args),
     }
 }

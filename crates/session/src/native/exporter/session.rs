@@ -22,6 +22,7 @@ use super::handovers::Handovers;
 use super::identities::Identities;
 use crate::Reject;
 use crate::native::absence::Absence;
+use crate::native::accepted::Accepted;
 use crate::native::hold::HoldLimits;
 use crate::native::pipe::{Saved, place_of};
 use crate::native::piped_served::PipedServed;
@@ -46,6 +47,8 @@ pub struct ExporterSession {
     /// How many lanes there may be.
     pub(super) lanes_granted: u16,
     pub(super) limits: LaneLimits,
+    /// How many unacknowledged bytes the importer accepts on a lane.
+    pub(super) accepted: Accepted,
     pub(super) session: SessionId,
     /// The importer's incarnation.
     pub(super) their_incarnation: u64,
@@ -122,6 +125,7 @@ impl ExporterSession {
             lanes: Lanes::new(limits),
             lanes_granted: hello.options.lanes.unwrap_or(1).clamp(1, LANES_MAX.into()) as u16,
             limits,
+            accepted: Accepted::default(),
             session,
             their_incarnation: hello.position.incarnation,
             incarnation,
@@ -139,6 +143,7 @@ impl ExporterSession {
             cut_off: None,
         };
         begun.hold.hear(hello.options.hold_ms);
+        begun.accepted.hear(&hello.options);
         let first = begun.lanes.known_first_mut();
         first.link = hello.position.link;
         first.lane.handle_linked(0, &mut begun.pool).expect("a new lane has sent nothing, and nothing arrived");
@@ -185,6 +190,9 @@ impl ExporterSession {
         (known.link, known.has_begun) = (theirs.link, true);
         match known.lane.handle_linked(theirs.received, &mut self.pool) {
             Ok(()) => {
+                if theirs.lane == 0 {
+                    self.accepted.hear(&hello.options);
+                }
                 self.note_credit();
                 if theirs.lane == 0 {
                     self.absence.end();
@@ -660,6 +668,7 @@ impl ExporterSession {
             lanes,
             lanes_granted,
             limits,
+            accepted: Accepted::default(),
             session,
             their_incarnation,
             incarnation,

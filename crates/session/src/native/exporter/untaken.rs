@@ -71,7 +71,7 @@ impl ExporterSession {
         let of_each = || self.all_served().map(<dyn Served>::answers_bytes_max);
         let (answers, lone) = (of_each().sum(), of_each().map(|bytes| bytes.max(LONE_BYTES_MAX)).sum());
         (self.backlog.answers_bytes_max, self.backlog.lone_bytes_max) = (answers, lone);
-        let most = self.limits.unacknowledged_bytes_max;
+        let most = self.accepted.of(self.limits).unacknowledged_bytes_max;
         let each = answers.min(most) / usize::from(self.lanes_granted);
         self.lanes.set_unacknowledged_bytes_max(each.max(UNACKNOWLEDGED_BYTES_MIN).min(most));
         let held = self.held_bytes();

@@ -5,7 +5,7 @@ use std::time::Duration;
 /// What a run is told.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The device to use; without, the first of the exporter's list.
+    /// The device to use, by its bus id (or by its name, in a session); without, the first of the exporter's list.
     pub bus_id: Option<String>,
     /// How long an answer may take.
     pub patience: Duration,

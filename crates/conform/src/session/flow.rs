@@ -1,0 +1,196 @@
+//! Credit, grants, unacknowledged bytes.
+
+use std::time::Duration;
+
+use farbus_model::{Direction, Setup, TransferType};
+use farbus_wire::native::control::{Mode, Open};
+use farbus_wire::native::frame::FRAME_BYTES_MAX;
+use farbus_wire::native::{Kind, Options};
+
+use super::asking::{Ask, OK, answer, reply};
+use super::entry::{Entry, must, not_applicable};
+use super::requests::{once_each, pend, source_sink};
+use super::subject::{Device, FIRST, Subject, shown};
+use super::talk::{Talk, usb};
+use crate::check::{Seen, Stop};
+
+const CREDITS: &str = "protocol.md, Credits";
+const BEGINS: &str = "protocol.md, A link begins: option 2";
+const USB: &str = "protocol.md, USB: observed";
+
+/// Bytes that the kit lets an exporter have unacknowledged.
+const UNACKNOWLEDGED: u32 = 1 << 20;
+/// Transfers that bring far more, and bytes of each.
+const READS: u16 = 48;
+const READ_BYTES: u32 = 64 << 10;
+/// The largest transfer (protocol.md, *USB*).
+const TRANSFER_BYTES_MAX: u32 = 16 << 20;
+/// Transfers that an observer is shown, and how many it grants first.
+const SHOWN: u16 = 6;
+const GRANTED: u32 = 2;
+
+pub(super) const CHECKS: &[Entry] = &[
+    must("credit-requests", "A request beyond the credit of requests ends its attachment.", CREDITS, requests),
+    must("credit-bytes", "A request beyond the credit of bytes ends its attachment.", CREDITS, bytes),
+    must(
+        "credit-back",
+        "A reply gives its share of the credit back: twice the credit can be asked in turn.",
+        CREDITS,
+        back,
+    ),
+    must(
+        "unacknowledged",
+        "No more is sent unacknowledged than the importer accepts, but for one frame; the rest follows.",
+        BEGINS,
+        unacknowledged,
+    ),
+    must("grant", "No more events come than were granted.", USB, grant),
+];
+
+/// A request that stays under way, and the credit.
+fn pending(subject: &mut Subject<'_>) -> Result<(Talk, Device, Ask), Stop> {
+    let (mut talk, device) = subject.device()?;
+    let (_, ask) = pend(subject, &mut talk, &device.facts)?;
+    if device.facts.is_source_sink() {
+        // Its isochronous requests end, one each few milliseconds.
+        return Err(not_applicable("the device answers every request in a while"));
+    }
+    Ok((talk, device, ask))
+}
+
+/// These requests go beyond the credit: the attachment, or the session, has to end.
+fn beyond(subject: &mut Subject<'_>, talk: Talk, frames: &[Vec<u8>], said: &str) -> Seen {
+    let seen = subject.breaks(talk, &frames.concat(), said)?;
+    subject.serves_device()?;
+    Ok(seen)
+}
+
+fn requests(subject: &mut Subject<'_>) -> Seen {
+    let (talk, device, ask) = pending(subject)?;
+    let most = device.opened.credit.requests;
+    if most >= 0x1000 + 0x0fff {
+        return Err(not_applicable(format!("a credit of {most} requests is more than there are tags")));
+    }
+    // The one that waits took a share.
+    let frames: Vec<Vec<u8>> = (0x1000..0x1000 + most).flat_map(|tag| ask.frames(FIRST, tag)).collect();
+    beyond(subject, talk, &frames, &format!("{} requests of a credit of {most}", u32::from(most) + 1))
+}
+
+fn bytes(subject: &mut Subject<'_>) -> Seen {
+    let (talk, device, _) = pending(subject)?;
+    let of = |kind| device.facts.endpoint(kind, Direction::In);
+    let kinds = match device.facts.disk() {
+        Some(_) => [TransferType::Bulk, TransferType::Interrupt],
+        None => [TransferType::Interrupt, TransferType::Bulk],
+    };
+    let endpoint = kinds.into_iter().find_map(of).ok_or_else(|| not_applicable("the device has no IN endpoint"))?;
+    let credit = device.opened.credit.bytes;
+    let each = credit.clamp(1, TRANSFER_BYTES_MAX);
+    let count = credit.div_ceil(each) + 1;
+    if count > u32::from(device.opened.credit.requests) / 2 {
+        return Err(not_applicable(format!("a credit of {credit} bytes is more than all transfers have")));
+    }
+    let ask = Ask::data_in(endpoint, each);
+    let frames: Vec<Vec<u8>> = (0..count as u16).flat_map(|tag| ask.frames(FIRST, tag)).collect();
+    beyond(subject, talk, &frames, &format!("{count} requests of {each} bytes, of a credit of {credit}"))
+}
+
+fn back(subject: &mut Subject<'_>) -> Seen {
+    let (mut talk, device) = subject.device()?;
+    let most = u32::from(device.opened.credit.requests).min(4096);
+    let ask = Ask::descriptor();
+    let mut asked = 0;
+    while asked < 2 * most {
+        let turn = (most / 2).clamp(1, 512);
+        talk.send_all(&(0..turn as u16).flat_map(|tag| ask.frames(FIRST, tag)).collect::<Vec<_>>())?;
+        for tag in 0..turn as u16 {
+            let came = reply(&mut talk, FIRST, tag, &ask)?;
+            if came.status != OK {
+                return Err(Stop::Fail(format!("request {asked} ends with status {}", came.status)));
+            }
+        }
+        asked += turn;
+        talk.inbox.clear();
+    }
+    talk.leave();
+    Ok(format!("{asked} requests, of a credit of {most}"))
+}
+
+fn unacknowledged(subject: &mut Subject<'_>) -> Seen {
+    let options = Options { unacknowledged_bytes_max: Some(UNACKNOWLEDGED), ..Subject::options() };
+    let (mut talk, device) = subject.device_with(options)?;
+    let endpoint = source_sink(&device.facts, Direction::In)?;
+    let credit = device.opened.credit;
+    let reads = READS.min(credit.requests).min(u16::try_from(credit.bytes / READ_BYTES).unwrap_or(READS));
+    if u32::from(reads) * READ_BYTES <= UNACKNOWLEDGED {
+        return Err(not_applicable(format!("a credit of {} bytes is less than the kit accepts", credit.bytes)));
+    }
+    let ask = Ask::data_in(&endpoint, READ_BYTES);
+    talk.acknowledge(talk.received())?;
+    talk.is_acknowledging = false;
+    talk.send_all(&(0..reads).flat_map(|tag| ask.frames(FIRST, tag)).collect::<Vec<_>>())?;
+    talk.settle(subject.quiet)?;
+    let had = talk.unacknowledged_bytes();
+    let most = UNACKNOWLEDGED as usize + FRAME_BYTES_MAX;
+    if had > most {
+        return Err(Stop::Fail(format!("{had} bytes came without an acknowledgement, {UNACKNOWLEDGED} are accepted")));
+    }
+    talk.is_acknowledging = true;
+    talk.acknowledge(talk.received())?;
+    let tags: Vec<u16> = (0..reads).collect();
+    for &tag in &tags {
+        reply(&mut talk, FIRST, tag, &ask)?;
+        // What came is acknowledged at once, so that little is enough for the rest.
+        talk.acknowledge(talk.received())?;
+    }
+    once_each(subject, &mut talk, &tags, 0)?;
+    talk.leave();
+    Ok(format!("{had} bytes, then the rest of {}", u32::from(reads) * READ_BYTES))
+}
+
+/// How many events have come.
+fn events(talk: &Talk) -> u32 {
+    talk.inbox.iter().filter(|message| message.kind == Kind::Event).count() as u32
+}
+
+fn grant(subject: &mut Subject<'_>) -> Seen {
+    let name = subject.name()?;
+    let (mut user, device) = subject.device()?;
+    let found = device.facts.endpoint_anywhere(TransferType::Isochronous, Direction::In);
+    let (setting, endpoint) = found.ok_or_else(|| not_applicable("the device has no isochronous IN endpoint"))?;
+    let set = Setup::set_interface(setting.interface, setting.alternate);
+    let of_set = answer(&mut user, FIRST, 1, &Ask::control(set, &[]))?;
+    if of_set.status != OK {
+        return Err(Stop::Skip(format!("SET_INTERFACE ended with status {}", of_set.status)));
+    }
+    let mut observer = subject.begin()?;
+    if let Err(end) = observer.open(FIRST, &Open { mode: Mode::Observe, ..usb(&name) })? {
+        return Err(not_applicable(format!("the device may not be observed: {}", shown(&end))));
+    }
+    let allow = |observer: &mut Talk, count: u32| observer.send(Kind::Grant.code(), FIRST, 0, &count.to_le_bytes());
+    allow(&mut observer, GRANTED)?;
+    observer.ping(1)?;
+    let ask = Ask::isochronous(endpoint, 8);
+    for tag in 10..10 + SHOWN {
+        answer(&mut user, FIRST, tag, &ask)?;
+    }
+    let quiet = subject.quiet.max(Duration::from_millis(100));
+    observer.ping(2)?;
+    observer.settle(quiet)?;
+    let first = events(&observer);
+    allow(&mut observer, GRANTED)?;
+    observer.ping(3)?;
+    for tag in 30..30 + SHOWN {
+        answer(&mut user, FIRST, tag, &ask)?;
+    }
+    observer.ping(4)?;
+    observer.settle(quiet)?;
+    let all = events(&observer);
+    observer.leave();
+    user.leave();
+    if (first, all) != (GRANTED, 2 * GRANTED) {
+        let more = 2 * GRANTED;
+        return Err(Stop::Fail(format!("{GRANTED} were granted, {first} came; then {more} in all, {all} came")));
+    }
+    Ok(format!("{GRANTED} of {SHOWN}, then {GRANTED} more"))
+}

@@ -1,0 +1,285 @@
+//! The exporter that is tested, and the device that the kit uses.
+
+use std::time::Duration;
+
+use farbus_model::descriptor::{Configuration, DeviceDescriptor};
+use farbus_model::{Instant, Setup};
+use farbus_wire::native::control::{Cause, End, Opened};
+use farbus_wire::native::usb::Description;
+use farbus_wire::native::{Hello, LanePosition, Options, Outcome, SessionId, Welcome};
+
+use super::asking::{Ask, answer};
+use super::talk::{Talk, usb};
+use super::wire::Wire;
+use crate::check::Stop;
+use crate::conversation::{Conversation, Trouble};
+use crate::facts::Facts;
+use crate::settings::Settings;
+use crate::transport::Network;
+
+/// Between two tries of a device that is still in use.
+const RETRY: Duration = Duration::from_millis(20);
+/// How long an exporter keeps the device of an importer that closed its link (protocol.md, *Closed and lost links*).
+pub(super) const KEPT: Duration = Duration::from_secs(4);
+/// The grace period that the kit asks for, in ms.
+const GRACE_MS: u32 = 20_000;
+/// What comes before a link's end at most, bytes.
+const LAST_BYTES_MAX: usize = 64 << 20;
+/// The attachment that checks with one device use.
+pub(super) const FIRST: u16 = 1;
+
+/// An open device.
+pub(super) struct Device {
+    pub opened: Opened,
+    pub facts: Facts,
+}
+
+/// The exporter, and how to reach it.
+pub(super) struct Subject<'a> {
+    network: &'a mut dyn Network,
+    pub patience: Duration,
+    pub quiet: Duration,
+    asked: Option<String>,
+    /// Devices of the list.
+    listed: Option<Vec<String>>,
+    incarnation: u64,
+}
+
+impl<'a> Subject<'a> {
+    pub fn new(network: &'a mut dyn Network, settings: &Settings) -> Self {
+        let Settings { bus_id, patience, quiet, .. } = settings.clone();
+        let incarnation = 0x636f_6e66_6f72_6d00;
+        Self { network, patience, quiet, asked: bus_id, listed: None, incarnation }
+    }
+
+    /// A link on which nothing was said.
+    pub fn dial(&mut self) -> Result<Wire, Stop> {
+        let link = self.network.dial().map_err(|lost| Stop::Fail(format!("no new connection: {lost}")))?;
+        Ok(Wire::new(link, self.patience))
+    }
+
+    pub fn now(&self) -> Instant {
+        self.network.now()
+    }
+
+    pub fn pause(&mut self, span: Duration) {
+        self.network.pause(span);
+    }
+
+    /// The hello of a new session.
+    pub fn hello(&mut self, options: Options) -> Hello {
+        self.incarnation += 1;
+        let position = LanePosition { link: 1, incarnation: self.incarnation, ..LanePosition::default() };
+        Hello::new(position, options)
+    }
+
+    /// What the kit asks for in a hello unless a check wants something else.
+    pub fn options() -> Options {
+        Options { grace_ms: Some(GRACE_MS), ..Options::default() }
+    }
+
+    /// Sends a hello's bytes on a new link and reads the welcome.
+    pub fn greet(&mut self, hello: &[u8]) -> Result<(Wire, Welcome), Stop> {
+        let mut wire = self.dial()?;
+        wire.send(hello)?;
+        let welcome = wire.welcome()?;
+        Ok((wire, welcome))
+    }
+
+    /// A new session.
+    pub fn begin(&mut self) -> Result<Talk, Stop> {
+        let options = Self::options();
+        self.begin_with(options)
+    }
+
+    /// A new session with these options.
+    pub fn begin_with(&mut self, options: Options) -> Result<Talk, Stop> {
+        let hello = self.hello(options);
+        let (wire, welcome) = self.greet(&hello.encode())?;
+        self.begun(&hello, wire, &welcome)
+    }
+
+    /// The session that a welcome begins.
+    pub fn begun(&mut self, hello: &Hello, wire: Wire, welcome: &Welcome) -> Result<Talk, Stop> {
+        if welcome.outcome != Outcome::Begun {
+            return Err(Stop::Fail(format!("no session begins: the outcome is {}", outcome(welcome.outcome))));
+        }
+        if welcome.position.session == SessionId::NONE {
+            return Err(Stop::fail("the new session's name is zeros"));
+        }
+        let mut talk = Talk::new(self.patience);
+        talk.position = LanePosition { session: welcome.position.session, link: 0, received: 0, ..hello.position };
+        talk.granted = welcome.options;
+        talk.use_link(wire, welcome.position.received)?;
+        Ok(talk)
+    }
+
+    /// Makes the next link of a session; returns the outcome.
+    pub fn resume(&mut self, talk: &mut Talk) -> Result<Outcome, Stop> {
+        let hello = talk.hello(Self::options());
+        let (wire, welcome) = self.greet(&hello.encode())?;
+        if welcome.outcome == Outcome::Resumed {
+            talk.use_link(wire, welcome.position.received)?;
+        }
+        Ok(welcome.outcome)
+    }
+
+    /// Makes the next link of a session, which has to go on.
+    pub fn go_on(&mut self, talk: &mut Talk) -> Result<(), Stop> {
+        match self.resume(talk)? {
+            Outcome::Resumed => Ok(()),
+            other => Err(Stop::Fail(format!("the session does not continue: the outcome is {}", outcome(other)))),
+        }
+    }
+
+    /// Sends a hello that has to fail: the exporter refuses it, or ends the link.
+    pub fn refuses_hello(&mut self, hello: &[u8], said: &str) -> Result<String, Stop> {
+        let mut wire = self.dial()?;
+        // It may end the link before it has all.
+        let welcome = wire.send(hello).and_then(|()| wire.welcome());
+        drop(wire);
+        let seen = match welcome {
+            Ok(welcome) if matches!(welcome.outcome, Outcome::Begun | Outcome::Resumed) => {
+                return Err(Stop::Fail(format!("{said}: the outcome is {}", outcome(welcome.outcome))));
+            }
+            Ok(welcome) => format!("the outcome is {}", outcome(welcome.outcome)),
+            Err(Trouble::Closed) => "it closed the link".to_owned(),
+            Err(other) => return Err(Stop::Fail(format!("{said}: {other}"))),
+        };
+        self.serves_others()?;
+        Ok(seen)
+    }
+
+    /// Sends bytes that break the protocol: the link has to end, another session has to go on, and the device of the
+    /// session has to be free for others.
+    pub fn breaks(&mut self, mut talk: Talk, bytes: &[u8], said: &str) -> Result<String, Stop> {
+        let mut beside = self.begin()?;
+        beside.ping(1)?;
+        let _ = talk.send_uncounted(bytes);
+        let is_closed = talk.cut().is_none_or(|mut wire| wire.is_closed_within(self.patience, LAST_BYTES_MAX));
+        beside.ping(2).map_err(|trouble| Stop::Fail(format!("another session of this importer: {trouble}")))?;
+        beside.leave();
+        if !is_closed {
+            return Err(Stop::Fail(format!("{said}: the link did not end")));
+        }
+        Ok(format!("{said}: the link ended"))
+    }
+
+    /// The device to use.
+    pub fn name(&mut self) -> Result<String, Stop> {
+        match &self.asked {
+            Some(asked) => Ok(asked.clone()),
+            None => self
+                .names()?
+                .into_iter()
+                .next()
+                .ok_or_else(|| Stop::not_applicable("the exporter lists no device: name one with --device")),
+        }
+    }
+
+    /// The devices of the list, which a plain USB/IP client is shown on the same port.
+    fn names(&mut self) -> Result<Vec<String>, Stop> {
+        if let Some(listed) = &self.listed {
+            return Ok(listed.clone());
+        }
+        let link = self.network.dial().map_err(|lost| Stop::Fail(format!("no new connection: {lost}")))?;
+        let records = Conversation::new(link, self.patience).list();
+        let records =
+            records.map_err(|trouble| Stop::Skip(format!("no device is known: the list failed: {trouble}")))?;
+        let names: Vec<String> = records.into_iter().map(|record| record.bus_id).collect();
+        self.listed = Some(names.clone());
+        Ok(names)
+    }
+
+    /// A device beside the one that is used.
+    pub fn other_name(&mut self) -> Result<String, Stop> {
+        let first = self.name()?;
+        let other = self.names()?.into_iter().find(|name| *name != first);
+        other.ok_or_else(|| Stop::not_applicable("the exporter lists no second device"))
+    }
+
+    /// Opens a device. Waits while it is still that of an earlier session.
+    pub fn open(&mut self, talk: &mut Talk, attachment: u16, name: &str) -> Result<Opened, Stop> {
+        let began = self.now();
+        loop {
+            match talk.open(attachment, &usb(name)) {
+                Ok(Ok(opened)) => return Ok(opened),
+                Ok(Err(end)) if end.cause == Cause::Class => {
+                    return Err(Stop::not_applicable(format!("'{name}' is no USB device: {}", end.message)));
+                }
+                Ok(Err(end)) if self.now().since(began) >= self.patience + KEPT => {
+                    return Err(Stop::Skip(format!("'{name}' was not opened: {}", shown(&end))));
+                }
+                Ok(Err(_)) => self.pause(RETRY),
+                Err(trouble) => return Err(trouble.into()),
+            }
+        }
+    }
+
+    /// A new session with the device open, in its first configuration.
+    pub fn device(&mut self) -> Result<(Talk, Device), Stop> {
+        let options = Self::options();
+        self.device_with(options)
+    }
+
+    /// The same with these options.
+    pub fn device_with(&mut self, options: Options) -> Result<(Talk, Device), Stop> {
+        let name = self.name()?;
+        let mut talk = self.begin_with(options)?;
+        let opened = self.open(&mut talk, FIRST, &name)?;
+        let skip = |what: &str, why: String| Stop::Skip(format!("the {what} cannot be read: {why}"));
+        let info = Description::decode(&opened.info).map_err(|reject| skip("description", reject.to_string()))?;
+        let device =
+            DeviceDescriptor::parse(&info.descriptor).map_err(|error| skip("device descriptor", error.to_string()))?;
+        let first = info.configurations.first().ok_or_else(|| skip("configuration", "there is none".to_owned()))?;
+        let configuration = Configuration::parse(first).map_err(|error| skip("configuration", error.to_string()))?;
+        let facts = Facts { device, configuration };
+        // The exporter may have configured it; hosts do so in any case.
+        let set = Ask::control(Setup::set_configuration(facts.configuration.value), &[]);
+        let done = answer(&mut talk, FIRST, SET_UP, &set)?;
+        if done.status != 0 {
+            return Err(Stop::Skip(format!("SET_CONFIGURATION ended with status {}", done.status)));
+        }
+        talk.inbox.clear();
+        Ok((talk, Device { opened, facts }))
+    }
+
+    /// Fails unless a new session begins.
+    pub fn serves_others(&mut self) -> Result<(), Stop> {
+        let failed = |why: String| Stop::Fail(format!("afterwards no session began: {why}"));
+        let mut talk = self.begin().map_err(|stop| failed(stop_text(stop)))?;
+        talk.ping(3).map_err(|trouble| failed(trouble.to_string()))?;
+        talk.leave();
+        Ok(())
+    }
+
+    /// Fails unless the device can be opened in a new session.
+    pub fn serves_device(&mut self) -> Result<(), Stop> {
+        let (talk, _) = self.device().map_err(|stop| match stop {
+            Stop::NotApplicable(_) => stop,
+            other => Stop::Fail(format!("afterwards the device could not be used: {}", stop_text(other))),
+        })?;
+        talk.leave();
+        Ok(())
+    }
+}
+
+/// The tag of the kit's own requests.
+const SET_UP: u16 = 0x1f00;
+
+/// The sentence of a stop.
+pub(super) fn stop_text(stop: Stop) -> String {
+    match stop {
+        Stop::Fail(why) | Stop::NotApplicable(why) | Stop::Skip(why) => why,
+    }
+}
+
+/// An outcome with its number.
+pub(super) fn outcome(of: Outcome) -> String {
+    format!("{} ({of:?})", of.code())
+}
+
+/// An end as a person reads it.
+pub(super) fn shown(end: &End) -> String {
+    format!("cause {:?}, '{}'", end.cause, end.message)
+}
