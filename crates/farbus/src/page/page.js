@@ -132,7 +132,7 @@ document.addEventListener("click", async (event) => {
   live.textContent = line + " …";
   try {
     const headers = { "Content-Type": "application/json" };
-    const at = "/api/v1/actions/" + button.dataset.action;
+    const at = button.dataset.at ?? "/api/v1/actions/" + button.dataset.action;
     const answer = await fetch(at, { method: "POST", headers, body: button.dataset.given });
     const text = await answer.text();
     const isJson = answer.headers.get("Content-Type") === "application/json";

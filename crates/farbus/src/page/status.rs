@@ -20,6 +20,9 @@ pub struct Processes {
     pub silent: usize,
     /// Why the processes cannot be found, if they cannot.
     pub failure: Option<String>,
+    /// What is drawn of operations of this page, the latest first.
+    #[serde(default)]
+    pub operations: Vec<Value>,
 }
 
 /// What was answered.
@@ -34,6 +37,8 @@ pub struct Status {
     pub silent: usize,
     /// Why the processes cannot be found, if they cannot.
     pub failure: Option<String>,
+    /// What is drawn of operations of this page, the latest first.
+    pub operations: Vec<Value>,
     /// How fast data pass.
     rates: Rates,
 }
@@ -41,13 +46,13 @@ pub struct Status {
 impl Status {
     /// What they said; `before` is what is known of an earlier moment.
     pub fn after(before: &Self, said: Processes) -> Self {
-        let Processes { version, asked_us, processes, silent, failure } = said;
+        let Processes { version, asked_us, processes, silent, failure, operations } = said;
         let elapsed = match before.version {
             0 => Duration::ZERO,
             _ => Duration::from_micros(asked_us.saturating_sub(before.asked_us)),
         };
         let rates = Rates::since(&before.rates, &processes, elapsed);
-        Self { version, asked_us, processes, silent, failure, rates }
+        Self { version, asked_us, processes, silent, failure, operations, rates }
     }
 
     /// Bytes a second from a device and to it at present, if that is known.

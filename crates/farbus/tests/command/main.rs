@@ -65,6 +65,7 @@ mod page_browser;
 mod page_confined;
 mod page_daemon;
 mod page_observe;
+mod page_recording;
 mod page_schema;
 mod page_tokens;
 mod pipe;

@@ -15,7 +15,7 @@ const SEEN_WITHIN_MS: f64 = 1000.0;
 const ROUNDS: usize = 3;
 
 /// A page, and where it is.
-fn open_page(harness: &Harness) -> (Running, String) {
+pub fn open_page(harness: &Harness) -> (Running, String) {
     let process = Running::start(harness.command(&["page", "--listen", "127.0.0.1:0"]));
     let line = process.wait_for_line("page at http://");
     let address = line.split_whitespace().nth(2).unwrap().trim_end_matches('/').to_owned();
@@ -27,7 +27,7 @@ fn now_ms() -> f64 {
 }
 
 /// Nothing violated a policy, failed to load or threw.
-fn assert_no_complaint(browser: &Browser) {
+pub fn assert_no_complaint(browser: &Browser) {
     let complaints = browser.complaints();
     assert!(complaints.is_empty(), "{complaints:?}");
 }

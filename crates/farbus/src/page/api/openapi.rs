@@ -293,6 +293,7 @@ fn schemas() -> Value {
             &[
                 ("id", number()),
                 ("action", text()),
+                ("subject", text()),
                 ("command", text()),
                 ("by", text()),
                 ("state", json!({ "enum": ["running", "done", "failed"] })),

@@ -16,7 +16,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use super::actions::{CommandLine, Runs};
+use super::actions::{CommandLine, Runs, action};
 use super::journal::{Journal, Kind};
 use crate::common::control::{Answer, Question, ask_in_turn};
 use crate::common::failure::{Attribute, FailureReport};
@@ -63,6 +63,8 @@ pub struct Operation {
     pub id: u64,
     /// The name of the action.
     pub action: &'static str,
+    /// What it is about, as its command line names it: a device, or what is shared.
+    pub subject: String,
     /// The command line that does the same.
     pub command: String,
     /// Who asked for it.
@@ -158,6 +160,25 @@ impl Operations {
         self.has().all.iter().rev().map(|remembered| remembered.operation.clone()).collect()
     }
 
+    /// What a device's page draws of them, the latest first: those that tell how far they are, and how they ended.
+    pub fn drawn(&self) -> Vec<Value> {
+        let has = self.has();
+        let is_drawn = |remembered: &&Remembered| {
+            let runs = action(remembered.operation.action).map(|action| action.runs);
+            matches!(runs, Some(Runs::Swap | Runs::Long | Runs::Recording))
+        };
+        let drawn = |remembered: &Remembered| {
+            let Operation { id, action, subject, command, by, state, begun, pid, progress, failure, .. } =
+                &remembered.operation;
+            json!({
+                "id": id, "action": action, "subject": subject, "command": command, "by": by, "state": state,
+                "begun": begun, "pid": pid, "progress": progress, "failure": failure,
+                "is_recorded": remembered.recording.is_some(),
+            })
+        };
+        has.all.iter().rev().filter(is_drawn).map(drawn).collect()
+    }
+
     /// The operation with this number.
     pub fn find(&self, id: u64) -> Option<Operation> {
         let has = self.has();
@@ -247,6 +268,7 @@ impl Operations {
         let operation = Operation {
             id,
             action: line.action.name,
+            subject: line.subject.clone(),
             command: line.line(),
             by: by.to_owned(),
             state: State::Running,

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use super::super::api::journal::{Journal, Kind};
+use super::super::api::operations::Operations;
 use super::super::status::{Processes, devices_of};
 use crate::common::control::{Answer, Question, ask_all};
 use crate::common::happenings::Happenings;
@@ -36,17 +37,17 @@ pub struct Asker {
 }
 
 impl Asker {
-    /// Starts the thread, which publishes changes in the journal while somebody follows that. It ends with the last
-    /// `Asker`.
+    /// Starts the thread, which publishes changes in the journal while somebody follows that, and adds what is drawn of
+    /// the operations. It ends with the last `Asker`.
     ///
     /// # Errors
     /// There can be no further thread.
-    pub fn start(journal: Journal) -> io::Result<Self> {
+    pub fn start(journal: Journal, operations: Operations) -> io::Result<Self> {
         let (asked, _) = watch::channel(Arc::<Asked>::default());
         let (demand, demanded) = sync_channel(1);
         let to = asked.clone();
         let for_thread = journal.clone();
-        let ask = move || keep_asking(&to, &demanded, &for_thread);
+        let ask = move || keep_asking(&to, &demanded, &for_thread, &operations);
         thread::Builder::new().name("page-status".into()).spawn(ask)?;
         Ok(Self { asked, demand, journal })
     }
@@ -71,7 +72,7 @@ impl Asker {
     }
 }
 
-fn keep_asking(asked: &watch::Sender<Arc<Asked>>, demanded: &Receiver<()>, journal: &Journal) {
+fn keep_asking(asked: &watch::Sender<Arc<Asked>>, demanded: &Receiver<()>, journal: &Journal, operations: &Operations) {
     let began = Instant::now();
     let (mut happenings, mut mark) = (Happenings::default(), None);
     for version in 1.. {
@@ -84,7 +85,7 @@ fn keep_asking(asked: &watch::Sender<Arc<Asked>>, demanded: &Receiver<()>, journ
         }
         let at = Instant::now();
         let asked_us = u64::try_from(at.duration_since(began).as_micros()).unwrap_or(u64::MAX);
-        let said = Processes { version, asked_us, ..ask() };
+        let said = Processes { version, asked_us, operations: operations.drawn(), ..ask() };
         if journal.is_followed() {
             publish(journal, &said, &mut happenings, &mut mark);
         }

@@ -338,7 +338,8 @@ impl Half {
     async fn tell_status(&self, said: &Processes) {
         if let Err(error) = self.tell(&Told::Status(said.clone())).await {
             let failure = Some(format!("what the processes say is too long: {error}"));
-            let short = Processes { failure, processes: Vec::new(), silent: said.silent, ..*said };
+            let short =
+                Processes { failure, processes: Vec::new(), operations: Vec::new(), silent: said.silent, ..*said };
             // This one is not.
             let _ = self.tell(&Told::Status(short)).await;
         }
@@ -420,7 +421,8 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let journal = Journal::default();
-            let (asker, operations) = (Asker::start(journal.clone()).unwrap(), Operations::new(journal.clone()));
+            let operations = Operations::new(journal.clone());
+            let asker = Asker::start(journal.clone(), operations.clone()).unwrap();
             let shared = Shared { asker, journal, operations, port: None, is_sandboxed: true };
             let child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
             let (passage, _theirs) = Passage::pair().unwrap();

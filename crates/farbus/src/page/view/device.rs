@@ -11,6 +11,7 @@ use super::super::status::Status;
 use super::descriptors;
 use super::devices::{icon, notes};
 use super::drawing::{Drawing, List, Part, Piece};
+use super::operations;
 use super::text::{escaped, escaped_whole, span, table, value_in};
 use crate::common::units::format_bytes;
 
@@ -73,6 +74,8 @@ impl Which {
             Some(_) => {
                 part("facts", facts(process, device));
                 part("commands", commands(process, device));
+                let recordings = operations::recordings(status, process, device);
+                part("recordings", section("recordings", "Recordings", &recordings));
                 part("traffic", traffic(status, process, device));
                 part("links", links(device));
                 part("latency", latency(device));

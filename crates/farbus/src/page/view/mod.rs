@@ -7,6 +7,7 @@ mod devices;
 mod drawing;
 mod live;
 mod network;
+mod operations;
 mod text;
 
 pub use self::device::{Details, Which};
