@@ -53,8 +53,14 @@ pub fn of(process: &Value, device: &Value) -> Vec<Offer> {
         if device["is_observable"] == true {
             offer("observe", "record what it sends to its user", json!({ "target": target_of(process, &name) }));
         }
-        if device["medium"].is_object() {
-            offer("swap", "move its data to another medium", json!({ "device": name }));
+        match device["medium"]["is_swapping"].as_bool() {
+            Some(true) => {
+                offer("swap-cancel", "cancel the swap: its data stay where they are", json!({ "device": name }))
+            }
+            _ if device["medium"].is_object() => {
+                offer("swap", "move its data to another medium", json!({ "device": name }));
+            }
+            _ => {}
         }
         return offers;
     }

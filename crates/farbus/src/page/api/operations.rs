@@ -1,6 +1,6 @@
 //! Runs the command lines of actions, and remembers the latest: how far they are, and how they ended.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::io::{BufRead, BufReader, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
@@ -18,6 +18,7 @@ use tokio::sync::watch;
 
 use super::actions::{CommandLine, Runs, action};
 use super::journal::{Journal, Kind};
+use super::transcript::Transcript;
 use crate::common::control::{Answer, Question, ask_in_turn};
 use crate::common::failure::{Attribute, FailureReport};
 
@@ -41,6 +42,8 @@ const RECORDING_READ_BYTES: usize = 16 << 10;
 pub const STACK_BYTES: usize = 128 << 10;
 /// How often the progress of a swap is asked for.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// Readers of a recording's text that are remembered; of a further one each question has a line in the log.
+const READERS_MAX: usize = 256;
 /// Characters of the log's fields.
 const RECORDED_MAX: usize = 256;
 
@@ -125,6 +128,10 @@ struct Remembered {
     process: Option<OwnedFd>,
     /// What it has recorded.
     recording: Option<Vec<u8>>,
+    /// The same as text.
+    transcript: Transcript,
+    /// Who has read the text: the audit log has a line of each.
+    has_read: BTreeSet<String>,
 }
 
 impl Has {
@@ -137,6 +144,7 @@ impl Has {
         match self.all.iter_mut().find(is_over) {
             Some(oldest) => {
                 oldest.recording = None;
+                oldest.transcript = Transcript::default();
                 true
             }
             None => false,
@@ -197,6 +205,25 @@ impl Operations {
         Some(recording)
     }
 
+    /// The latest of what an operation has recorded, as text, for `by`; `None`: nothing, or it is forgotten. The audit
+    /// log gets a line of each who reads it.
+    pub fn text(&self, id: u64, by: &str) -> Option<String> {
+        let (text, is_first) = {
+            let mut has = self.has();
+            let found = has.all.iter_mut().find(|remembered| remembered.operation.id == id)?;
+            found.recording.as_ref()?;
+            let is_first = !found.has_read.contains(by);
+            if is_first && found.has_read.len() < READERS_MAX {
+                found.has_read.insert(by.chars().take(RECORDED_MAX).collect());
+            }
+            (found.transcript.text(), is_first)
+        };
+        if is_first {
+            self.note("page-recording-text", by, "", Some(&format!("operation {id}")), Outcome::Ok);
+        }
+        Some(text)
+    }
+
     /// Adds to what an operation has recorded. Returns whether there was room for all of it.
     fn record_more(&self, id: u64, bytes: &[u8]) -> bool {
         let mut has = self.has();
@@ -205,6 +232,7 @@ impl Operations {
         let has_room = recording.len() + bytes.len() <= RECORDING_BYTES_MAX;
         if has_room {
             recording.extend_from_slice(bytes);
+            found.transcript.add(bytes);
         }
         found.operation.progress = Some(json!({ "bytes": recording.len(), "is_full": !has_room }));
         has_room
@@ -281,7 +309,13 @@ impl Operations {
             is_misused: false,
         };
         let is_recording = line.action.runs == Runs::Recording;
-        self.remember(Remembered { operation, process, recording: is_recording.then(Vec::new) });
+        self.remember(Remembered {
+            operation,
+            process,
+            recording: is_recording.then(Vec::new),
+            transcript: Transcript::default(),
+            has_read: BTreeSet::new(),
+        });
         if is_recording {
             self.note("page-observe", by, &line.subject, None, Outcome::Ok);
         }
