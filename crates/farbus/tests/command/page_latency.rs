@@ -16,6 +16,8 @@ fn latency_of_each_second_is_drawn_and_told_while_a_disk_is_read_and_without_a_r
     }
     let harness = Harness::new();
     let image = harness.image("a.img", 8 << 20);
+    // What is a hole is not read.
+    std::fs::write(&image, vec![0x5a; 8 << 20]).unwrap();
     let (_share, path) = share_at_socket(&harness, &[&format!("disk:{},name=disk", image.display())]);
     let socket = harness.path("nbd");
     let target = format!("unix:{}/disk", path.display());

@@ -73,7 +73,10 @@ pub fn drawn(said: &Value) -> String {
         })
         .collect();
     let table = table("All stages together", &["Second", "Timed", "Median", "99 %", "99.9 %"], &rows);
-    let _ = writeln!(out, "<details><summary>Each of the last seconds</summary>\n{table}</details>");
+    let _ = writeln!(
+        out,
+        "<details aria-label=\"Each of the last seconds\"><summary>Each of the last seconds</summary>\n{table}</details>"
+    );
     out
 }
 
