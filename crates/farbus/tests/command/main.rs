@@ -57,6 +57,7 @@ mod nbd;
 mod nbd_migrate;
 mod network;
 mod observe;
+mod own_files;
 mod own_network;
 mod owner;
 mod page;
