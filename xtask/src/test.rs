@@ -3,6 +3,7 @@
 //! What is slow and rarely changes is left out when nothing that it tests changed (`gate.toml`); what was left out is
 //! listed at the end.
 
+use crate::axe;
 use crate::cargo::{self, cargo};
 use crate::changes;
 use crate::parts::{self, Plan};
@@ -78,6 +79,10 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
     plan.said.iter().for_each(|said| println!("gate: {said}"));
     let running: Vec<&str> = chosen.iter().copied().filter(|step| !plan.steps.contains_key(*step)).collect();
     prerequisites::check(&running, arguments.install)?;
+    if running.contains(&"test") && running.contains(&"machine") {
+        // What cannot be fetched is known before anything else has run.
+        axe::find()?;
+    }
     let not_asked = if arguments.only.is_empty() { STEPS.as_slice() } else { &[] };
     let not_asked = not_asked.iter().filter(|step| !chosen.contains(*step));
     let left_out =
@@ -113,7 +118,12 @@ fn steps_of(chosen: &[&'static str], plan: &Plan) -> Vec<Step> {
         (name, Some(line)) => Step::new(name, "left out", || Ok(Done::LeftOut(line))),
         ("test", _) if with_machine => {
             Step::new("test", "every test of every crate, those of `machine` among them", || {
-                rerun::run(&[(REQUIRE_VARIABLE, "1")], Some(rerun::SKIPPED_MAX))
+                let axe = axe::find()?;
+                let at = axe.as_ref().map(|path| path.display().to_string());
+                let mut variables = vec![(REQUIRE_VARIABLE, "1")];
+                variables.extend(at.as_deref().map(|at| (axe::VARIABLE, at)));
+                rerun::run(&variables, Some(rerun::SKIPPED_MAX))?;
+                Ok(if axe.is_some() { Done::All } else { Done::Without(vec![axe::LEFT_OUT.to_owned()]) })
             })
         }
         ("upgrade", _) if with_machine => Step::new("upgrade", UPGRADE, || upgrade::run(&[(REQUIRE_VARIABLE, "1")])),
