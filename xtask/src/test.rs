@@ -79,10 +79,6 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
     plan.said.iter().for_each(|said| println!("gate: {said}"));
     let running: Vec<&str> = chosen.iter().copied().filter(|step| !plan.steps.contains_key(*step)).collect();
     prerequisites::check(&running, arguments.install)?;
-    if running.contains(&"test") && running.contains(&"machine") {
-        // What cannot be fetched is known before anything else has run.
-        axe::find()?;
-    }
     let not_asked = if arguments.only.is_empty() { STEPS.as_slice() } else { &[] };
     let not_asked = not_asked.iter().filter(|step| !chosen.contains(*step));
     let left_out =
@@ -118,7 +114,7 @@ fn steps_of(chosen: &[&'static str], plan: &Plan) -> Vec<Step> {
         (name, Some(line)) => Step::new(name, "left out", || Ok(Done::LeftOut(line))),
         ("test", _) if with_machine => {
             Step::new("test", "every test of every crate, those of `machine` among them", || {
-                let axe = axe::find()?;
+                let axe = axe::find();
                 let at = axe.as_ref().map(|path| path.display().to_string());
                 let mut variables = vec![(REQUIRE_VARIABLE, "1")];
                 variables.extend(at.as_deref().map(|at| (axe::VARIABLE, at)));
