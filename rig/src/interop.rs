@@ -58,6 +58,7 @@ const OTHERS: &[(&str, Peer, Peer)] = &[
     ("device-raw", FARBUS_KERNEL, SHARE),
     ("storage-far", FARBUS_UAS, SHARE),
     ("nothing-lost-uas", FARBUS_UAS, SHARE),
+    ("durability-uas", FARBUS_UAS, Peer("`farbus daemon`")),
     ("far-attach", FARBUS_KERNEL, SHARE),
     ("far-reports", FARBUS_KERNEL, SHARE_USB),
     ("far-serial", FARBUS_KERNEL, SHARE),
@@ -115,7 +116,7 @@ const OTHERS: &[(&str, Peer, Peer)] = &[
 ];
 
 /// Cases about the rig itself, about the kernel without farbus, or about a single process of farbus.
-const ALONE: &[&str] = &["smoke", "verdicts", "kernel-self", "kernel-testusb", "pipe-partition"];
+const ALONE: &[&str] = &["smoke", "verdicts", "kernel-self", "kernel-testusb", "pipe-partition", "taken-over"];
 
 /// Combinations that ordinary tests cover: client, exporter, what was done, where.
 const TESTS: &[(Peer, Peer, &str, &str)] = &[

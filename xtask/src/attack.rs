@@ -19,7 +19,8 @@ pub struct Arguments {
 }
 
 /// Those that meet no daemon: the package, its test, and which of them.
-const OTHERS: [(&str, &[&str]); 4] = [
+const OTHERS: [(&str, &[&str]); 5] = [
+    ("farbus", &["--test", "command", "taken_over::"]),
     ("farbus-io", &["--test", "confine"]),
     ("farbus-io", &["--lib", "sys::confine::tests"]),
     ("farbus-io", &["--test", "misbehaviour"]),

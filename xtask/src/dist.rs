@@ -8,7 +8,7 @@ use crate::cargo::{self, cargo};
 use crate::{git, workspace};
 use clap::Args;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 /// The product's program.
 const PROGRAM: &str = "farbus";
@@ -50,6 +50,31 @@ pub fn unstripped() -> Result<PathBuf, String> {
     cargo::program(&built, PROGRAM)
 }
 
+/// A build of the release program beside other work: it uses the processors that this leaves idle.
+///
+/// What needs the program builds it as always, and cargo waits there for this build, or says once more why it fails.
+/// Dropped earlier, it ends.
+pub struct Ahead(Child);
+
+impl Ahead {
+    /// # Errors
+    /// cargo cannot be started.
+    pub fn start() -> Result<Ahead, String> {
+        let mut command = cargo(&["build", "--quiet", "--release", "--package", "farbus", "--bin", PROGRAM]);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        println!("beside what follows: {}", cargo::display(&command));
+        command.spawn().map(Ahead).map_err(|error| format!("cannot start cargo: {error}"))
+    }
+}
+
+impl Drop for Ahead {
+    fn drop(&mut self) {
+        // It has ended, unless what needs it did not come to run.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// The program as it is shipped, built if need be.
 pub fn program() -> Result<PathBuf, String> {
     let built = unstripped()?;
@@ -85,10 +110,13 @@ fn build_reproducibly(root: &Path, target: &Path) -> Result<PathBuf, String> {
 /// Builds the commit at HEAD in two folders of different depth, and compares program and debug information.
 pub fn build_twice() -> Result<(), String> {
     let work = workspace::root().join("target/twice");
+    // HEAD may be another commit when the second build begins.
+    let commit = git::commit(&workspace::root(), "HEAD").ok_or("git knows no commit HEAD here")?;
+    println!("building commit {commit} twice");
     let mut made = Vec::new();
     for folder in ["one", "further/down/two"] {
         let root = work.join(folder);
-        git::unpack(&workspace::root(), "HEAD", &root)?;
+        git::unpack(&workspace::root(), &commit, &root)?;
         let program = build_reproducibly(&root, &root.join("target"))?;
         let files = [program.clone(), debug_file(&program)];
         made.push(files.map(|file| std::fs::read(&file).map_err(|error| format!("{}: {error}", file.display()))));

@@ -11,6 +11,7 @@
 
 mod api;
 mod attack;
+mod axe;
 mod bench;
 mod book;
 mod cargo;
@@ -112,6 +113,8 @@ enum Command {
     Package(package::Arguments),
     /// List what the release program consists of, by section and by crate
     Size(size::Arguments),
+    /// Print where axe-core is, for tests of the page (FARBUS_AXE); fetched by npm if it is not there yet
+    Axe,
     /// Generate shell completions and man pages
     Man(man::Arguments),
     /// Run the demo that the README starts with
@@ -126,6 +129,7 @@ fn main() -> ExitCode {
         Command::Tidy => tidy::run(),
         Command::Book(arguments) => book::run(&arguments),
         Command::Api(arguments) => api::run(&arguments),
+        Command::Axe => axe::run(),
         Command::Deny(arguments) => deny::run(&arguments).map(drop),
         Command::Test(arguments) => test::run(&arguments),
         Command::Ci => ci::run(),

@@ -46,8 +46,9 @@ const WORLDS_VARIABLE: &str = "FARBUS_SEEDS";
 const CUTS: (&str, &str) = ("FARBUS_CUTS", "300");
 /// Cuts and kills of disks at several front ends at once, in one round.
 const FAULTS: (&str, &str) = ("FARBUS_FAULTS", "300");
-/// The same of the kernel's own front end in a virtual machine, in passes of three.
-const RIG_FAULTS: (&str, u32) = ("nothing-lost-uas", 100);
+/// The same of the kernel's own front end in a virtual machine, in passes of three; and in passes of eight, under a
+/// medium that fails.
+const RIG_FAULTS: [(&str, u32); 2] = [("nothing-lost-uas", 100), ("durability-uas", 12)];
 /// How long each attacker goes on in one round, in seconds.
 const ATTACKED: u32 = 60;
 /// Faults of all kinds under writers of several disks, in one round. Each round has other ones.
@@ -118,7 +119,7 @@ fn one_round(arguments: &Arguments, round: u32) -> Result<(), String> {
     }
     package::run_all()?;
     rig::run_cases(RIG_TIMES, &[])?;
-    rig::run_case(RIG_FAULTS.0, RIG_FAULTS.1)
+    RIG_FAULTS.iter().try_for_each(|(case, times)| rig::run_case(case, *times))
 }
 
 /// Optimized, with all checks: a hundred worlds a second and more.

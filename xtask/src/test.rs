@@ -3,13 +3,16 @@
 //! What is slow and rarely changes is left out when nothing that it tests changed (`gate.toml`); what was left out is
 //! listed at the end.
 
+use crate::axe;
 use crate::cargo::{self, cargo};
 use crate::changes;
 use crate::parts::{self, Plan};
 use crate::steps::{self, Done, Step};
-use crate::{book, demo, deny, fuzz, library, package, prerequisites, rerun, rig, tidy, upgrade, workspace};
+use crate::{book, demo, deny, dist, fuzz, library, package, prerequisites, rerun, rig, tidy, upgrade, workspace};
 use clap::Args;
+use std::cell::RefCell;
 use std::process::Command;
+use std::rc::Rc;
 
 /// The steps in the order they run, cheapest first.
 pub const STEPS: [&str; 13] = [
@@ -18,7 +21,10 @@ pub const STEPS: [&str; 13] = [
 ];
 
 /// How long each fuzz target runs when it is one step among others.
-const FUZZ_SECONDS: u32 = 5;
+const FUZZ_SECONDS: u32 = 3;
+
+/// The steps that use the release program.
+const RELEASE_STEPS: [&str; 3] = ["rig", "demo", "package"];
 
 #[derive(Args)]
 #[command(after_help = "Steps, in order:
@@ -77,7 +83,26 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
     let not_asked = not_asked.iter().filter(|step| !chosen.contains(*step));
     let left_out =
         not_asked.map(|step| format!("{step}: as asked; to run it: cargo xtask test --only {step}")).collect();
-    steps::run_all(steps_of(&chosen, &plan), steps::Log { bytes_max: gate.log, left_out })
+    let mut steps = steps_of(&chosen, &plan);
+    let ahead = Rc::new(RefCell::new(None));
+    if running.contains(&"test")
+        && running.iter().any(|step| RELEASE_STEPS.contains(step))
+        && let Some(step) = steps.iter_mut().find(|step| step.name == "test")
+    {
+        build_ahead_after(step, Rc::clone(&ahead));
+    }
+    steps::run_all(steps, steps::Log { bytes_max: gate.log, left_out })
+}
+
+/// The steps between `test` and the first that uses the release program leave a processor idle most of the time, and so
+/// does the release build: they run beside each other.
+fn build_ahead_after(step: &mut Step, ahead: Rc<RefCell<Option<dist::Ahead>>>) {
+    let tests = std::mem::replace(&mut step.run, Box::new(|| Ok(Done::All)));
+    step.run = Box::new(move || {
+        let done = tests()?;
+        *ahead.borrow_mut() = Some(dist::Ahead::start()?);
+        Ok(done)
+    });
 }
 
 /// Every test is run once: with `machine`, those that need this machine's abilities may not pass without them in
@@ -89,7 +114,12 @@ fn steps_of(chosen: &[&'static str], plan: &Plan) -> Vec<Step> {
         (name, Some(line)) => Step::new(name, "left out", || Ok(Done::LeftOut(line))),
         ("test", _) if with_machine => {
             Step::new("test", "every test of every crate, those of `machine` among them", || {
-                rerun::run(&[(REQUIRE_VARIABLE, "1")], Some(rerun::SKIPPED_MAX))
+                let axe = axe::find();
+                let at = axe.as_ref().map(|path| path.display().to_string());
+                let mut variables = vec![(REQUIRE_VARIABLE, "1")];
+                variables.extend(at.as_deref().map(|at| (axe::VARIABLE, at)));
+                rerun::run(&variables, Some(rerun::SKIPPED_MAX))?;
+                Ok(if axe.is_some() { Done::All } else { Done::Without(vec![axe::LEFT_OUT.to_owned()]) })
             })
         }
         ("upgrade", _) if with_machine => Step::new("upgrade", UPGRADE, || upgrade::run(&[(REQUIRE_VARIABLE, "1")])),

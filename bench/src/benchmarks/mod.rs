@@ -24,6 +24,7 @@ mod naming;
 mod native;
 mod nbd;
 mod overhead;
+mod page;
 mod pipes;
 mod program;
 mod realtime;
@@ -48,7 +49,7 @@ pub struct Benchmark {
     pub run: fn(&Lab) -> Result<Vec<Finding>>,
 }
 
-pub const ALL: [Benchmark; 33] = [
+pub const ALL: [Benchmark; 34] = [
     Benchmark {
         name: round_trip::NAME,
         target: "one URB at a time, 64 B to 64 KiB: at least 0.90 of a bare blocking request/reply loop",
@@ -246,6 +247,12 @@ pub const ALL: [Benchmark; 33] = [
         target: "1,000 disks of one host attached to another: under 200 KiB and 1 thread each at either end, idle under 1 % of a processor, restarts in 5 s, 200 busy at 80 % of 8",
         by_default: false,
         run: thousand::run,
+    },
+    Benchmark {
+        name: page::NAME,
+        target: "the page of 1,000 devices in Chromium: first paint within 1 s, 50 ms of script for the event of a change",
+        by_default: false,
+        run: page::run,
     },
 ];
 

@@ -1,5 +1,5 @@
-//! A thousand disks of one host, attached to another: what each costs at either end, what both do while nothing
-//! happens, how much faster few busy ones are than many, and how long lists, questions and restarts take.
+//! A thousand disks and gadgets of one host, attached to another: what each costs at either end, what both do while
+//! nothing happens, how much faster few busy ones are than many, and how long lists, questions and restarts take.
 
 use std::fs;
 use std::os::unix::net::UnixStream;
@@ -39,7 +39,7 @@ const READS: usize = 4;
 /// How often few and many are measured in turn, and for how long.
 const ROUNDS: usize = 5;
 const SLICE: Duration = Duration::from_secs(2);
-/// How long all disks may take to be attached.
+/// How long all devices may take to be attached.
 const ATTACH_TIME_MAX: Duration = Duration::from_secs(120);
 
 /// A daemon and its helpers.
@@ -84,20 +84,29 @@ impl Family {
     }
 }
 
-/// The configurations of both hosts, with so many disks.
-fn configure(folder: &Folder, port: u16, disks: usize) -> Result<[std::path::PathBuf; 2]> {
+/// Every fourth device is a keyboard for a virtual machine; the others are disks.
+fn is_gadget(number: usize) -> bool {
+    number % 4 == 3
+}
+
+/// The configurations of both hosts, with so many devices.
+fn configure(folder: &Folder, port: u16, devices: usize) -> Result<[std::path::PathBuf; 2]> {
     let (images, sockets) = (folder.folder("images")?, folder.folder("sockets")?);
     let mut shared = format!("plain.listen = []\nsecure.listen = ['127.0.0.1:{port}']\n");
     let mut attached = "plain.listen = []\n".to_owned();
-    for number in 0..disks {
+    for number in 0..devices {
+        let (socket, via) = (sockets.join(format!("s{number}")), if is_gadget(number) { "redir" } else { "nbd" });
+        attached += &format!(
+            "[[attach]]\ntarget = 'lab3:{port}/d{number}'\nvia = '{via}'\ngrace = 60\nsocket = '{}'\n",
+            socket.display()
+        );
+        if is_gadget(number) {
+            shared += &format!("[[share]]\nwhat = 'keyboard'\nname = 'd{number}'\n");
+            continue;
+        }
         let image = images.join(format!("d{number}"));
         fs::File::create(&image)?.set_len(1 << 20)?;
         shared += &format!("[[share]]\nwhat = 'block:{}'\nname = 'd{number}'\n", image.display());
-        let socket = sockets.join(format!("s{number}"));
-        attached += &format!(
-            "[[attach]]\ntarget = 'lab3:{port}/d{number}'\nvia = 'nbd'\ngrace = 60\nsocket = '{}'\n",
-            socket.display()
-        );
     }
     let [at, of] = ["lab3.toml", "desk.toml"].map(|name| folder.place(name));
     fs::write(&at, shared)?;
@@ -113,11 +122,11 @@ fn count(host: &Host<'_>, state: &str) -> Result<usize> {
     Ok(devices.filter(|device| device["state"] == state).count())
 }
 
-fn wait_for(host: &Host<'_>, state: &str, disks: usize) -> Result<Duration> {
+fn wait_for(host: &Host<'_>, state: &str, devices: usize) -> Result<Duration> {
     let began = Instant::now();
-    while count(host, state)? < disks {
+    while count(host, state)? < devices {
         if began.elapsed() > ATTACH_TIME_MAX {
-            bail!("{} of {disks} disks are {state} after {ATTACH_TIME_MAX:?}", count(host, state)?);
+            bail!("{} of {devices} devices are {state} after {ATTACH_TIME_MAX:?}", count(host, state)?);
         }
         thread::sleep(Duration::from_millis(100));
     }
@@ -126,7 +135,9 @@ fn wait_for(host: &Host<'_>, state: &str, disks: usize) -> Result<Duration> {
 
 /// What programs of the first `disks` disks read together, MB/s.
 fn busy(folder: &Folder, disks: usize) -> Result<f64> {
-    let clients: Vec<Nbd<UnixStream>> = (0..disks)
+    let clients: Vec<Nbd<UnixStream>> = (0..)
+        .filter(|&number| !is_gadget(number))
+        .take(disks)
         .map(|number| Nbd::negotiate(UnixStream::connect(folder.place("sockets").join(format!("s{number}")))?))
         .collect::<Result<_>>()?;
     let all_ready = Barrier::new(disks);
@@ -160,13 +171,13 @@ fn timed(host: &Host<'_>, words: &[&str], rounds: usize) -> Result<Quantity> {
 }
 
 pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
-    let disks = if lab.quick { 300 } else { 1000 };
+    let devices = if lab.quick { 300 } else { 1000 };
     let folder = Folder::new(NAME)?;
     let [lab3, desk] = [Host::new(lab, &folder, "lab3")?, Host::new(lab, &folder, "desk")?];
     lab3.pair(&desk)?;
     lab3.ok(&["allow", "desk", "all"])?;
     let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-    let [shared, attached] = configure(&folder, port, disks)?;
+    let [shared, attached] = configure(&folder, port, devices)?;
     let place = |path: &Path| path.to_str().map(str::to_owned).context("a plain path");
     let began = Instant::now();
     let mut exporter = lab3.start(&["daemon", "--config", &place(&shared)?])?;
@@ -174,21 +185,21 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
     let shared_after = began.elapsed();
     let (exporters, alone) = (Family::of(&shared)?, Family::of(&shared)?.cost());
     let _importer = desk.start(&["daemon", "--config", &place(&attached)?])?;
-    let took = wait_for(&desk, "attached", disks)?;
+    let took = wait_for(&desk, "attached", devices)?;
     let importers = Family::of(&attached)?;
     let mut findings = Vec::new();
     let mut add = |what: String, quantity: Quantity, target: Target, detail: String| {
         findings.push(Finding::absolute(NAME, what, quantity, target).with_detail(detail));
     };
-    let each = |value: f64| value / disks as f64;
+    let each = |value: f64| value / devices as f64;
     for (end, now, before) in [("exporter", exporters.cost(), alone.kib), ("importer", importers.cost(), 0.0)] {
         let kib = Quantity::new(Spread::once(each(now.kib - before)), "KiB");
         let [shared_s, attached_s] = [shared_after, took].map(|span| span.as_secs_f64());
-        let detail = format!("{disks} disks, shared in {shared_s:.1} s, attached in {attached_s:.1} s");
-        add(format!("memory of a disk at its {end}"), kib, Target::AtMost(KIB_MAX), detail);
+        let detail = format!("{devices} devices, shared in {shared_s:.1} s, attached in {attached_s:.1} s");
+        add(format!("memory of a device at its {end}"), kib, Target::AtMost(KIB_MAX), detail);
         // A process has some threads that no device has.
         let threads = Quantity::new(Spread::once((each(now.threads) * 10.0).floor() / 10.0), "");
-        add(format!("threads of a disk at its {end}"), threads, Target::AtMost(THREADS_MAX), String::new());
+        add(format!("threads of a device at its {end}"), threads, Target::AtMost(THREADS_MAX), String::new());
     }
     let (span, before) = (Duration::from_secs(20), [exporters.cpu_seconds(), importers.cpu_seconds()]);
     thread::sleep(span);
@@ -221,9 +232,9 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
         ensure!(outcome.status.success(), "{}", String::from_utf8_lossy(&outcome.stderr));
         let answer: Value = serde_json::from_slice(&outcome.stdout)?;
         let kept = answer["kept"].as_array().map_or(0, Vec::len) as u64 + answer["sessions"].as_u64().unwrap_or(0);
-        ensure!(kept == disks as u64, "{kept} of {disks} go on");
+        ensure!(kept == devices as u64, "{kept} of {devices} go on");
         let took = Quantity::new(Spread::once(began.elapsed().as_secs_f64()), "s");
-        wait_for(host, state, disks)?;
+        wait_for(host, state, devices)?;
         let detail =
             format!("still for {} ms, all {state} after {:.1} s", answer["still_ms"], began.elapsed().as_secs_f64());
         add(format!("daemon restart at the {end}"), took, Target::AtMost(RESTART_S_MAX), detail);

@@ -1,6 +1,7 @@
 //! The `farbus` command.
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Parser;
 use farbus::internals::command::{self, Cli, LogLimit};
@@ -8,6 +9,9 @@ use farbus_io::sys::inherited;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
+
+/// How long the last words of links over QUIC may take at the end. Those of TCP are the kernel's.
+const FAREWELL_TIME_MAX: Duration = Duration::from_millis(500);
 
 fn main() -> ExitCode {
     // Before this process opens anything: descriptors that are open now are inherited.
@@ -32,8 +36,10 @@ fn main() -> ExitCode {
         .with(LogLimit::default())
         .init();
     let as_json = cli.is_for_programs();
-    match command::run(cli) {
+    let code = match command::run(cli) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => command::report(&failure, as_json),
-    }
+    };
+    farbus_io::trust::end_quic(FAREWELL_TIME_MAX);
+    code
 }

@@ -166,6 +166,15 @@ impl Function for Keyboard {
     }
 }
 
+/// The character of a key (usage id, HID Usage Tables, page 7) on a US keyboard, with or without Shift: printable
+/// ASCII, `\n` of Enter, `\t` of Tab. `None`: it has none.
+pub fn character_of(is_shifted: bool, key: u8) -> Option<char> {
+    // Enter, Tab and the space bar are the same with Shift.
+    let is_same = matches!(key, 0x28 | 0x2b | 0x2c);
+    let wanted = Some((if is_shifted && !is_same { SHIFT } else { 0 }, key));
+    (' '..='~').chain(['\n', '\t']).find(|character| key_of(*character) == wanted)
+}
+
 /// Modifiers and usage id (HID Usage Tables, page 7) of a character on a US keyboard.
 fn key_of(character: char) -> Option<(u8, u8)> {
     const PLAIN: &str = "-=[]\\\0;'`,./";
@@ -201,6 +210,12 @@ mod tests {
         keys.sort_unstable();
         keys.dedup();
         assert_eq!(keys.len(), 95);
+        for character in (' '..='~').chain(['\n', '\t']) {
+            let (modifiers, key) = key_of(character).unwrap_or_default();
+            assert_eq!(character_of(modifiers == SHIFT, key), Some(character), "it is that of its key");
+        }
+        assert_eq!(character_of(true, 0x28), Some('\n'));
+        assert_eq!([0, 0x29, 0x3a, 0xff].map(|key| character_of(false, key)), [None; 4]);
         assert_eq!(key_of('?'), Some((SHIFT, 0x38)));
         assert_eq!(key_of('é'), None);
     }

@@ -147,6 +147,8 @@ pub struct Entry<'a> {
     pub identity: Option<Identity>,
     /// Its counters.
     pub tally: Option<&'a Tally>,
+    /// Whether it sends something that observers are shown (requirement N6): [`Registry::observe`] finds it.
+    pub has_observable: bool,
 }
 
 /// What a record's path says about the use of its device.
@@ -284,6 +286,7 @@ impl Registry {
             stream: export.stream.as_ref().map(|StreamClass(stage)| stage),
             identity: export.identity,
             tally: export.tally.as_ref(),
+            has_observable: export.show.is_some(),
         })
     }
 

@@ -11,6 +11,7 @@ mod case;
 mod conform;
 mod daemon;
 mod driverless;
+mod durability;
 mod exporters;
 mod far;
 mod kernel;
@@ -27,6 +28,7 @@ mod redir_hosts;
 mod reset;
 mod storage;
 mod strangers;
+mod taken_over;
 mod testusb;
 mod usbfs;
 
@@ -44,6 +46,7 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
         audio::CASES,
         can::CASES,
         pipe::CASES,
+        taken_over::CASES,
         bridge::CASES,
         testusb::CASES,
         redir::CASES,
@@ -55,6 +58,7 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
         conform::CASES,
         daemon::CASES,
         nothing_lost::CASES,
+        durability::CASES,
         reset::CASES,
         link::CASES,
         capture::CASES,

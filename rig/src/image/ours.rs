@@ -6,13 +6,15 @@ use crate::{Error, Result, tool};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A user of isochronous endpoints, one of a pair of bulk endpoints, one that measures remote devices, and one that
-/// says what usbfs answers.
-const PROGRAMS: [(&str, &str); 4] = [
+/// A user of isochronous endpoints, one of a pair of bulk endpoints, one that measures remote devices, one that says
+/// what usbfs answers, one that knows what was flushed, and one that makes another process do system calls.
+const PROGRAMS: [(&str, &str); 6] = [
     ("isostream", include_str!("../../guest/isostream.c")),
     ("bulkpair", include_str!("../../guest/bulkpair.c")),
     ("measure", include_str!("../../guest/measure.c")),
     ("usbfs", include_str!("../../guest/usbfs.c")),
+    ("flushed", include_str!("../../guest/flushed.c")),
+    ("inject", include_str!("../../../crates/farbus/tests/programs/inject.c")),
 ];
 
 /// Compiles all of them into the folder.

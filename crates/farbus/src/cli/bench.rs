@@ -12,7 +12,7 @@ use super::Failure;
 /// The program's name.
 pub const PROGRAM: &str = "farbus-bench";
 /// The names of its measurements; one of the program's tests compares them with this list.
-pub const NAMES: [&str; 33] = [
+pub const NAMES: [&str; 34] = [
     "round-trip",
     "syscalls",
     "program",
@@ -46,6 +46,7 @@ pub const NAMES: [&str; 33] = [
     "directory",
     "directory-growth",
     "thousand",
+    "page",
 ];
 
 /// The names that stand for several of them.

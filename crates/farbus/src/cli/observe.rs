@@ -22,7 +22,7 @@ use crate::broker::{BrokerPolicy, SystemAccess};
 use crate::common::failure::FailureReport;
 use crate::frontend::over;
 use crate::importer::client::{Client, ClientConfig, Target};
-use crate::importer::discovery::local_shares::resolve;
+use crate::importer::discovery::local_shares::{resolve, target_from};
 
 /// Transfer types as in `bmAttributes` (USB 2.0, table 9-13).
 const ISOCHRONOUS: u8 = 1;
@@ -38,7 +38,8 @@ const INTERRUPT: u8 = 3;
         farbus observe lab3/keyboard --pcapng > keys.pcapng"
 )]
 pub struct Args {
-    /// HOST[:PORT]/DEVICE; HOST may be the name of a paired host.
+    /// [HOST[:PORT]/]DEVICE; HOST may be the name of a paired host.
+    #[arg(value_parser = target_from)]
     target: Target,
     /// End after so many transfers.
     #[arg(long, value_name = "NUMBER")]

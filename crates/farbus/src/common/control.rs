@@ -63,6 +63,11 @@ pub enum Question {
         /// Name or bus id.
         device: String,
     },
+    /// Attach, daemon: how long the requests of an attached device took in each of the last seconds.
+    Latency {
+        /// The device by name or target.
+        device: String,
+    },
     /// Attach: detach the device and end. Daemon: detach the device until the next reload. A share answers `unknown`.
     Detach {
         /// The device by name, bus id or target; `None` means whatever is attached.
@@ -643,6 +648,7 @@ mod tests {
         assert_eq!(text(Question::Status), r#"{"ask":"status"}"#);
         let question = Question::Type { device: "keyboard".into(), text: "hi".into() };
         assert_eq!(text(question), r#"{"ask":"type","device":"keyboard","text":"hi"}"#);
+        assert_eq!(text(Question::Latency { device: "disk".into() }), r#"{"ask":"latency","device":"disk"}"#);
         let question = Question::Topology { act: TopologyAct::Up };
         assert_eq!(text(question), r#"{"ask":"topology","act":"up"}"#);
         let asked = r#"{"ask":"sleep","held":[0,8]}"#;

@@ -153,7 +153,7 @@ impl RuntimeFolder {
     /// A path by which this process reaches a file in the open folder, whatever is at the folder's path by now. It is
     /// also short enough for the path of a socket (107 bytes).
     pub fn at(&self, name: &str) -> PathBuf {
-        format!("/proc/self/fd/{}/{name}", self.fd.as_raw_fd()).into()
+        format!("/proc/thread-self/fd/{}/{name}", self.fd.as_raw_fd()).into()
     }
 
     /// Listens at a socket of this name, for the owner only. An existing file is replaced.

@@ -1,7 +1,11 @@
 //! Where the daemon listens, and what it announces of that to hosts nearby.
 
 use std::collections::BTreeSet;
+use std::io::ErrorKind;
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use farbus_io::discovery::{Announcement, Kind};
 use farbus_io::link::Listener;
@@ -10,11 +14,13 @@ use tracing::warn;
 use super::config::Config;
 use super::handover::Passed;
 use super::supervisor::{Changes, Has, Listens, Supervisor};
+use crate::broker::Broker;
 use crate::common::failure::Failure;
 use crate::common::listen_words::listen_failure;
 use crate::common::socket_place::{Place, SocketListener};
 use crate::exporter::access::local_users::LocalUsers;
 use crate::exporter::access::networks::Network;
+use crate::exporter::share::QuicBeside;
 
 /// This machine's own addresses, which may always connect to a plain listener.
 const OURSELVES: [&str; 2] = ["127.0.0.0/8", "::1"];
@@ -127,10 +133,18 @@ impl Supervisor {
         match (self.trust.as_ref().filter(|_| is_secure), listener) {
             (Some(trust), SocketListener::Tcp(listener)) => {
                 let port = listener.address()?.port();
-                let datagrams = self.broker.listen_for_datagrams(asked, port);
-                let datagrams =
-                    datagrams.inspect_err(|error| warn!(%place, %error, "no QUIC: its port is not to be had"));
-                self.share.listen_secure_on(listener, datagrams.ok(), trust.clone()).map(|()| place)
+                let beside = self.share.listen_secure_on(listener, trust.clone())?;
+                match self.broker.listen_for_datagrams(asked, port) {
+                    Ok(socket) => beside.serve(socket)?,
+                    // The process that this one replaces has it until it ends.
+                    Err(error) if error.kind() == ErrorKind::AddrInUse => {
+                        let (broker, asked) = (Arc::clone(&self.broker), asked.clone());
+                        let wait = move || serve_when_free(&beside, &broker, &asked, port);
+                        thread::Builder::new().name("quic-port".into()).spawn(wait)?;
+                    }
+                    Err(error) => warn_of_port(&place, &error),
+                }
+                Ok(place)
             }
             (_, listener) => {
                 listener.never_wait()?;
@@ -198,6 +212,27 @@ fn announcements(listeners: &[Listens], config: &Config, fingerprint: Option<&st
         }
     }
     wanted
+}
+
+/// How long the port for QUIC may be another process's, and how often it is asked for.
+const PORT_TIME_MAX: Duration = Duration::from_secs(30);
+const PORT_ASKED_EVERY: Duration = Duration::from_millis(50);
+
+/// Serves paired hosts by QUIC once the port is free.
+fn serve_when_free(beside: &QuicBeside, broker: &Broker, asked: &Place, port: u16) {
+    let until = Instant::now() + PORT_TIME_MAX;
+    while !beside.is_closed() {
+        thread::sleep(PORT_ASKED_EVERY);
+        match broker.listen_for_datagrams(asked, port).and_then(|socket| beside.serve(socket)) {
+            Ok(()) => return,
+            Err(error) if error.kind() == ErrorKind::AddrInUse && Instant::now() < until => {}
+            Err(error) => return warn_of_port(asked, &error),
+        }
+    }
+}
+
+fn warn_of_port(place: &Place, error: &std::io::Error) {
+    warn!(%place, %error, "no QUIC: its port is not to be had");
 }
 
 /// The networks that may connect at a place. The loopback is open to all, because only this machine reaches it.

@@ -94,6 +94,10 @@ pub struct DeviceStatus {
     /// Former users, the latest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub history: Vec<PastStatus>,
+    /// Whether hosts that may use it may record what it sends (`farbus observe`): its owner permits that, and it has an
+    /// interrupt or isochronous endpoint that sends.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_observable: bool,
     /// The device's own counters since it was shared, by name: for example the frames that a sound card received.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub counts: BTreeMap<String, u64>,
@@ -223,6 +227,7 @@ impl DeviceStatus {
             booked: entry.claims.bookings().iter().map(BookedStatus::of).collect(),
             waiting: waiting_of(entry.claims, now),
             history: history_of(entry.claims, now),
+            is_observable: false,
             counts: entry.tally.into_iter().flat_map(Tally::read).map(|(name, n)| (name.to_owned(), n)).collect(),
             links,
             reservation: None,

@@ -27,6 +27,7 @@ pub fn answer(share: &Share, address: &str, question: Question) -> Answer {
         | Question::Resume { .. }
         | Question::Migrate { .. }
         | Question::MayMigrate { .. }
+        | Question::Latency { .. }
         | Question::Follow { .. }
         | Question::Depart { .. }
         | Question::Reload

@@ -253,20 +253,15 @@ impl Share {
     pub fn listen_secure(&self, address: SocketAddr, trust: Trust) -> io::Result<SocketAddr> {
         let listener = Listener::bind(address)?;
         let address = listener.address()?;
-        self.listen_secure_on(listener, None, trust)?;
+        self.listen_secure_on(listener, trust)?;
         Ok(address)
     }
 
-    /// Serves paired hosts on an existing listening socket, and by QUIC on `datagrams` if there is one.
+    /// Serves paired hosts on an existing listening socket. Returns what serves them by QUIC as well.
     ///
     /// # Errors
     /// The system has no more threads or descriptors.
-    pub(crate) fn listen_secure_on(
-        &self,
-        listener: Listener,
-        datagrams: Option<UdpSocket>,
-        trust: Trust,
-    ) -> io::Result<()> {
+    pub(crate) fn listen_secure_on(&self, listener: Listener, trust: Trust) -> io::Result<QuicBeside> {
         listener.never_wait()?;
         self.record_by(Recorder::Own(trust.audit()));
         leasing::keep_in(&self.shared, trust.folder().clone());
@@ -277,12 +272,10 @@ impl Share {
         let (for_recheck, shared) = (trust.clone(), Arc::clone(&self.shared));
         spawn("recheck").spawn(move || connections::recheck(&shared, &for_recheck))?;
         let listener = Arc::new(SecureListener::new(trust, Arc::clone(&self.shared)));
-        if let Some(socket) = datagrams {
-            listening.accompany(listener.serve_datagrams(socket)?);
-        }
+        let beside = QuicBeside { listening: Arc::clone(&listening), listener: Arc::clone(&listener) };
         spawn("listen-secure").spawn(move || listener.accept_all(&listening))?;
         self.shared.listeners.add(for_shutdown);
-        Ok(())
+        Ok(beside)
     }
 
     /// Sets the audit recorder for users that prove no key. Only the first call has an effect.
@@ -432,5 +425,27 @@ impl Share {
 impl Drop for Share {
     fn drop(&mut self) {
         owner::stop(&self.shared, false);
+    }
+}
+
+/// Serves the paired hosts of a listening socket by QUIC, at the UDP port of the same number.
+pub(crate) struct QuicBeside {
+    listening: Arc<Listening>,
+    listener: Arc<SecureListener<Shared>>,
+}
+
+impl QuicBeside {
+    /// Serves them on this socket.
+    ///
+    /// # Errors
+    /// The system has no more threads or descriptors.
+    pub fn serve(&self, socket: UdpSocket) -> io::Result<()> {
+        self.listening.accompany(self.listener.serve_datagrams(socket)?);
+        Ok(())
+    }
+
+    /// Whether the listening socket is served no more.
+    pub fn is_closed(&self) -> bool {
+        self.listening.is_closed()
     }
 }

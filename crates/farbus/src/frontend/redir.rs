@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use farbus_io::link::{Clock, Interest, Link, Lockstep, Watched, wait};
 use farbus_io::sys::unread::is_all_read;
+use farbus_io::trust::Traffic;
 use farbus_model::{Device, Instant, Limits};
 use farbus_session::native::HOLD;
 use farbus_session::native::control::MIGRATION_STATE_BYTES_MAX;
@@ -197,7 +198,8 @@ impl FrontEnd for Redir {
             return Err(ClientError::Local("what is open of it does not come with it".into()));
         };
         let (stop, swap) = control_of(client, &request.target)?;
-        let mut device = SwapUsb::restore(client.redial(&request.target)?, swap.clone(), &mut from).map_err(local)?;
+        let mut device = SwapUsb::restore(client.redial(&request.target, Traffic::Prompt)?, swap.clone(), &mut from)
+            .map_err(local)?;
         if let Err(reject) = from.end("snapshot") {
             device.leave();
             return Err(wrong(reject));

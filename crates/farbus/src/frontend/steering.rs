@@ -25,6 +25,7 @@ pub fn steer(question: Question, handle_of: impl FnOnce(&str) -> Option<Option<H
     | Question::Swap { device, .. }
     | Question::SwapStatus { device }
     | Question::SwapCancel { device }
+    | Question::Latency { device }
     | Question::Pause { device, .. }) = &question
     else {
         return Err(question);
@@ -37,6 +38,11 @@ pub fn steer(question: Question, handle_of: impl FnOnce(&str) -> Option<Option<H
     let Some(handle) = handle_of(device) else { return Ok(Answer::Unknown) };
     if is_swap {
         return Ok(swap(handle.as_ref(), question));
+    }
+    if matches!(question, Question::Latency { .. }) {
+        let session = handle.as_ref().and_then(Handle::session);
+        let seconds = session.map(|session| session.latency_seconds()).unwrap_or_default();
+        return Ok(Answer::Ok(json!({ "seconds": seconds })));
     }
     let done = match (&question, &handle) {
         (Question::Hold { .. }, handle) => with(handle, Refused::NoGate, Handle::hold),

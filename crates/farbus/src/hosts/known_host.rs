@@ -2,10 +2,12 @@
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use farbus_io::link::Link;
-use farbus_io::trust::{Accepts, Fingerprint, Folder, HandshakeError, Peer, Peers, Protocol, Secured, StateError};
+use farbus_io::trust::{
+    Accepts, Fingerprint, Folder, HandshakeError, Peer, Peers, Protocol, QuicPool, Secured, StateError, Traffic,
+};
 
 use tracing::info;
 
@@ -162,13 +164,21 @@ impl KnownHost {
         }
     }
 
-    /// Makes a QUIC link to the host over `socket`, to its likely address `to`, and checks the host's key.
+    /// Makes a QUIC link to the host over `socket`, to its likely address `to`, and checks the host's key; or over a
+    /// connection there that this process has already.
     ///
     /// # Errors
     /// [`KnownHostError`].
-    pub fn encrypt_datagrams(&self, socket: UdpSocket, to: SocketAddr) -> Result<Link, KnownHostError> {
+    pub fn encrypt_datagrams(
+        &self,
+        traffic: Traffic,
+        socket: UdpSocket,
+        to: SocketAddr,
+    ) -> Result<Link, KnownHostError> {
+        static POOL: LazyLock<QuicPool> = LazyLock::new(QuicPool::default);
         let terms = self.trust.terms(Accepts::One(self.peer.fingerprint), &[Protocol::Session]);
-        let Secured { mut link, .. } = terms.connect_quic(socket, to).map_err(|error| self.explain(error))?;
+        let made = POOL.connect(&terms, traffic, socket, to);
+        let Secured { mut link, .. } = made.map_err(|error| self.explain(error))?;
         link.set_peer(self.described_at(&to.to_string()));
         Ok(link)
     }

@@ -13,6 +13,7 @@ use std::str::FromStr;
 
 use farbus_host::RemoteDisk;
 use farbus_io::link::{Clock, Link};
+use farbus_io::trust::Traffic;
 use farbus_model::{BlockDevice, Pending};
 use farbus_session::block::{
     AHEAD_KIND, ANY_BYTE_KIND, Ahead, AnyByte, BEHIND_KIND, Behind, SWAPPED_KIND, StoreDevice,
@@ -243,7 +244,7 @@ impl OpenedDisk {
     }
 
     fn restore_block(client: &Client, target: &Target, saved: &[u8]) -> io::Result<(Self, Pending)> {
-        let redial = client.redial(target).map_err(io::Error::other)?;
+        let redial = client.redial(target, Traffic::Bulk).map_err(io::Error::other)?;
         let mut reader = snapshot::open(saved, BLOCK_KIND).map_err(|reject| Wrong::from(reject).0)?;
         let mut linked = Linked::<RemoteBlock>::restore(redial, &mut reader)?;
         if let Err(reject) = reader.end("device") {

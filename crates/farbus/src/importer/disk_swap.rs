@@ -40,7 +40,7 @@ use std::time::Duration;
 
 use farbus_io::link::{Clock, Gathering, Wake};
 use farbus_io::store::FileStore;
-use farbus_io::trust::Peer;
+use farbus_io::trust::{Peer, Traffic};
 use farbus_model::{
     BlockDevice, BlockDone, BlockInFlight, BlockInfo, BlockLayer, BlockStore, Completions, Instant, Pending, Readiness,
 };
@@ -634,7 +634,8 @@ impl SwapDisk {
         let mut known = None;
         let restored = Swappable::restore_away(Instant::ZERO, &mut inner, |bytes, info| {
             let mut reader = snapshot::open(bytes, BLOCK_KIND)?;
-            let mut linked = Linked::<RemoteBlock>::restore(there.redial(&target).map_err(other)?, &mut reader)?;
+            let mut linked =
+                Linked::<RemoteBlock>::restore(there.redial(&target, Traffic::Bulk).map_err(other)?, &mut reader)?;
             let swap = reader.end("device").map_err(Wrong::from).and_then(|()| {
                 let at = Location::of(&target, &linked, Some(there.clone()));
                 Ok(DiskSwap::new(*info, at, client.clone(), linked.clock())?)

@@ -32,6 +32,37 @@ function focusAgain(had) {
   }
 }
 
+// Loads what stands in a part by itself, when the number that it follows is another one than it shows.
+async function refresh() {
+  for (const part of document.querySelectorAll("[data-live]")) {
+    const wanted = document.getElementById(part.dataset.follows)?.dataset.number;
+    if (wanted === undefined || wanted === part.dataset.shown || part.isLoading) { continue; }
+    if (!document.getSelection().isCollapsed) { continue; }
+    part.isLoading = true;
+    try {
+      const answer = await fetch(part.dataset.live);
+      const text = await answer.text();
+      if (part.tagName === "PRE") {
+        const isAtEnd = part.scrollTop + part.clientHeight + 8 >= part.scrollHeight;
+        part.textContent = text;
+        if (isAtEnd) { part.scrollTop = part.scrollHeight; }
+      } else if (answer.ok) {
+        const isOpen = part.querySelector("details")?.open ?? false;
+        part.replaceChildren(...parser.parseFromString(text, "text/html").body.children);
+        if (isOpen) { part.querySelector("details").open = true; }
+      }
+      part.dataset.shown = wanted;
+    } catch {
+      // The stream says that the connection is lost, and everything is loaded again.
+      return;
+    } finally {
+      part.isLoading = false;
+    }
+    // It may have gone on meanwhile.
+    refresh();
+  }
+}
+
 // Makes a list consist of these parts: [id] of one that is there as it is, [id, HTML] of one that is new or different.
 function show(list, parts) {
   const wanted = parts.map(([key, html]) => {
@@ -62,7 +93,7 @@ function change(data) {
   const had = focused();
   const isShown = Object.entries(lists).every(([id, parts]) => show(document.getElementById(id), parts));
   focusAgain(had);
-  if (isShown) { main.dataset.version = version; } else { reload(); }
+  if (isShown) { main.dataset.version = version; refresh(); } else { reload(); }
 }
 
 // Loads the view and shows what is different.
@@ -85,6 +116,7 @@ async function reload() {
       }
       focusAgain(had);
       main.dataset.version = parsed.getElementById("main").dataset.version;
+      refresh();
     } while (isStale && !isHeld());
     follow();
   } catch (error) {
@@ -132,7 +164,7 @@ document.addEventListener("click", async (event) => {
   live.textContent = line + " …";
   try {
     const headers = { "Content-Type": "application/json" };
-    const at = "/api/v1/actions/" + button.dataset.action;
+    const at = button.dataset.at ?? "/api/v1/actions/" + button.dataset.action;
     const answer = await fetch(at, { method: "POST", headers, body: button.dataset.given });
     const text = await answer.text();
     const isJson = answer.headers.get("Content-Type") === "application/json";
@@ -155,3 +187,4 @@ document.getElementById("filter")?.addEventListener("input", (event) => {
   }, TYPED_MS);
 });
 follow();
+refresh();

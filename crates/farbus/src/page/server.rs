@@ -43,9 +43,11 @@ use super::line::asking::Line;
 use super::line::hex;
 use super::line::messages::{AUTHORIZATION_BYTES_MAX, Answer, Begin, By, Question};
 use super::status::Status;
-use super::view::{Details, View};
-use super::{answers, html, metrics};
+use super::view::{Details, View, Which};
+use super::{answers, html, metrics, view};
 
+/// The type of a text.
+const PLAIN: &str = "text/plain; charset=utf-8";
 /// The hidden verb that starts this process.
 pub const VERB: &str = "page-http";
 /// The option with which it keeps its rights.
@@ -225,6 +227,11 @@ impl Server {
                     None => Err(Refusal::of(StatusCode::NOT_FOUND, "nothing is here")),
                 }
             }
+            Endpoint::Latency => Ok(json(StatusCode::OK, &self.latency(by, found.number, request.uri()).await?)),
+            Endpoint::LatencyPart => {
+                let said = self.latency(by, found.number, request.uri()).await?;
+                Ok(text("text/html; charset=utf-8", view::latency(&said)))
+            }
             Endpoint::Table => of_status(|status| text("text/html; charset=utf-8", html::table(status))).await,
             Endpoint::Metrics => of_status(|status| text(metrics::CONTENT_TYPE, metrics::metrics(status))).await,
             Endpoint::Status => of_status(|status| json(StatusCode::OK, &status.processes)).await,
@@ -263,6 +270,12 @@ impl Server {
                 Answer::Bytes(hex) => Ok(recording(found.number, hex::decode(&hex).ok_or_else(no_answer)?)),
                 _ => Err(no_answer()),
             },
+            // A HEAD reads nothing here, either.
+            Endpoint::RecordedText if request.method() == Method::HEAD => Ok(text(PLAIN, String::new())),
+            Endpoint::RecordedText => match self.line.ask(by, Question::RecordedText { id: found.number }).await? {
+                Answer::Value(Value::String(said)) => Ok(text(PLAIN, said)),
+                _ => Err(no_answer()),
+            },
             Endpoint::Action | Endpoint::Stop => self.change(by, request, found, length).await,
         }
     }
@@ -299,6 +312,17 @@ impl Server {
             response.headers_mut().insert(LOCATION, at);
         }
         Ok(response)
+    }
+
+    /// How long the requests of a device of this process took in each of the last seconds.
+    async fn latency(&self, by: &By, process: u64, uri: &Uri) -> Result<Value, Refusal> {
+        let missing = || Refusal::of(StatusCode::NOT_FOUND, "this process has no such device, or does not time it");
+        let pid = u32::try_from(process).map_err(|_| missing())?;
+        let which = Which::with_pid(pid, uri.query().unwrap_or_default()).ok_or_else(missing)?;
+        match self.line.ask(by, Question::Latency { pid, name: which.name().to_owned() }).await? {
+            Answer::Value(said) if said.is_object() => Ok(said),
+            _ => Err(missing()),
+        }
     }
 
     /// The document of a view.

@@ -20,6 +20,23 @@ pub struct Processes {
     pub silent: usize,
     /// Why the processes cannot be found, if they cannot.
     pub failure: Option<String>,
+    /// What is drawn of operations of this page, the latest first.
+    #[serde(default)]
+    pub operations: Vec<Value>,
+    /// How far swaps are that run, begun by a page or by a command.
+    #[serde(default)]
+    pub swaps: Vec<Swapping>,
+}
+
+/// A swap that runs.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Swapping {
+    /// The number of the process that has the device.
+    pub pid: u64,
+    /// The device's name.
+    pub name: String,
+    /// What `farbus swap --json` says.
+    pub progress: Value,
 }
 
 /// What was answered.
@@ -34,6 +51,10 @@ pub struct Status {
     pub silent: usize,
     /// Why the processes cannot be found, if they cannot.
     pub failure: Option<String>,
+    /// What is drawn of operations of this page, the latest first.
+    pub operations: Vec<Value>,
+    /// How far swaps are that run.
+    pub swaps: Vec<Swapping>,
     /// How fast data pass.
     rates: Rates,
 }
@@ -41,18 +62,24 @@ pub struct Status {
 impl Status {
     /// What they said; `before` is what is known of an earlier moment.
     pub fn after(before: &Self, said: Processes) -> Self {
-        let Processes { version, asked_us, processes, silent, failure } = said;
+        let Processes { version, asked_us, processes, silent, failure, operations, swaps } = said;
         let elapsed = match before.version {
             0 => Duration::ZERO,
             _ => Duration::from_micros(asked_us.saturating_sub(before.asked_us)),
         };
         let rates = Rates::since(&before.rates, &processes, elapsed);
-        Self { version, asked_us, processes, silent, failure, rates }
+        Self { version, asked_us, processes, silent, failure, operations, swaps, rates }
     }
 
     /// Bytes a second from a device and to it at present, if that is known.
     pub fn rate_of(&self, process: &Value, device: &Value) -> Option<[u64; 2]> {
         self.rates.of(process, device)
+    }
+
+    /// How far a swap of a device is, if one runs.
+    pub fn swap_of(&self, process: &Value, device: &Value) -> Option<&Value> {
+        let (pid, name) = (process["pid"].as_u64()?, device["name"].as_str()?);
+        self.swaps.iter().find(|swap| swap.pid == pid && swap.name == name).map(|swap| &swap.progress)
     }
 
     /// All devices with the processes that have them.

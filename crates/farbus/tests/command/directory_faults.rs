@@ -13,7 +13,7 @@ use rustix::process::Signal;
 
 use super::directory::Site;
 use super::etcd::{Etcd, has_etcd};
-use super::harness::{Harness, PATIENCE, wait_until};
+use super::harness::{Harness, PATIENCE, has, wait_until};
 use super::nbd_migrate::{Client, SIZE};
 use super::trust::{Host, three};
 
@@ -104,9 +104,8 @@ fn use_steadily(client: &mut Client, tally: &Tally) {
     }
 }
 
-/// The faults, each of which ends before the next begins. A member that is stopped is one behind a partition, too: its
-/// connections stay, and nothing comes from it.
-const FAULTS: [&str; 8] = [
+/// The faults, each of which ends before the next begins.
+const FAULTS: [&str; 10] = [
     "one member killed",
     "one member stopped",
     "two members stopped: no majority",
@@ -115,7 +114,12 @@ const FAULTS: [&str; 8] = [
     "all leases of etcd end while their hosts live",
     "a slow member",
     "a liar writes",
+    "one member parted from the others, in reach of hosts",
+    "one member in nobody's reach",
 ];
+
+/// How many of them need no network for each member.
+const PLAIN_FAULTS: usize = 8;
 
 /// Runs etcdctl until it succeeds: a cluster that has just lost its leader has another one soon.
 fn ctl(etcd: &Etcd<'_>, words: &[&str]) -> String {
@@ -168,6 +172,16 @@ fn fault(etcd: &mut Etcd<'_>, number: usize, at: usize, span: Duration) {
                 thread::sleep(Duration::from_millis(10));
             }
         }
+        8 => {
+            etcd.part(at, true);
+            thread::sleep(span);
+            etcd.part(at, false);
+        }
+        9 => {
+            etcd.unplug(at, true);
+            thread::sleep(span);
+            etcd.unplug(at, false);
+        }
         _ => {
             let free = r#"{"ids":"0000:0000","state":"available"}"#;
             let keys = ctl(etcd, &["get", "--prefix", "/farbus/1/", "--keys-only"]);
@@ -188,7 +202,12 @@ fn no_device_is_used_by_two_and_attachments_go_on_whatever_becomes_of_three_memb
     let harness = Harness::new();
     let hosts = three(&harness);
     let [lab3, desk, rack] = &hosts;
-    let mut etcd = Etcd::start(&harness, 3, &[]);
+    let mut etcd = match Etcd::start_apart(&harness, 3) {
+        Some(etcd) => etcd,
+        None if has("network namespaces", false) => unreachable!("it has none"),
+        None => Etcd::start(&harness, 3, &[]),
+    };
+    let faults = if etcd.is_apart() { FAULTS.len() } else { PLAIN_FAULTS };
     let shares = ["board", "steady"].map(|name| {
         let image = harness.image(&format!("{name}.img"), SIZE);
         format!("{{what='disk:{}', name='{name}'}}", image.display())
@@ -220,7 +239,8 @@ fn no_device_is_used_by_two_and_attachments_go_on_whatever_becomes_of_three_memb
             }
             // Each kind in its turn first, so that a short run has several.
             let done = usize::try_from(seen.iter().sum::<u32>()).unwrap();
-            let number = if done < FAULTS.len() { [2, 5, 3, 4, 0, 7, 1, 6][done] } else { dice.roll(FAULTS.len()) };
+            let first = [2, 8, 5, 3, 9, 4, 0, 7, 1, 6].into_iter().filter(|number| *number < faults).nth(done);
+            let number = first.unwrap_or_else(|| dice.roll(faults));
             // An etcd lease of 60 s ends in the longest of them.
             let span = if seconds > 60 && dice.roll(8) == 0 { 75_000 } else { 500 + 250 * dice.roll(12) as u64 };
             fault(&mut etcd, number, dice.roll(3), Duration::from_millis(span));

@@ -9,6 +9,8 @@ use std::time::Duration;
 use rustix::process::Signal;
 
 use super::harness::{Harness, PATIENCE, Running, finish, has, has_program, wait_until};
+use super::network::ip;
+use super::own_network;
 
 /// A cluster, whose members a test may kill, stop and start again.
 pub struct Etcd<'a> {
@@ -16,9 +18,49 @@ pub struct Etcd<'a> {
     ports: Vec<[u16; 2]>,
     options: Vec<String>,
     members: Vec<Option<Running>>,
+    /// Where each member is a machine of its own.
+    machines: Option<Machines>,
     /// The authority and how members are reached, if links are encrypted.
     tls: Option<Tls>,
 }
+
+/// Network namespaces of members: each has a cable to the test's, which forwards between them. Dropping removes them.
+struct Machines(Vec<String>);
+
+impl Machines {
+    /// `None` where this machine does not permit it.
+    fn lay(count: usize) -> Option<Self> {
+        own_network::enter();
+        let names = (0..count).map(|number| format!("farbus-{}-etcd-{number}", std::process::id()));
+        let machines = Self(names.collect());
+        let mut steps = Vec::new();
+        for (number, name) in machines.0.iter().enumerate() {
+            steps.extend([
+                format!("netns add {name}"),
+                format!("-n {name} link set lo up"),
+                format!("link add etcd{number} type veth peer name cable netns {name}"),
+                format!("addr add {NET}.{number}.1/24 dev etcd{number}"),
+                format!("link set etcd{number} up"),
+                format!("-n {name} addr add {NET}.{number}.2/24 dev cable"),
+                format!("-n {name} link set cable up"),
+                format!("-n {name} route add default via {NET}.{number}.1"),
+            ]);
+        }
+        let forwards = || Command::new("sysctl").args(["-qw", "net.ipv4.ip_forward=1"]).status().ok();
+        (steps.iter().all(|step| ip(step)) && forwards()?.success()).then_some(machines)
+    }
+}
+
+impl Drop for Machines {
+    fn drop(&mut self) {
+        for name in &self.0 {
+            ip(&format!("netns del {name}"));
+        }
+    }
+}
+
+/// The networks of [`Machines`], but for the member's number.
+const NET: &str = "10.112";
 
 struct Tls {
     ca: PathBuf,
@@ -34,7 +76,13 @@ pub fn has_etcd() -> bool {
 impl<'a> Etcd<'a> {
     /// Starts so many members with these options, and waits until they serve.
     pub fn start(harness: &'a Harness, count: usize, options: &[&str]) -> Self {
-        Self::launch(harness, count, options, None)
+        Self::launch(harness, count, options, None, None)
+    }
+
+    /// As [`Etcd::start`], each member in a network of its own, so that a test may part them; `None` where this machine
+    /// does not permit it.
+    pub fn start_apart(harness: &'a Harness, count: usize) -> Option<Self> {
+        Some(Self::launch(harness, count, &[], None, Some(Machines::lay(count)?)))
     }
 
     /// Starts a member that serves encrypted links, with a certificate for 127.0.0.1 of an authority of its own.
@@ -46,17 +94,24 @@ impl<'a> Etcd<'a> {
         fs::write(&ca, issuer.pem()).unwrap();
         fs::write(&certificate, params.signed_by(&own_key, &issuer).unwrap().pem()).unwrap();
         fs::write(&key, own_key.serialize_pem()).unwrap();
-        Self::launch(harness, 1, options, Some(Tls { ca, certificate, key }))
+        Self::launch(harness, 1, options, Some(Tls { ca, certificate, key }), None)
     }
 
-    fn launch(harness: &'a Harness, count: usize, options: &[&str], tls: Option<Tls>) -> Self {
+    fn launch(
+        harness: &'a Harness,
+        count: usize,
+        options: &[&str],
+        tls: Option<Tls>,
+        machines: Option<Machines>,
+    ) -> Self {
         // All are taken at once, so that no two are the same.
         let taken: Vec<TcpListener> = (0..2 * count).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
         let ports: Vec<u16> = taken.iter().map(|listener| listener.local_addr().unwrap().port()).collect();
         drop(taken);
         let ports = ports.chunks(2).map(|pair| [pair[0], pair[1]]).collect();
         let options = options.iter().map(|&word| word.to_owned()).collect();
-        let mut etcd = Self { harness, ports, options, members: (0..count).map(|_| None).collect(), tls };
+        let members = (0..count).map(|_| None).collect();
+        let mut etcd = Self { harness, ports, options, members, machines, tls };
         (0..count).for_each(|number| etcd.begin(number));
         etcd.wait();
         etcd
@@ -66,11 +121,23 @@ impl<'a> Etcd<'a> {
         if self.tls.is_some() { "https" } else { "http" }
     }
 
+    /// The address of a member.
+    fn host(&self, number: usize) -> String {
+        if self.machines.is_some() { format!("{NET}.{number}.2") } else { "127.0.0.1".to_owned() }
+    }
+
     fn begin(&mut self, number: usize) {
-        let peer = |number: usize| format!("http://127.0.0.1:{}", self.ports[number][1]);
+        let peer = |number: usize| format!("http://{}:{}", self.host(number), self.ports[number][1]);
         let cluster: Vec<String> = (0..self.ports.len()).map(|other| format!("m{other}={}", peer(other))).collect();
-        let client = format!("{}://127.0.0.1:{}", self.scheme(), self.ports[number][0]);
-        let mut command = Command::new("etcd");
+        let client = self.endpoint(number);
+        let mut command = match &self.machines {
+            Some(Machines(names)) => {
+                let mut command = Command::new("nsenter");
+                command.arg(format!("--net=/run/netns/{}", names[number])).arg("etcd");
+                command
+            }
+            None => Command::new("etcd"),
+        };
         command.args(["--name", &format!("m{number}"), "--data-dir"]).arg(self.harness.path(&format!("etcd-{number}")));
         command.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
         command.args(["--listen-peer-urls", &peer(number), "--initial-advertise-peer-urls", &peer(number)]);
@@ -88,9 +155,35 @@ impl<'a> Etcd<'a> {
         wait_until(PATIENCE, "etcd serves", || self.try_ctl(&["get", "nothing"]).is_some());
     }
 
+    /// Where clients reach a member.
+    fn endpoint(&self, number: usize) -> String {
+        format!("{}://{}:{}", self.scheme(), self.host(number), self.ports[number][0])
+    }
+
     /// As `directory` of a configuration has it, without the scheme and the user.
     pub fn members(&self) -> String {
-        self.ports.iter().map(|[port, _]| format!("127.0.0.1:{port}")).collect::<Vec<_>>().join(",")
+        let member = |(number, [port, _]): (usize, &[u16; 2])| format!("{}:{port}", self.host(number));
+        self.ports.iter().enumerate().map(member).collect::<Vec<_>>().join(",")
+    }
+
+    /// Whether its members can be parted.
+    pub fn is_apart(&self) -> bool {
+        self.machines.is_some()
+    }
+
+    /// A member and the others do not reach each other, without a word, until this is undone. Clients reach all.
+    pub fn part(&self, number: usize, is_parted: bool) {
+        let Some(Machines(names)) = &self.machines else { unreachable!("its members are not apart") };
+        let verb = if is_parted { "add" } else { "del" };
+        for other in (0..names.len()).filter(|other| *other != number) {
+            assert!(ip(&format!("-n {} route {verb} blackhole {NET}.{other}.0/24", names[number])));
+        }
+    }
+
+    /// The cable of a member is pulled, or put in again: neither the others nor clients reach it.
+    pub fn unplug(&self, number: usize, is_unplugged: bool) {
+        let verb = if is_unplugged { "down" } else { "up" };
+        assert!(self.is_apart() && ip(&format!("link set etcd{number} {verb}")));
     }
 
     /// A line of a configuration.
@@ -123,8 +216,7 @@ impl<'a> Etcd<'a> {
 
     pub fn try_ctl(&self, words: &[&str]) -> Option<String> {
         let mut command = Command::new("etcdctl");
-        let endpoints: Vec<String> =
-            self.ports.iter().map(|[port, _]| format!("{}://127.0.0.1:{port}", self.scheme())).collect();
+        let endpoints: Vec<String> = (0..self.ports.len()).map(|number| self.endpoint(number)).collect();
         command.env("ETCDCTL_API", "3").args(["--endpoints", &endpoints.join(","), "--command-timeout", "3s"]);
         if let Some(Tls { ca, .. }) = &self.tls {
             command.arg("--cacert").arg(ca);

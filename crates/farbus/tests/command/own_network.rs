@@ -1,6 +1,11 @@
-//! Gives a test's thread a network namespace and mounts of its own: its ports, abstract sockets and multicast are
-//! isolated from other programs on the machine, and no program that takes a copy of its mounts keeps what this test
-//! unmounts in use. Threads and processes that the test starts are in it as well.
+//! Gives a test's thread a network namespace, mounts and open files of its own: its ports, abstract sockets and
+//! multicast are isolated from other programs on the machine, no program that takes a copy of its mounts keeps what
+//! this test unmounts in use, and no other test waits for what this test has open. Threads and processes that the test
+//! starts are in it as well.
+//!
+//! The last is so because a process that starts another copies all its open files, and closes the copies before the
+//! other program begins; closing a file of an attached disk waits until its exporter has flushed. Two tests of one
+//! process, each of which has such a file open and is about to start its exporter again, would wait for each other.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -8,16 +13,20 @@ use std::io::{BufRead, BufReader};
 use std::os::fd::AsFd;
 use std::process::{Command, Stdio};
 
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 
 thread_local! {
     static IS_ENTERED: Cell<bool> = const { Cell::new(false) };
     static HAS_MOUNTS: Cell<bool> = const { Cell::new(false) };
+    static HAS_FILES: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Moves this thread into a network namespace of its own, unless it is in one, and gives it mounts of its own. Without
-/// the right to make them, it stays where it is.
+/// Moves this thread into a network namespace of its own, unless it is in one, and gives it mounts and a table of open
+/// files of its own. Without the right to make them, it stays in the network and the mounts where it is.
 pub fn enter() {
+    if !HAS_FILES.replace(true) {
+        own_files();
+    }
     if !rustix::process::geteuid().is_root() {
         return;
     }
@@ -32,6 +41,15 @@ pub fn enter() {
 /// The next [`enter`] of this thread makes a new namespace.
 pub fn leave() {
     IS_ENTERED.set(false);
+}
+
+/// What this thread and those that it starts open from now on, no other thread has open, and no process that another
+/// thread starts. What was open stays open here and there.
+fn own_files() {
+    // Its replacement is unsafe, because a descriptor that is closed here stays open there. The tests' own descriptors
+    // are all made later, and by threads that share this table.
+    #[allow(deprecated, reason = "tests have no unsafe code")]
+    rustix::thread::unshare(UnshareFlags::FILES).expect("no right is needed to copy a table of descriptors");
 }
 
 /// A process makes the namespace and holds it until this thread is in it.

@@ -61,6 +61,9 @@ fn keys_are_recorded_for_those_who_may_observe_and_each_step_is_in_the_audit_log
         count(&recorded, &[0, 0, 4, 0, 0, 0, 0, 0]) >= 1 && count(&recorded, &[0, 0, 5, 0, 0, 0, 0, 0]) >= 1
     });
     assert_eq!(recording(&page, id, &with(&reader)).0, 403);
+    let text_of = |token: &str| page.get(&format!("/api/v1/operations/{id}/text"), &with(token));
+    assert_eq!(text_of(&reader).status, 403);
+    wait_until(PATIENCE, "both keys are read as text", || text_of(&observer).body == "ab");
     let stop = format!("/api/v1/operations/{id}/stop");
     assert_eq!(post(&page, &stop, &with(&reader), "{}").status, 403);
     assert_eq!(post(&page, &stop, &with(&observer), "{}").status, 202);
@@ -69,7 +72,7 @@ fn keys_are_recorded_for_those_who_may_observe_and_each_step_is_in_the_audit_log
     assert_eq!(end["progress"]["is_full"], false, "{end}");
     let kept = recording(&page, id, &with(&observer)).1;
     assert_eq!(end["progress"]["bytes"].as_u64(), Some(kept.len() as u64), "it is kept after its end");
-    for event in ["page-observe", "page-recording", "page-observe-end"] {
+    for event in ["page-observe", "page-recording", "page-recording-text", "page-observe-end"] {
         let mut found = Value::Null;
         wait_until(PATIENCE, event, || {
             let audit = get(&page, "/api/v1/audit");

@@ -75,6 +75,7 @@ fn is_of(kind: &Value, value: &Value) -> bool {
     match kind.as_str() {
         Some("string") => value.is_string(),
         Some("integer") => value.is_u64() || value.is_i64(),
+        Some("number") => value.is_number(),
         Some("boolean") => value.is_boolean(),
         Some("array") => value.is_array(),
         Some("object") => value.is_object(),

@@ -19,7 +19,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::harness::{Harness, PATIENCE, Running, Share, finish, has, has_program, wait_until};
 
 /// `farbus share WHAT… --listen unix:PATH`, and the path.
-fn share_at_socket(harness: &Harness, what: &[&str]) -> (Share, PathBuf) {
+pub fn share_at_socket(harness: &Harness, what: &[&str]) -> (Share, PathBuf) {
     let path = harness.path("share.sock");
     let listen = format!("unix:{}", path.display());
     let arguments = [&["share"], what, &["--listen", &listen]].concat();

@@ -6,10 +6,13 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use farbus::model::Payload;
+use farbus_session::redir::usbredir::Outcome;
 use serde_json::Value;
 
 use super::harness::{Harness, PATIENCE, Running, wait_until};
 use super::kills;
+use super::redir::Guest;
 use super::restart::{Later, config};
 use super::trust::{Host, hosts, pair};
 
@@ -28,12 +31,26 @@ fn count() -> usize {
     std::env::var("FARBUS_ATTACHMENTS").ok().and_then(|count| count.parse().ok()).unwrap_or(300)
 }
 
-/// A daemon that shares so many disks for paired hosts, and its address.
+/// What their links run over: TCP, or what the soak asks for.
+fn over() -> String {
+    std::env::var("FARBUS_ATTACHED_OVER").unwrap_or_else(|_| "tcp".to_owned())
+}
+
+/// Every fourth device is a USB gadget for a virtual machine; the others are disks.
+fn is_gadget(number: usize) -> bool {
+    number % 4 == 3
+}
+
+/// A daemon that shares so many devices for paired hosts, and its address.
 fn sharing(lab3: &Host<'_>, count: usize, more: &str) -> (Running, String) {
     let folder = lab3.harness.path("images");
     fs::create_dir_all(&folder).unwrap();
     let mut text = format!("{more}\nplain.listen = []\nsecure.listen = ['127.0.0.1:0']\n");
     for number in 0..count {
+        if is_gadget(number) {
+            text += &format!("[[share]]\nwhat = 'zero,verify'\nname = 'd{number}'\n");
+            continue;
+        }
         let image = folder.join(format!("d{number}"));
         fs::File::create(&image).unwrap().set_len(1 << 20).unwrap();
         text += &format!("[[share]]\nwhat = 'block:{}'\nname = 'd{number}'\n", image.display());
@@ -44,15 +61,16 @@ fn sharing(lab3: &Host<'_>, count: usize, more: &str) -> (Running, String) {
     (daemon, address)
 }
 
-/// A daemon that keeps so many of them attached.
-fn attaching(desk: &Host<'_>, address: &str, count: usize) -> Running {
+/// A daemon that keeps so many of them attached, over TCP or QUIC.
+fn attaching(desk: &Host<'_>, address: &str, count: usize, over: &str) -> Running {
     let port = address.rsplit(':').next().unwrap();
     let folder = desk.harness.path("sockets");
     fs::create_dir_all(&folder).unwrap();
     let mut text = "plain.listen = []\n".to_owned();
     for number in 0..count {
+        let via = if is_gadget(number) { "redir" } else { "nbd" };
         text += &format!(
-            "[[attach]]\ntarget = 'lab3:{port}/d{number}'\nvia = 'nbd'\ngrace = 60\nsocket = '{}'\n",
+            "[[attach]]\ntarget = 'lab3:{port}/d{number}'\nvia = '{via}'\nover = '{over}'\ngrace = 60\nsocket = '{}'\n",
             socket(desk, number).display()
         );
     }
@@ -75,6 +93,7 @@ fn attached(desk: &Host<'_>) -> usize {
 }
 
 /// The process and its children: the confined half and its broker.
+#[derive(Debug)]
 struct Family(Vec<u32>);
 
 /// What a family of processes has.
@@ -174,20 +193,34 @@ fn restarted(host: &Host<'_>, sessions: usize) -> Later {
     Later::of(&answer)
 }
 
+/// A guest reads what a source gadget sends.
+fn read_gadget(guest: &mut Guest<UnixStream>, id: u64) {
+    let read = guest.bulk(id, 0x81, 4096, Payload::Empty);
+    assert_eq!((read.outcome, read.payload.into_vec()), (Outcome::Success, vec![0; 4096]));
+}
+
 #[test]
-fn hundreds_of_disks_of_one_host_are_attached_to_another_and_survive_restarts_of_both() {
+fn hundreds_of_disks_and_gadgets_of_one_host_are_attached_to_another_and_survive_restarts_of_both() {
+    attach_and_restart(count(), &over());
+}
+
+#[test]
+fn devices_over_quic_survive_restarts_of_both_ends() {
+    attach_and_restart(40, "quic");
+}
+
+fn attach_and_restart(count: usize, over: &str) {
     let harness = Harness::new();
     let [lab3, desk] = hosts(&harness);
     pair(&lab3, &desk);
     lab3.ok(&["allow", "desk", "all"]);
-    let count = count();
     let began = Instant::now();
     let (exporter, address) = sharing(&lab3, count, "");
     println!("{count} shared in {:?}", began.elapsed());
     let exporters = Family::of(exporter.id());
     let alone = exporters.cost();
     let began = Instant::now();
-    let importer = attaching(&desk, &address, count);
+    let importer = attaching(&desk, &address, count, over);
     wait_until(PATIENCE, "all are attached", || attached(&desk) == count);
     println!("{count} attached in {:?}", began.elapsed());
     let importers = Family::of(importer.id());
@@ -213,15 +246,23 @@ fn hundreds_of_disks_of_one_host_are_attached_to_another_and_survive_restarts_of
     let ticks = [exporters.cost().ticks - idle[0], importers.cost().ticks - idle[1]];
     println!("ticks of exporter and importer in {:?}, with these questions: {ticks:?}", since.elapsed());
 
-    let mut programs: Vec<Program> = (0..count).step_by(7).map(|number| Program::at(&socket(&desk, number))).collect();
+    let (gadgets, disks): (Vec<_>, Vec<_>) = (0..count).step_by(7).partition(|&number| is_gadget(number));
+    let mut programs: Vec<Program> = disks.iter().map(|&number| Program::at(&socket(&desk, number))).collect();
+    let mut guests: Vec<_> = gadgets.iter().map(|&number| Guest::connect(&socket(&desk, number))).collect();
     for (number, program) in (1..).zip(&mut programs) {
         program.write(0, (number % 251) as u8);
+    }
+    for guest in &mut guests {
+        guest.configure();
+        read_gadget(guest, 1);
     }
     let _importer = restarted(&desk, count);
     for (number, program) in (1..).zip(&mut programs) {
         assert_eq!(program.read(0), (number % 251) as u8, "what was written before is there");
     }
+    guests.iter_mut().for_each(|guest| read_gadget(guest, 2));
     let _exporter = restarted(&lab3, count);
+    guests.iter_mut().for_each(|guest| read_gadget(guest, 3));
     for (number, program) in (1..).zip(&mut programs) {
         assert_eq!(program.read(0), (number % 251) as u8, "what was written before is there");
         program.write(1, (number % 13) as u8);
@@ -231,6 +272,49 @@ fn hundreds_of_disks_of_one_host_are_attached_to_another_and_survive_restarts_of
     println!("all was done in {:?}", began.elapsed());
 }
 
+/// How many sockets of this kind (`tcp`, `udp`) the processes of a family have.
+fn sockets(family: &Family, kind: &str) -> usize {
+    let of = |pid: &u32| {
+        let table = fs::read_to_string(format!("/proc/{pid}/net/{kind}")).unwrap();
+        let inodes: Vec<String> =
+            table.lines().filter_map(|line| Some(line.split_whitespace().nth(9)?.into())).collect();
+        let files = fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
+        let named = files.filter_map(|file| Some(fs::read_link(file.path()).ok()?.to_str()?.to_owned()));
+        let numbers = named.filter_map(|name| Some(name.strip_prefix("socket:[")?.strip_suffix(']')?.to_owned()));
+        numbers.filter(|number| inodes.contains(number)).count()
+    };
+    family.0.iter().map(of).sum()
+}
+
+#[test]
+fn devices_of_one_host_over_quic_share_eight_connections_and_each_is_lost_for_itself() {
+    let harness = Harness::new();
+    let [lab3, desk] = hosts(&harness);
+    pair(&lab3, &desk);
+    lab3.ok(&["allow", "desk", "all"]);
+    let count = 40;
+    let (exporter, address) = sharing(&lab3, count, "");
+    let importer = attaching(&desk, &address, count, "quic");
+    wait_until(PATIENCE, "all are attached", || attached(&desk) == count);
+    let importers = Family::of(importer.id());
+    assert_eq!((sockets(&importers, "udp"), sockets(&importers, "tcp")), (8, 0), "{importers:?}");
+    assert_eq!(sockets(&Family::of(exporter.id()), "udp"), 1);
+
+    let mut programs: Vec<Program> =
+        (0..count).filter(|&number| !is_gadget(number)).map(|number| Program::at(&socket(&desk, number))).collect();
+    for (number, program) in (1..).zip(&mut programs) {
+        program.write(0, number);
+    }
+    // One is taken away from its user: the others of its connection do not notice.
+    lab3.ok(&["release", "d0", "--force"]);
+    for (number, program) in (1..).zip(&mut programs).skip(1) {
+        assert_eq!(program.read(0), number);
+    }
+    lab3.ok(&["unpair", "desk"]);
+    wait_until(PATIENCE, "an unpaired host has none", || attached(&desk) == 0);
+    wait_until(PATIENCE, "and no connection", || sockets(&importers, "udp") == 0);
+}
+
 #[test]
 fn device_beyond_the_limit_is_refused_with_the_name_of_the_limit_and_the_list_is_still_told() {
     let harness = Harness::new();
@@ -238,7 +322,7 @@ fn device_beyond_the_limit_is_refused_with_the_name_of_the_limit_and_the_list_is
     pair(&lab3, &desk);
     lab3.ok(&["allow", "desk", "all"]);
     let (_exporter, address) = sharing(&lab3, 5, "peer_devices = 3");
-    let _importer = attaching(&desk, &address, 4);
+    let _importer = attaching(&desk, &address, 4, "tcp");
     let is_refused = |device: &Value| device["failure"]["limit"] == "peer_devices";
     wait_until(PATIENCE, "three are attached, and one is refused", || {
         let all = states(&desk);

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use farbus::trust::Trust;
 use farbus_io::link::Link;
-use farbus_io::trust::{Accepts, Folder, Protocol};
+use farbus_io::trust::{Accepts, Folder, Protocol, QuicPool, Traffic};
 use farbus_session::native::hello::{Hello, LanePosition, Options, SessionId, Welcome};
 
 use super::harness::{Harness, PATIENCE, Running, wait_until};
@@ -199,7 +199,12 @@ fn paired_host_without_permission_that_never_reads_has_bounded_memory() {
         for kind in all_kinds() {
             for (name, mut says) in of_importer(kind) {
                 let secured = match is_quic {
-                    true => terms.connect_quic(UdpSocket::bind("127.0.0.1:0").unwrap(), address),
+                    true => QuicPool::default().connect(
+                        &terms,
+                        Traffic::Prompt,
+                        UdpSocket::bind("127.0.0.1:0").unwrap(),
+                        address,
+                    ),
                     false => terms.connect(Link::connect(&address.to_string(), PATIENCE).unwrap()),
                 };
                 let link = secured.unwrap().link;

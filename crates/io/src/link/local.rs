@@ -212,7 +212,7 @@ fn admit(path: &Path, mode: Mode, group: Option<u32>) -> io::Result<()> {
             io::Error::new(error.kind(), format!("cannot give it to group {group}: {error}{hint}"))
         })?;
     }
-    Ok(rustix::fs::chmod(format!("/proc/self/fd/{}", file.as_raw_fd()), mode)?)
+    Ok(rustix::fs::chmod(format!("/proc/thread-self/fd/{}", file.as_raw_fd()), mode)?)
 }
 
 /// Whether no process listens there any more. Only a refusal proves that (unix(7)): a process that is busy, or does not

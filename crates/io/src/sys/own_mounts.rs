@@ -63,7 +63,7 @@ pub struct Covered {
 impl Covered {
     /// What is called so in it.
     fn path(&self, name: &OsStr) -> PathBuf {
-        Path::new("/proc/self/fd").join(self.old.as_raw_fd().to_string()).join(name)
+        Path::new("/proc/thread-self/fd").join(self.old.as_raw_fd().to_string()).join(name)
     }
 
     /// Whether it has a device node of this name.
@@ -138,7 +138,7 @@ impl Kept {
     /// # Errors
     /// The system's error.
     pub fn show_folders_in(&self, to: &Path) -> io::Result<()> {
-        let from = Path::new("/proc/self/fd").join(self.0.as_raw_fd().to_string());
+        let from = Path::new("/proc/thread-self/fd").join(self.0.as_raw_fd().to_string());
         for entry in fs::read_dir(&from)? {
             let name = entry?.file_name();
             let at = to.join(&name);

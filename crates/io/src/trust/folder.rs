@@ -232,8 +232,18 @@ impl Folder {
 
     /// Keeps other processes of this host from changing its files until dropped.
     pub(super) fn lock(&self) -> Result<File, StateError> {
+        self.lock_as(FlockOperation::LockExclusive)
+    }
+
+    /// Keeps those from changing its files, until dropped, who use [`Folder::lock`]; others who share it may have locks
+    /// of their own for what they change.
+    pub(super) fn lock_shared(&self) -> Result<File, StateError> {
+        self.lock_as(FlockOperation::LockShared)
+    }
+
+    fn lock_as(&self, operation: FlockOperation) -> Result<File, StateError> {
         let file = self.opened_or_made()?.file_or_make("lock", Access::ReadWrite)?;
-        flock(&file, FlockOperation::LockExclusive).map_err(|errno| self.trouble("lock", &errno))?;
+        flock(&file, operation).map_err(|errno| self.trouble("lock", &errno))?;
         Ok(file)
     }
 

@@ -28,40 +28,43 @@ pub fn read(folder: &Folder, device: DeviceId) -> Result<Option<u64>, StateError
     Ok(read_bytes(folder, device)?.and_then(|bytes| counts(&bytes).into_iter().flatten().max()))
 }
 
-/// Keeps other processes and threads from storing a count of this device until dropped; `None` if none was stored yet.
+/// Keeps other processes and threads from storing anything of this device until dropped. The file is there from then
+/// on.
 ///
 /// # Errors
 /// [`StateError`]: the file cannot be opened for writing.
-pub fn lock(folder: &Folder, device: DeviceId) -> Result<Option<File>, StateError> {
+pub fn lock(folder: &Folder, device: DeviceId) -> Result<File, StateError> {
     let name = file_of(device);
-    let Some(opened) = folder.opened()? else { return Ok(None) };
+    let opened = folder.opened_or_made()?;
     loop {
-        let Some(file) = opened.file(&name, Access::ReadWrite)? else { return Ok(None) };
+        let file = opened.file_or_make(&name, Access::ReadWrite)?;
         flock(&file, FlockOperation::LockExclusive).map_err(|errno| folder.trouble(&name, &errno))?;
         let number = |file: &File| file.metadata().map(|about| about.ino()).ok();
-        // Another one may have replaced the file while this one waited.
+        // An earlier version replaces the file, and may have done so while this one waited.
         if opened.file(&name, Access::Read)?.is_some_and(|now| number(&now) == number(&file)) {
-            return Ok(Some(file));
+            return Ok(file);
         }
     }
 }
 
-/// Stores the count durably. It is higher than the one before.
+/// Stores the count durably, in the file that [`lock`] opened. It is higher than the one before.
 ///
 /// # Errors
 /// [`StateError`]; the one before is stored then, or this one.
-pub fn write(folder: &Folder, device: DeviceId, count: u64) -> Result<(), StateError> {
+pub fn write(folder: &Folder, device: DeviceId, file: &File, count: u64) -> Result<(), StateError> {
     let (name, record) = (file_of(device), record(count));
+    let trouble = |error: std::io::Error| folder.trouble(&name, &error);
     let found = read_bytes(folder, device)?.map(|bytes| counts(&bytes)).filter(|counts| *counts != [None; 2]);
     let Some(found) = found else {
         let mut bytes = vec![b' '; FILE_BYTES];
         bytes[..RECORD_BYTES].copy_from_slice(&record);
-        return folder.write(&name, &bytes);
+        file.write_all_at(&bytes, 0).and_then(|()| file.set_len(FILE_BYTES as u64)).map_err(trouble)?;
+        file.sync_all().map_err(trouble)?;
+        return Ok(folder.opened_or_made()?.sync()?);
     };
     // The record that is older, or not whole.
     let offset = if found[0] < found[1] { 0 } else { APART as u64 };
-    let file = folder.opened_or_made()?.file_or_make(&name, Access::ReadWrite)?;
-    file.write_all_at(&record, offset).and_then(|()| file.sync_data()).map_err(|error| folder.trouble(&name, &error))
+    file.write_all_at(&record, offset).and_then(|()| file.sync_data()).map_err(trouble)
 }
 
 fn file_of(device: DeviceId) -> String {
@@ -102,6 +105,10 @@ mod tests {
     use crate::trust::leases::tests::Scratch;
     use std::fs;
 
+    fn store(folder: &Folder, device: DeviceId, count: u64) {
+        write(folder, device, &lock(folder, device).unwrap(), count).unwrap();
+    }
+
     #[test]
     fn a_write_that_was_cut_off_leaves_the_count_before() {
         let Scratch(folder) = &Scratch::new("cut");
@@ -110,7 +117,7 @@ mod tests {
         let file = folder.file(&file_of(device));
         for count in [3, 4, 9, 10_000_000_000] {
             let before = read(folder, device).unwrap();
-            write(folder, device, count).unwrap();
+            store(folder, device, count);
             let after = fs::read(&file).unwrap();
             assert_eq!((read(folder, device).unwrap(), after.len()), (Some(count), FILE_BYTES));
             let at = after.windows(20).position(|digits| digits == format!("{count:020}").as_bytes()).unwrap();
@@ -146,8 +153,8 @@ mod tests {
             folder.make().unwrap();
             fs::write(&file, content).unwrap();
             assert_eq!(read(folder, device).unwrap(), None);
-            write(folder, device, 5).unwrap();
-            write(folder, device, 6).unwrap();
+            store(folder, device, 5);
+            store(folder, device, 6);
             assert_eq!(read(folder, device).unwrap(), Some(6));
         }
     }

@@ -5,6 +5,8 @@
 //! machine says after a restart. It is stored in a file of its own ([`super::lease_count`]); this one has a number that
 //! is far enough ahead to be written rarely, which counts where that file is lost, and for earlier versions.
 
+use std::fs::File;
+
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -135,28 +137,32 @@ impl KnownLease {
     /// # Errors
     /// [`StateError`]; nothing is reserved then.
     pub fn reserve(folder: &Folder, device: DeviceId, above: u64) -> Result<u64, StateError> {
-        // Mostly the lock of this device's count is enough: others store theirs meanwhile.
-        if let Some(_lock) = lease_count::lock(folder, device)? {
+        let next = |known: &Self| Ok::<u64, StateError>(known.latest(folder, device)?.max(above).saturating_add(1));
+        {
+            // Mostly the lock of this device's count is enough: nobody who changes another file is waited for.
+            let lock = lease_count::lock(folder, device)?;
             let known = Self::load_file(folder, device)?;
-            let count = known.latest(folder, device)?.max(above).saturating_add(1);
-            if known.ahead == Some(known.reserved) && count <= known.reserved {
-                lease_count::write(folder, device, count)?;
+            let count = next(&known)?;
+            if !known.is_behind(count) {
+                lease_count::write(folder, device, &lock, count)?;
                 return Ok(count);
             }
         }
-        let _locks = (folder.lock()?, lease_count::lock(folder, device)?);
+        let lock = Lock::of(folder, device)?;
         let before = Self::load_file(folder, device)?;
-        let latest = before.latest(folder, device)?;
-        let count = latest.max(above).saturating_add(1);
-        if count > before.reserved || before.ahead != Some(before.reserved) {
-            if lease_count::read(folder, device)? != Some(latest) {
-                lease_count::write(folder, device, latest)?;
-            }
+        let count = next(&before)?;
+        // Before what makes it count: a number that was stored and not given is left out.
+        lease_count::write(folder, device, &lock.device, count)?;
+        if before.is_behind(count) {
             let reserved = before.reserved.max(count.saturating_add(AHEAD_MAX));
             Self { reserved, ahead: Some(reserved), ..before }.store(folder, device)?;
         }
-        lease_count::write(folder, device, count)?;
         Ok(count)
+    }
+
+    /// Whether the number that is far enough ahead has to be stored anew before this count is given.
+    fn is_behind(&self, count: u64) -> bool {
+        count > self.reserved || self.ahead != Some(self.reserved)
     }
 
     /// The count of the latest lease.
@@ -246,7 +252,7 @@ impl KnownLease {
     }
 
     fn change<T>(folder: &Folder, device: DeviceId, change: impl FnOnce(&mut Self) -> T) -> Result<T, StateError> {
-        let _lock = folder.lock()?;
+        let _lock = Lock::of(folder, device)?;
         let before = Self::load_file(folder, device)?;
         let mut after = before.clone();
         let result = change(&mut after);
@@ -261,6 +267,21 @@ impl KnownLease {
         let mut text = serde_json::to_vec(self).map_err(|error| folder.trouble(&name, &error))?;
         text.push(b'\n');
         folder.write(&name, &text)
+    }
+}
+
+/// Keeps other processes and threads from changing what is stored of one device, and earlier versions, which lock the
+/// whole folder, from changing anything in it. The folder's comes first, as with them.
+struct Lock {
+    /// The file of the device's count.
+    device: File,
+    _folder: File,
+}
+
+impl Lock {
+    fn of(folder: &Folder, device: DeviceId) -> Result<Self, StateError> {
+        let _folder = folder.lock_shared()?;
+        Ok(Self { device: lease_count::lock(folder, device)?, _folder })
     }
 }
 
@@ -396,6 +417,26 @@ pub(super) mod tests {
         KnownLease::note_moving(folder, device, &long, &long, &long).unwrap();
         let kept = KnownLease::load(folder, device).unwrap().retirement.unwrap();
         assert_eq!([kept.by.len(), kept.host.len(), kept.since.len()], [TEXT_BYTES_MAX; 3]);
+    }
+
+    #[test]
+    fn first_counts_of_many_devices_are_stored_beside_each_other() {
+        let Scratch(folder) = &Scratch::new("first");
+        let devices: Vec<_> = (0..400).map(|_| DeviceId::random()).collect();
+        std::thread::scope(|scope| {
+            for part in devices.chunks(25) {
+                scope.spawn(move || {
+                    part.iter().for_each(|&device| {
+                        assert_eq!(KnownLease::reserve(folder, device, 7).unwrap(), 8);
+                        KnownLease::note_moving(folder, device, "key", "desk", "today").unwrap();
+                    })
+                });
+            }
+        });
+        for device in devices {
+            let known = KnownLease::load(folder, device).unwrap();
+            assert!(known.reserved == 8 && known.retirement.is_some(), "{known:?}");
+        }
     }
 
     #[test]

@@ -93,3 +93,8 @@ pub const PAGE_TOKENS_BYTES_MAX: u64 = 1 << 20;
 
 /// The limits of every handshake.
 pub const HANDSHAKE: HandshakeLimits = HandshakeLimits { time_max: HANDSHAKE_TIME_MAX, bytes_max: HANDSHAKE_BYTES_MAX };
+
+/// Links that an importer may have on one connection of QUIC.
+pub const QUIC_LINKS_MAX: u32 = 512;
+/// Bytes of all links of a connection that have arrived and that nobody has read, at most; of one link a twelfth.
+pub const QUIC_BYTES_MAX: u32 = 16 << 20;

@@ -43,7 +43,7 @@ pub use name::{NotAName, host_name, name_from};
 pub use notes::{DeviceNotes, KnownNotes, LABELS_MAX, NoteChange, NotedDevice, check_label_name, is_shown};
 pub use pake::{Code, Exchange, NotACode, Proofs, Side};
 pub use peers::{Grant, Peer, Peers};
-pub use quic::{QuicAcceptor, QuicServer};
+pub use quic::{QuicAcceptor, QuicPool, QuicServer, Traffic, end_quic};
 pub use random::fill_random;
 pub use state_folder::{Access, FolderError, FolderTrouble, Refusal as FolderRefusal, StateFolder};
 pub use tls::{Accepts, HandshakeError, Protocol, Secured, Terms};

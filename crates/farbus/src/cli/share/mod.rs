@@ -355,7 +355,8 @@ pub fn run(args: Args) -> Result<(), Failure> {
         say(format!("listening on {}   (Ctrl-C ends)", place.as_host()));
     }
     if let Some(Secure { listener, datagrams, address, trust }) = secure {
-        share.listen_secure_on(listener, datagrams, trust).map_err(Failure::local)?;
+        let beside = share.listen_secure_on(listener, trust).map_err(Failure::local)?;
+        datagrams.map_or(Ok(()), |socket| beside.serve(socket)).map_err(Failure::local)?;
         say(format!("listening on {address} for paired hosts, encrypted   (Ctrl-C ends)"));
     }
     let announced = nearby.map(|(nearby, wanted)| Announced::keep(nearby, wanted)).transpose();

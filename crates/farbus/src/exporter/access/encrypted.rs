@@ -192,4 +192,9 @@ impl<H: ConnectionHandler> QuicAcceptor for SecureListener<H> {
         let listener = Arc::clone(&self);
         self.on_a_thread(from, move || listener.judge(met, from, ticket));
     }
+
+    fn met_again(self: Arc<Self>, secured: Secured, from: SocketAddr) {
+        let listener = Arc::clone(&self);
+        self.on_a_thread(from, move || listener.welcome(secured, from));
+    }
 }

@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use farbus_io::link::{Interest, Link, wait_exactly};
 use farbus_io::sys::vhci::Port;
+use farbus_io::trust::Traffic;
 use farbus_model::{Device, Speed};
 use farbus_session::Reject;
 use farbus_session::snapshot::{self, Reader, Writer};
@@ -99,7 +100,7 @@ pub(super) fn restore_device(
     let stop = StopSignal::new().map_err(local)?;
     let swap = UsbSwap::new(client, target, stop.shared_wake());
     restore(client, target, (SNAPSHOT_KIND, ports, stop), saved, |reader, socket| {
-        DeviceRelay::restore(reader, socket, client.redial(target)?, swap).map_err(local)
+        DeviceRelay::restore(reader, socket, client.redial(target, Traffic::Prompt)?, swap).map_err(local)
     })
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farbus_io::link::{Link, LinkError};
-use farbus_io::trust::{Peer, Protocol};
+use farbus_io::trust::{Peer, Protocol, Traffic};
 
 use super::error::{ClientError, local, lost};
 use crate::broker::SystemAccess;
@@ -131,24 +131,24 @@ impl Connector {
     }
 
     /// An encrypted link over QUIC to a paired host. Only the handshake tells whether a host is there.
-    fn connect_quic(&self, known: &KnownHost) -> Result<Link, ClientError> {
+    fn connect_quic(&self, known: &KnownHost, traffic: Traffic) -> Result<Link, ClientError> {
         let found = search(known, &self.system, Way::Datagrams, |hints| {
             let (socket, to, is_new) = self.system.datagrams(known, hints).map_err(NotFound::NoConnection)?;
-            let link = known.encrypt_datagrams(socket, to).map_err(|error| NotFound::NotMet(error, to))?;
+            let link = known.encrypt_datagrams(traffic, socket, to).map_err(|error| NotFound::NotMet(error, to))?;
             Ok((link, to, is_new))
         });
         found.map_err(|failure| not_found(known, failure))
     }
 
-    /// Connects to an exporter for a session. Returns what makes the session's links, of which the first is made
-    /// already, and the exporter's name for people.
+    /// Connects to an exporter for a session with this traffic. Returns what makes the session's links, of which the
+    /// first is made already, and the exporter's name for people.
     ///
     /// # Errors
     /// [`ClientError`].
-    pub fn dial(&self, address: &str) -> Result<(Dial, String), ClientError> {
+    pub fn dial(&self, address: &str, traffic: Traffic) -> Result<(Dial, String), ClientError> {
         let known = self.known(address)?;
         let described = known.as_ref().map_or_else(|| address.to_owned(), |known| known.described());
-        let mut connect = self.session_links(address, known)?;
+        let mut connect = self.session_links(address, known, traffic)?;
         // The first link says best why the exporter cannot be reached.
         let mut first = Some(connect()?);
         let mut redial = as_dial(connect);
@@ -159,9 +159,9 @@ impl Connector {
     ///
     /// # Errors
     /// [`ClientError::Local`].
-    pub fn redial(&self, address: &str) -> Result<Dial, ClientError> {
+    pub fn redial(&self, address: &str, traffic: Traffic) -> Result<Dial, ClientError> {
         let known = self.known(address)?;
-        Ok(Box::new(as_dial(self.session_links(address, known)?)))
+        Ok(Box::new(as_dial(self.session_links(address, known, traffic)?)))
     }
 
     /// Makes the links of a session one after the other. It uses its own connection to the broker, so that waiting for
@@ -170,6 +170,7 @@ impl Connector {
         &self,
         address: &str,
         known: Option<Arc<KnownHost>>,
+        traffic: Traffic,
     ) -> Result<impl FnMut() -> Result<Link, ClientError> + Send + 'static, ClientError> {
         if self.transport == Transport::Quic && known.is_none() {
             let what = format!("QUIC is for paired hosts, and {address} is none: see 'farbus pair'");
@@ -178,7 +179,7 @@ impl Connector {
         let apart = Self { system: self.system.apart().map_err(local)?, ..self.clone() };
         let address = address.to_owned();
         Ok(move || match &known {
-            Some(known) if apart.transport == Transport::Quic => apart.connect_quic(known),
+            Some(known) if apart.transport == Transport::Quic => apart.connect_quic(known, traffic),
             Some(known) => apart.connect_encrypted(known, Protocol::Session, ANSWER_TIME_MAX),
             None => apart.system.connect(&address, ANSWER_TIME_MAX).map_err(ClientError::Link),
         })

@@ -11,7 +11,7 @@ use std::time::Duration;
 use farbus_host::storage::{BULK_ONLY, NO_DISK};
 use farbus_host::{DiskError, Options, RemoteDisk, RemoteError};
 use farbus_io::link::{Clock, Link};
-use farbus_io::trust::Peer;
+use farbus_io::trust::{Peer, Traffic};
 use farbus_model::{BufferPool, Completions, Device, Identity};
 use farbus_session::native::retire::Step;
 use farbus_session::native::{
@@ -317,7 +317,8 @@ impl Client {
             None => RemoteUsb::new(ATTACHMENT, open),
         };
         let mut done = Completions::new(BufferPool::new(0));
-        let linked = self.accepted(target, self.request(target, remote, grace, &mut done)?)?;
+        let linked =
+            self.accepted(target, self.request(target, traffic_of(native::Class::USB), remote, grace, &mut done)?)?;
         self.check_has_not_moved(target, linked.remote().identity())?;
         Ok(Some(linked))
     }
@@ -337,7 +338,7 @@ impl Client {
         let remote = RemoteUsb::reserving(ATTACHMENT, open, reservation);
         let mut done = Completions::new(BufferPool::new(0));
         let terms = self.config.terms(self.config.grace.unwrap_or(usual));
-        let linked = self.begin_on(target, terms, remote, &mut done)?;
+        let linked = self.begin_on(target, traffic_of(native::Class::USB), terms, remote, &mut done)?;
         Ok(match linked.end().cloned() {
             None => Ok(linked),
             Some(end) => Err((end, linked.status().reserved())),
@@ -368,7 +369,7 @@ impl Client {
             None => RemoteBlock::new(ATTACHMENT, open),
         };
         let mut done = Completions::new(BufferPool::new(0));
-        let mut opened = self.request(target, remote, grace, &mut done)?;
+        let mut opened = self.request(target, traffic_of(native::Class::BLOCK), remote, grace, &mut done)?;
         if matches!(&opened, Err(end) if end.cause == native::Cause::Refused) {
             // Its exporter may say that it was moved; where it is now is known here.
             self.check_has_not_moved(target, None)?;
@@ -416,7 +417,7 @@ impl Client {
         let remote = remote.overwriting();
         let mut done = Completions::new(BufferPool::new(0));
         let terms = Terms { clock, ..self.config.terms(grace) };
-        let linked = self.begin_on(target, terms, remote, &mut done)?;
+        let linked = self.begin_on(target, traffic_of(native::Class::BLOCK), terms, remote, &mut done)?;
         if let Some(end) = linked.end() {
             return Err(self.refusal(target, end));
         }
@@ -446,7 +447,8 @@ impl Client {
     pub fn observe(&self, target: &Target, seen: &mut Vec<Event>) -> Result<Linked<RemoteObserver>, ClientError> {
         let open = request_to_open(target, native::Class::USB, native::Mode::Observe);
         let remote = RemoteObserver::new(ATTACHMENT, open);
-        let opened = self.request(target, remote, self.config.grace.unwrap_or(GRACE), seen)?;
+        let opened =
+            self.request(target, traffic_of(native::Class::USB), remote, self.config.grace.unwrap_or(GRACE), seen)?;
         self.accepted(target, opened)
     }
 
@@ -467,7 +469,13 @@ impl Client {
             Some(reservation) => RemoteStream::reserving(ATTACHMENT, open, reservation),
             None => RemoteStream::new(ATTACHMENT, open),
         };
-        let opened = self.request(target, remote, self.config.grace.unwrap_or(GRACE), frames)?;
+        let opened = self.request(
+            target,
+            traffic_of(native::Class::STREAM),
+            remote,
+            self.config.grace.unwrap_or(GRACE),
+            frames,
+        )?;
         self.accepted(target, opened)
     }
 
@@ -486,7 +494,7 @@ impl Client {
         let grace = self.successors_grace_period(target, usual)?;
         let open = request_to_open(target, native::Class::USB, native::Mode::Exclusive);
         let remote = Piped::new(RemoteUsb::successor(ATTACHMENT, open, state_name), through(&self.config.modules));
-        let (dial, exporter) = self.connector.dial(&target.address)?;
+        let (dial, exporter) = self.connector.dial(&target.address, Traffic::Prompt)?;
         Linked::begin(self.config.terms(grace), dial, remote).map_err(|source| lost(&exporter, source))
     }
 
@@ -500,15 +508,21 @@ impl Client {
         let grace = self.successors_grace_period(target, usual)?;
         let open = request_to_open(target, native::Class::BLOCK, native::Mode::Exclusive);
         let remote = RemoteBlock::successor(ATTACHMENT, open);
-        let opened = self.request(target, remote, grace, &mut Completions::new(BufferPool::new(0)))?;
+        let opened = self.request(
+            target,
+            traffic_of(native::Class::BLOCK),
+            remote,
+            grace,
+            &mut Completions::new(BufferPool::new(0)),
+        )?;
         let linked = self.accepted(target, opened)?;
         self.check_has_not_moved(target, linked.remote().identity())?;
         Ok(linked)
     }
 
     /// What a session of another process needs to continue here: links, and the modules that its device's data passes.
-    pub(crate) fn redial(&self, target: &Target) -> Result<Redial, ClientError> {
-        let dial = self.connector.redial(&target.address)?;
+    pub(crate) fn redial(&self, target: &Target, traffic: Traffic) -> Result<Redial, ClientError> {
+        let dial = self.connector.redial(&target.address, traffic)?;
         Ok(Redial { dial, through: through(&self.config.modules), hold: self.config.hold })
     }
 
@@ -517,11 +531,12 @@ impl Client {
     fn request<A: Attached>(
         &self,
         target: &Target,
+        traffic: Traffic,
         remote: A,
         grace: Duration,
         done: &mut A::Done,
     ) -> Result<Opened<A>, ClientError> {
-        let linked = self.begin_on(target, self.config.terms(grace), remote, done)?;
+        let linked = self.begin_on(target, traffic, self.config.terms(grace), remote, done)?;
         // Read the answer.
         Ok(match linked.end().cloned() {
             None => Ok(linked),
@@ -534,12 +549,13 @@ impl Client {
     fn begin_on<A: Attached>(
         &self,
         target: &Target,
+        traffic: Traffic,
         terms: Terms,
         remote: A,
         done: &mut A::Done,
     ) -> Result<Linked<A>, ClientError> {
         // Connect. The session makes further links, and new ones for those it loses, in the same way.
-        let (dial, exporter) = self.connector.dial(&target.address)?;
+        let (dial, exporter) = self.connector.dial(&target.address, traffic)?;
         // What the device's data passes through is part of the request.
         let remote = Piped::new(remote, through(&self.config.modules));
         // Begin the session, send the request and wait until the device is open or refused.
@@ -641,6 +657,15 @@ impl Client {
 /// Whether an objection to attaching a disk is that it holds a part of a copy alone.
 fn is_unfinished(target: &Target, what: &str) -> bool {
     what.starts_with(&format!("{target} is {UNFINISHED}"))
+}
+
+/// What the links of a session are for that opens a device of this class. What a USB device is like is known only when
+/// it is open.
+fn traffic_of(class: native::Class) -> Traffic {
+    match class {
+        native::Class::BLOCK | native::Class::STREAM => Traffic::Bulk,
+        _ => Traffic::Prompt,
+    }
 }
 
 fn request_to_open(target: &Target, class: native::Class, mode: native::Mode) -> native::Open {

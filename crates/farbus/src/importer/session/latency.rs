@@ -1,9 +1,12 @@
 //! How long the stages of an attachment's requests take, computed from the requests that its session timed.
 
 use std::collections::VecDeque;
+use std::time::Instant;
 
 use farbus_session::native::Timed;
 use serde::Serialize;
+
+use super::latency_history::{History, Second};
 
 /// How many requests are remembered: for a device in use, those of the last seconds to minutes.
 const SAMPLES_MAX: usize = 256;
@@ -13,6 +16,7 @@ const SAMPLES_MAX: usize = 256;
 pub(crate) struct Samples {
     latest: VecDeque<Timed>,
     is_told: bool,
+    history: History,
 }
 
 /// The durations of the stages of the latest timed requests. Their sum is what the session saw; the front end (FUSE,
@@ -21,6 +25,9 @@ pub(crate) struct Samples {
 pub struct Latency {
     /// How many requests were timed.
     pub samples: usize,
+    /// A number that is greater after each further second in which a request was timed and which is over: then
+    /// [`SessionStatus::latency_seconds`](super::status::SessionStatus::latency_seconds) tells more. 0: there was none.
+    pub second: u64,
     /// From the moment the session was asked until it answered.
     pub all_us: Spread,
     /// Both directions over the network, including both ends' operating systems.
@@ -43,7 +50,8 @@ pub struct Spread {
 }
 
 impl Samples {
-    pub(crate) fn note(&mut self, timed: Timed) {
+    pub(crate) fn note(&mut self, timed: Timed, now: Instant) {
+        self.history.note(&timed, now);
         if self.latest.len() == SAMPLES_MAX {
             self.latest.pop_front();
         }
@@ -56,10 +64,17 @@ impl Samples {
         self.latest.back().filter(|_| !is_told).copied()
     }
 
-    pub(crate) fn summary(&self) -> Option<Latency> {
+    /// The seconds that are over at `now`.
+    pub(crate) fn seconds(&mut self, now: Instant) -> Vec<Second> {
+        self.history.seconds(now)
+    }
+
+    pub(crate) fn summary(&mut self, now: Instant) -> Option<Latency> {
+        let second = self.history.latest(now).map_or(0, |second| second + 1);
         let spread = |stage: fn(&Timed) -> u64| Spread::of(self.latest.iter().map(stage).collect());
         (!self.latest.is_empty()).then(|| Latency {
             samples: self.latest.len(),
+            second,
             all_us: spread(|timed| timed.total_ns),
             network_us: spread(Timed::network_ns),
             bus_us: spread(Timed::bus_ns),
@@ -85,16 +100,17 @@ mod tests {
     #[test]
     fn latency_covers_the_latest_requests_and_each_is_taken_once() {
         let mut samples = Samples::default();
-        assert_eq!((samples.summary(), samples.take_latest()), (None, None));
+        let now = Instant::now();
+        assert_eq!((samples.summary(now), samples.take_latest()), (None, None));
         let timed = |total_ns| {
             let residence = Residence { queue_ns: 1_000, device_ns: 20_000, reply_ns: 2_000 };
             Timed { total_ns, residence }
         };
-        (0..SAMPLES_MAX as u64).for_each(|_| samples.note(timed(1 << 40)));
-        (0..SAMPLES_MAX as u64).for_each(|number| samples.note(timed(100_000 + number * 1000)));
+        (0..SAMPLES_MAX as u64).for_each(|_| samples.note(timed(1 << 40), now));
+        (0..SAMPLES_MAX as u64).for_each(|number| samples.note(timed(100_000 + number * 1000), now));
         let last = samples.take_latest();
         assert_eq!((last, samples.take_latest()), (Some(timed(355_000)), None));
-        let told = samples.summary().unwrap();
+        let told = samples.summary(now).unwrap();
         assert_eq!((told.samples, told.all_us), (256, Spread { p50: 228.0, p90: 330.0, p99: 353.0 }));
         assert_eq!(
             (told.back_end_us, told.bus_us),

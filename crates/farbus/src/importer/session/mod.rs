@@ -5,4 +5,5 @@ pub mod connection;
 pub mod dialer;
 pub mod distance;
 pub mod latency;
+pub mod latency_history;
 pub mod status;

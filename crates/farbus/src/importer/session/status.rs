@@ -14,6 +14,7 @@ use serde::Serialize;
 
 use crate::importer::session::distance::Distance;
 use crate::importer::session::latency::{Latency, Samples};
+use crate::importer::session::latency_history::Second;
 use crate::link::status::{Links, LinksStatus};
 
 /// Why a device does not move at once whose exporter cannot be told.
@@ -390,12 +391,19 @@ impl SessionStatus {
 
     /// Records a timed request.
     pub(crate) fn note_timed(&self, timed: Timed) {
-        self.with(|state| state.latency.note(timed));
+        let now = Instant::now();
+        self.with(|state| state.latency.note(timed, now));
     }
 
     /// How long the stages of its latest requests took; `None` before a request was timed.
     pub fn latency(&self) -> Option<Latency> {
-        self.with(|state| state.latency.summary())
+        self.with(|state| state.latency.summary(Instant::now()))
+    }
+
+    /// How long the stages of its requests took in each of the last three minutes' seconds, the oldest first. Only
+    /// requests that were timed count (one in 64, and one each second), and seconds without one are left out.
+    pub fn latency_seconds(&self) -> Vec<Second> {
+        self.with(|state| state.latency.seconds(Instant::now()))
     }
 
     /// Records what was done so far to hide the device's distance.

@@ -319,7 +319,7 @@ pub const ACTIONS: &[Action] = &[
         summary: "Record what an observable device sends to its user, until the operation is stopped.",
         scope: Scope::Observe,
         parameters: &[
-            parameter("target", Kind::Text { chars_max: NAME_CHARS_MAX }, At::Word, "HOST[:PORT]/DEVICE."),
+            parameter("target", Kind::Text { chars_max: NAME_CHARS_MAX }, At::Word, "[HOST[:PORT]/]DEVICE."),
             parameter(
                 "count",
                 Kind::Number { min: 1, max: 1_000_000 },

@@ -13,3 +13,4 @@ pub mod operations;
 pub mod refusal;
 pub mod requests;
 pub mod routes;
+pub mod transcript;

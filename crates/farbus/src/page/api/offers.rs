@@ -1,9 +1,12 @@
 //! Which actions a device's state offers, each with the command line that does the same.
 
+use std::net::SocketAddr;
+
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::actions::action;
+use super::actions::{Runs, action};
+use crate::common::host_address::DEFAULT_PORT;
 
 /// An action that is offered for a device.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -44,11 +47,20 @@ pub fn of(process: &Value, device: &Value) -> Vec<Offer> {
             offer("unshare", "stop sharing it", json!({ "device": name }));
         }
         if state == "available" {
-            offer("attach", "attach it here", json!({ "target": name }));
+            offer("attach", "attach it here", json!({ "target": target_of(process, &name) }));
         }
         offer("allow", "let a paired host use it", json!({ "device": name }));
-        if device["medium"].is_object() {
-            offer("swap", "move its data to another medium", json!({ "device": name }));
+        if device["is_observable"] == true {
+            offer("observe", "record what it sends to its user", json!({ "target": target_of(process, &name) }));
+        }
+        match device["medium"]["is_swapping"].as_bool() {
+            Some(true) => {
+                offer("swap-cancel", "cancel the swap: its data stay where they are", json!({ "device": name }))
+            }
+            _ if device["medium"].is_object() => {
+                offer("swap", "move its data to another medium", json!({ "device": name }));
+            }
+            _ => {}
         }
         return offers;
     }
@@ -63,6 +75,10 @@ pub fn of(process: &Value, device: &Value) -> Vec<Offer> {
     if state == "attached" {
         offer("migrate", "move it to another host", json!({ "device": target }));
         offer("swap", "move its disk to this machine", json!({ "device": target }));
+        // Of a disk nothing is recorded; of anything else, if its owner permits it.
+        if device["mode"].is_null() && target.contains('/') {
+            offer("observe", "record what it sends, if its owner permits it", json!({ "target": target }));
+        }
         let modules = device["modules"].as_array().into_iter().flatten();
         if modules.filter_map(|module| module.as_str()?.split(':').next()).any(|name| name == "pause") {
             offer("module-pause", "stop what passes through its modules", json!({ "device": target }));
@@ -70,6 +86,23 @@ pub fn of(process: &Value, device: &Value) -> Vec<Offer> {
         }
     }
     offers
+}
+
+/// A device that a process of this machine shares, as a command finds it: by its name alone only where names are looked
+/// for (a share's own socket, the default port).
+fn target_of(process: &Value, name: &str) -> String {
+    let address = process["address"].as_str().unwrap_or_default();
+    let is_own_socket = |path: &str| path.rsplit('/').next().is_some_and(|file| file.starts_with("share-"));
+    match (address.strip_prefix("unix:"), address.parse::<SocketAddr>()) {
+        (Some(path), _) if !is_own_socket(path) => format!("{address}/{name}"),
+        (None, Ok(at)) if at.ip().is_unspecified() && at.port() != DEFAULT_PORT => {
+            format!("localhost:{}/{name}", at.port())
+        }
+        (None, Ok(at)) if !at.ip().is_unspecified() && (at.port() != DEFAULT_PORT || !at.ip().is_loopback()) => {
+            format!("{at}/{name}")
+        }
+        _ => name.to_owned(),
+    }
 }
 
 fn offer(name: &str, what: &'static str, given: Value) -> Option<Offer> {
@@ -81,8 +114,11 @@ fn offer(name: &str, what: &'static str, given: Value) -> Option<Offer> {
         filled.insert(parameter.name.to_owned(), json!(parameter.placeholder()));
     }
     // Others name devices: one with a name that no command takes is offered nothing.
-    let line = action.command(&filled).ok()?.line();
+    let mut line = action.command(&filled).ok()?.line();
     let command = missing.is_empty().then(|| line.clone());
+    if action.runs == Runs::Recording {
+        line.push_str(" > FILE.pcapng");
+    }
     Some(Offer { action: action.name, summary: action.summary, parameters, missing, command, what, line })
 }
 
@@ -134,6 +170,41 @@ mod tests {
             let offer = offer(action.name, "", json!({})).unwrap_or_else(|| panic!("{}", action.name));
             assert_eq!((offer.missing, offer.command), (action.required(), None));
         }
+    }
+
+    #[test]
+    fn a_shared_device_is_named_as_a_command_finds_it() {
+        for (address, target) in [
+            ("unix:/run/user/7/farbus/share-5.sock", "keyboard"),
+            ("unix:/srv/lab.sock", "unix:/srv/lab.sock/keyboard"),
+            ("127.0.0.1:3240", "keyboard"),
+            ("0.0.0.0:3240", "keyboard"),
+            ("127.0.0.1:4000", "127.0.0.1:4000/keyboard"),
+            ("0.0.0.0:4000", "localhost:4000/keyboard"),
+            ("10.0.0.7:3240", "10.0.0.7:3240/keyboard"),
+            ("[::1]:4000", "[::1]:4000/keyboard"),
+            ("", "keyboard"),
+        ] {
+            assert_eq!(target_of(&json!({ "address": address }), "keyboard"), target, "{address}");
+        }
+    }
+
+    #[test]
+    fn what_may_be_observed_is_offered_to_be_recorded_and_a_disk_is_not() {
+        let observe = |role: &str, device: Value| {
+            let offers = of(&json!({ "role": role }), &device);
+            offers.into_iter().find(|offer| offer.action == "observe").map(|offer| (offer.command, offer.line))
+        };
+        let shared = |is_observable: bool| json!({ "name": "a b", "bus_id": "1-1", "state": "in use", "is_observable": is_observable });
+        let line = "farbus observe --pcapng 'a b'".to_owned();
+        assert_eq!(observe("share", shared(true)), Some((Some(line.clone()), line + " > FILE.pcapng")));
+        assert_eq!(observe("share", shared(false)), None);
+        let attached = json!({ "name": "keyboard", "title": "lab3/keyboard", "state": "attached" });
+        let (command, _) = observe("attach", attached.clone()).unwrap();
+        assert_eq!(command.as_deref(), Some("farbus observe --pcapng lab3/keyboard"));
+        let mut disk = attached;
+        disk["mode"] = json!("exclusive");
+        assert_eq!(observe("attach", disk), None);
     }
 
     #[test]

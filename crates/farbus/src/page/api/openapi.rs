@@ -77,7 +77,7 @@ fn operation(path: &str, found: &Found) -> Value {
     if path.contains("{id}") {
         let schema = json!({ "type": "integer", "minimum": 0 });
         let mut parameters = vec![json!({ "name": "id", "in": "path", "required": true, "schema": schema })];
-        if found.route.endpoint == Endpoint::Device {
+        if matches!(found.route.endpoint, Endpoint::Device | Endpoint::LatencyPart | Endpoint::Latency) {
             let of_device = json!({ "name": "name", "in": "query", "required": true, "schema": { "type": "string" } });
             parameters.push(of_device);
         }
@@ -141,7 +141,10 @@ fn responses(found: &Found) -> Value {
     if found.route.endpoint == Endpoint::Operation {
         add("404", "No operation has this number, or it is forgotten.", "text/plain", text());
     }
-    if found.route.endpoint == Endpoint::Recording {
+    if matches!(found.route.endpoint, Endpoint::Latency | Endpoint::LatencyPart) {
+        add("404", "This process has no such device, or does not time it.", "text/plain", text());
+    }
+    if matches!(found.route.endpoint, Endpoint::Recording | Endpoint::RecordedText) {
         add("404", "No operation with this number has recorded anything.", "text/plain", text());
     }
     let described = |(status, (what, content)): (&str, (&str, Map<String, Value>))| {
@@ -154,6 +157,7 @@ fn responses(found: &Found) -> Value {
 fn kind_of(endpoint: Endpoint) -> &'static str {
     match endpoint {
         Endpoint::Page | Endpoint::Buses | Endpoint::Network | Endpoint::Device | Endpoint::Table => "text/html",
+        Endpoint::LatencyPart => "text/html",
         Endpoint::Style => "text/css",
         Endpoint::Script => "text/javascript",
         Endpoint::PageEvents | Endpoint::Events => "text/event-stream",
@@ -172,10 +176,12 @@ fn schema_of(endpoint: Endpoint) -> Option<&'static str> {
         Endpoint::Actions => Some("Actions"),
         Endpoint::Operations => Some("Operations"),
         Endpoint::Operation => Some("Operation"),
+        Endpoint::Latency => Some("Latency"),
         Endpoint::Description => Some("Description"),
         Endpoint::Action
         | Endpoint::Stop
         | Endpoint::Recording
+        | Endpoint::RecordedText
         | Endpoint::Health
         | Endpoint::Ready
         | Endpoint::Style
@@ -184,6 +190,7 @@ fn schema_of(endpoint: Endpoint) -> Option<&'static str> {
         | Endpoint::Buses
         | Endpoint::Network
         | Endpoint::Device
+        | Endpoint::LatencyPart
         | Endpoint::Table
         | Endpoint::PageEvents
         | Endpoint::Events
@@ -226,6 +233,19 @@ fn schemas() -> Value {
         "description": "As 'farbus status --json' has it: docs/control.md, Status.",
     });
     let process = object(&[&of_process()[..], &[("devices", list(reference("Device")))]].concat(), &[]);
+    let us = || json!({ "type": "number", "minimum": 0 });
+    let percentiles = || object(&[("p50", us()), ("p99", us()), ("p999", us())], &[]);
+    let second = object(
+        &[
+            ("ago_s", number()),
+            ("timed", number()),
+            ("all_us", percentiles()),
+            ("network_us", percentiles()),
+            ("bus_us", percentiles()),
+            ("back_end_us", percentiles()),
+        ],
+        &[],
+    );
     let attributes = ["device", "network", "refused", "gone", "local"];
     json!({
         "Device": device,
@@ -269,6 +289,7 @@ fn schemas() -> Value {
             ],
             &[],
         ),
+        "Latency": object(&[("seconds", list(second))], &[]),
         "Audit": object(
             &[
                 ("lines", list(object(&[("at", time()), ("event", text()), ("outcome", text())], &[]))),
@@ -293,6 +314,7 @@ fn schemas() -> Value {
             &[
                 ("id", number()),
                 ("action", text()),
+                ("subject", text()),
                 ("command", text()),
                 ("by", text()),
                 ("state", json!({ "enum": ["running", "done", "failed"] })),

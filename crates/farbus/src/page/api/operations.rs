@@ -1,6 +1,6 @@
 //! Runs the command lines of actions, and remembers the latest: how far they are, and how they ended.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::io::{BufRead, BufReader, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
@@ -16,8 +16,9 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use super::actions::{CommandLine, Runs};
+use super::actions::{CommandLine, Runs, action};
 use super::journal::{Journal, Kind};
+use super::transcript::Transcript;
 use crate::common::control::{Answer, Question, ask_in_turn};
 use crate::common::failure::{Attribute, FailureReport};
 
@@ -41,6 +42,8 @@ const RECORDING_READ_BYTES: usize = 16 << 10;
 pub const STACK_BYTES: usize = 128 << 10;
 /// How often the progress of a swap is asked for.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// Readers of a recording's text that are remembered; of a further one each question has a line in the log.
+const READERS_MAX: usize = 256;
 /// Characters of the log's fields.
 const RECORDED_MAX: usize = 256;
 
@@ -63,6 +66,8 @@ pub struct Operation {
     pub id: u64,
     /// The name of the action.
     pub action: &'static str,
+    /// What it is about, as its command line names it: a device, or what is shared.
+    pub subject: String,
     /// The command line that does the same.
     pub command: String,
     /// Who asked for it.
@@ -123,6 +128,10 @@ struct Remembered {
     process: Option<OwnedFd>,
     /// What it has recorded.
     recording: Option<Vec<u8>>,
+    /// The same as text.
+    transcript: Transcript,
+    /// Who has read the text: the audit log has a line of each.
+    has_read: BTreeSet<String>,
 }
 
 impl Has {
@@ -135,6 +144,7 @@ impl Has {
         match self.all.iter_mut().find(is_over) {
             Some(oldest) => {
                 oldest.recording = None;
+                oldest.transcript = Transcript::default();
                 true
             }
             None => false,
@@ -158,6 +168,25 @@ impl Operations {
         self.has().all.iter().rev().map(|remembered| remembered.operation.clone()).collect()
     }
 
+    /// What a device's page draws of them, the latest first: those that tell how far they are, and how they ended.
+    pub fn drawn(&self) -> Vec<Value> {
+        let has = self.has();
+        let is_drawn = |remembered: &&Remembered| {
+            let runs = action(remembered.operation.action).map(|action| action.runs);
+            matches!(runs, Some(Runs::Swap | Runs::Long | Runs::Recording))
+        };
+        let drawn = |remembered: &Remembered| {
+            let Operation { id, action, subject, command, by, state, begun, pid, progress, failure, .. } =
+                &remembered.operation;
+            json!({
+                "id": id, "action": action, "subject": subject, "command": command, "by": by, "state": state,
+                "begun": begun, "pid": pid, "progress": progress, "failure": failure,
+                "is_recorded": remembered.recording.is_some(),
+            })
+        };
+        has.all.iter().rev().filter(is_drawn).map(drawn).collect()
+    }
+
     /// The operation with this number.
     pub fn find(&self, id: u64) -> Option<Operation> {
         let has = self.has();
@@ -176,6 +205,25 @@ impl Operations {
         Some(recording)
     }
 
+    /// The latest of what an operation has recorded, as text, for `by`; `None`: nothing, or it is forgotten. The audit
+    /// log gets a line of each who reads it.
+    pub fn text(&self, id: u64, by: &str) -> Option<String> {
+        let (text, is_first) = {
+            let mut has = self.has();
+            let found = has.all.iter_mut().find(|remembered| remembered.operation.id == id)?;
+            found.recording.as_ref()?;
+            let is_first = !found.has_read.contains(by);
+            if is_first && found.has_read.len() < READERS_MAX {
+                found.has_read.insert(by.chars().take(RECORDED_MAX).collect());
+            }
+            (found.transcript.text(), is_first)
+        };
+        if is_first {
+            self.note("page-recording-text", by, "", Some(&format!("operation {id}")), Outcome::Ok);
+        }
+        Some(text)
+    }
+
     /// Adds to what an operation has recorded. Returns whether there was room for all of it.
     fn record_more(&self, id: u64, bytes: &[u8]) -> bool {
         let mut has = self.has();
@@ -184,6 +232,7 @@ impl Operations {
         let has_room = recording.len() + bytes.len() <= RECORDING_BYTES_MAX;
         if has_room {
             recording.extend_from_slice(bytes);
+            found.transcript.add(bytes);
         }
         found.operation.progress = Some(json!({ "bytes": recording.len(), "is_full": !has_room }));
         has_room
@@ -247,6 +296,7 @@ impl Operations {
         let operation = Operation {
             id,
             action: line.action.name,
+            subject: line.subject.clone(),
             command: line.line(),
             by: by.to_owned(),
             state: State::Running,
@@ -259,7 +309,13 @@ impl Operations {
             is_misused: false,
         };
         let is_recording = line.action.runs == Runs::Recording;
-        self.remember(Remembered { operation, process, recording: is_recording.then(Vec::new) });
+        self.remember(Remembered {
+            operation,
+            process,
+            recording: is_recording.then(Vec::new),
+            transcript: Transcript::default(),
+            has_read: BTreeSet::new(),
+        });
         if is_recording {
             self.note("page-observe", by, &line.subject, None, Outcome::Ok);
         }

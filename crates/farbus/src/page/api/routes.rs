@@ -11,6 +11,8 @@ pub const ACTIONS_AT: &str = "/api/v1/actions/";
 pub const OPERATIONS_AT: &str = "/api/v1/operations/";
 /// Where devices are shown: the number of their process follows.
 const DEVICE_AT: &str = "/device/";
+/// Where their latency is: the same follows.
+const LATENCY_AT: &str = "/api/v1/latency/";
 
 /// What is at a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +33,10 @@ pub enum Endpoint {
     Network,
     /// A device; the number of its process is the last part of the path.
     Device,
+    /// The part of a device's page with its latency over time; the number of its process is the last part but one.
+    LatencyPart,
+    /// How long a device's requests took in each of the last seconds; the number of its process is the last part.
+    Latency,
     /// The part of the page that changes.
     Table,
     /// The events of the page's script.
@@ -65,6 +71,8 @@ pub enum Endpoint {
     Stop,
     /// What an operation has recorded; its number is the last part but one.
     Recording,
+    /// The same as text, the latest of it; its number is the last part but one.
+    RecordedText,
 }
 
 /// A path of the page, what is there and for whom.
@@ -98,6 +106,7 @@ pub const ROUTES: &[Route] = &[
     route("/buses", Endpoint::Buses, READ, "What is reserved on the buses, for a browser."),
     route("/network", Endpoint::Network, READ, "The network of hosts, for a browser."),
     route("/device/{id}", Endpoint::Device, READ, "A device of the process with this number, for a browser."),
+    route("/device/{id}/latency", Endpoint::LatencyPart, READ, "The part of its page with its latency over time."),
     route("/devices", Endpoint::Table, READ, "The part of the page that changes."),
     route("/events", Endpoint::PageEvents, READ, "Events for the page's script."),
     route("/metrics", Endpoint::Metrics, READ, "Figures for Prometheus."),
@@ -106,6 +115,7 @@ pub const ROUTES: &[Route] = &[
     route("/api/v1/devices", Endpoint::Devices, READ, "Every device, its process, and the actions offered for it."),
     route("/api/v1/shares", Endpoint::Shares, READ, "The same, of the devices that are shared here."),
     route("/api/v1/attachments", Endpoint::Attachments, READ, "The same, of the devices that are attached here."),
+    route("/api/v1/latency/{id}", Endpoint::Latency, READ, "Latency of a device of this process, second by second."),
     route("/api/v1/events", Endpoint::Events, READ, "Events, numbered: status, happened, operation, missed."),
     route("/api/v1/audit", Endpoint::Audit, OWN, "The latest 200 lines of the audit log."),
     route("/api/v1/openapi.json", Endpoint::Description, READ, "This description, in OpenAPI 3.1."),
@@ -116,6 +126,12 @@ pub const ROUTES: &[Route] = &[
     // What its action needs is needed, too.
     route("/api/v1/operations/{id}/stop", Endpoint::Stop, OBSERVE, "Ends the command of an operation, as Ctrl-C does."),
     route("/api/v1/operations/{id}/recording", Endpoint::Recording, OBSERVE, "What 'observe' has recorded (pcapng)."),
+    route(
+        "/api/v1/operations/{id}/text",
+        Endpoint::RecordedText,
+        OBSERVE,
+        "The latest of it as text: keys as letters.",
+    ),
 ];
 
 /// A route that a path has, with what its variable part names.
@@ -157,13 +173,23 @@ pub fn find(path: &str) -> Option<Found> {
         let (number, endpoint) = match rest.split_once('/') {
             Some((number, "stop")) => (number, Endpoint::Stop),
             Some((number, "recording")) => (number, Endpoint::Recording),
+            Some((number, "text")) => (number, Endpoint::RecordedText),
             Some(_) => return None,
             None => (rest, Endpoint::Operation),
         };
         return Some(Found { route: of(endpoint)?, action: None, number: number_in(number)? });
     }
+    let of_process =
+        |endpoint, process| Some(Found { route: of(endpoint)?, action: None, number: number_in(process)? });
     if let Some(process) = path.strip_prefix(DEVICE_AT) {
-        return Some(Found { route: of(Endpoint::Device)?, action: None, number: number_in(process)? });
+        return match process.split_once('/') {
+            Some((process, "latency")) => of_process(Endpoint::LatencyPart, process),
+            Some(_) => None,
+            None => of_process(Endpoint::Device, process),
+        };
+    }
+    if let Some(process) = path.strip_prefix(LATENCY_AT) {
+        return of_process(Endpoint::Latency, process);
     }
     let route = ROUTES.iter().find(|route| route.path == path)?;
     Some(Found { route, action: None, number: 0 })
@@ -218,6 +244,9 @@ mod tests {
             "/api/v1/operations/+1",
             "/api/v1/operations/99999999999999999999",
             "/api/v1/operations/1/stop/stop",
+            "/device/7/history",
+            "/device/7/latency/",
+            "/api/v1/latency/x",
             "",
         ] {
             assert!(find(path).is_none(), "{path}");

@@ -96,6 +96,13 @@ pub enum Question {
         /// The device's name.
         name: String,
     },
+    /// How long the requests of a device took in each of the last seconds.
+    Latency {
+        /// The number of the process that has the device attached.
+        pid: u32,
+        /// The device's name.
+        name: String,
+    },
     /// The hosts that are paired with this one.
     Hosts,
     /// The latest lines of the audit log.
@@ -109,6 +116,11 @@ pub enum Question {
     },
     /// What one of them has recorded.
     Recording {
+        /// Its number.
+        id: u64,
+    },
+    /// The same as text, the latest of it.
+    RecordedText {
         /// Its number.
         id: u64,
     },
@@ -134,11 +146,13 @@ impl Question {
             Question::Status { .. } => of(Endpoint::Status),
             Question::Follow { .. } => of(Endpoint::Events),
             Question::Details { .. } => of(Endpoint::Device),
+            Question::Latency { .. } => of(Endpoint::Latency),
             Question::Hosts => of(Endpoint::Hosts),
             Question::Audit => of(Endpoint::Audit),
             Question::Operations => of(Endpoint::Operations),
             Question::Operation { .. } => of(Endpoint::Operation),
             Question::Recording { .. } => of(Endpoint::Recording),
+            Question::RecordedText { .. } => of(Endpoint::RecordedText),
             // What is nowhere is looked for by those alone that may change everything.
             Question::Change { path, .. } => routes::find(path).map_or(Some(Scope::Own), |found| found.scope()),
         }
@@ -216,6 +230,7 @@ mod tests {
             Question::Status { known: 0 },
             Question::Follow { follow: 1, events: true },
             Question::Details { pid: 7, name: "disk".into() },
+            Question::Latency { pid: 7, name: "disk".into() },
             Question::Hosts,
             Question::Operations,
             Question::Operation { id: 1 },
@@ -223,8 +238,12 @@ mod tests {
             assert_eq!(question.needs(), Some(Scope::Read), "{question:?}");
         }
         // To stop an operation takes what its action takes, too.
-        let of_observers =
-            [Question::Recording { id: 1 }, change("/api/v1/operations/1/stop"), change("/api/v1/actions/observe")];
+        let of_observers = [
+            Question::Recording { id: 1 },
+            Question::RecordedText { id: 1 },
+            change("/api/v1/operations/1/stop"),
+            change("/api/v1/actions/observe"),
+        ];
         for question in of_observers {
             assert_eq!(question.needs(), Some(Scope::Observe), "{question:?}");
         }

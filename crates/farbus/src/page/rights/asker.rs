@@ -11,12 +11,16 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use super::super::api::journal::{Journal, Kind};
-use super::super::status::{Processes, devices_of};
-use crate::common::control::{Answer, Question, ask_all};
+use super::super::api::operations::Operations;
+use super::super::status::{Processes, Swapping, devices_of};
+use crate::common::control::{Answer, Question, ask_all, ask_one};
 use crate::common::happenings::Happenings;
 
 /// How often the processes are asked while somebody looks. An answer that is younger than this is given again.
 const ASK_EVERY: Duration = Duration::from_millis(500);
+
+/// Swaps whose progress is asked for at a time.
+const SWAPS_MAX: usize = 16;
 
 /// What was answered, and when.
 #[derive(Clone, Debug, Default)]
@@ -36,17 +40,17 @@ pub struct Asker {
 }
 
 impl Asker {
-    /// Starts the thread, which publishes changes in the journal while somebody follows that. It ends with the last
-    /// `Asker`.
+    /// Starts the thread, which publishes changes in the journal while somebody follows that, and adds what is drawn of
+    /// the operations. It ends with the last `Asker`.
     ///
     /// # Errors
     /// There can be no further thread.
-    pub fn start(journal: Journal) -> io::Result<Self> {
+    pub fn start(journal: Journal, operations: Operations) -> io::Result<Self> {
         let (asked, _) = watch::channel(Arc::<Asked>::default());
         let (demand, demanded) = sync_channel(1);
         let to = asked.clone();
         let for_thread = journal.clone();
-        let ask = move || keep_asking(&to, &demanded, &for_thread);
+        let ask = move || keep_asking(&to, &demanded, &for_thread, &operations);
         thread::Builder::new().name("page-status".into()).spawn(ask)?;
         Ok(Self { asked, demand, journal })
     }
@@ -71,7 +75,7 @@ impl Asker {
     }
 }
 
-fn keep_asking(asked: &watch::Sender<Arc<Asked>>, demanded: &Receiver<()>, journal: &Journal) {
+fn keep_asking(asked: &watch::Sender<Arc<Asked>>, demanded: &Receiver<()>, journal: &Journal, operations: &Operations) {
     let began = Instant::now();
     let (mut happenings, mut mark) = (Happenings::default(), None);
     for version in 1.. {
@@ -84,7 +88,7 @@ fn keep_asking(asked: &watch::Sender<Arc<Asked>>, demanded: &Receiver<()>, journ
         }
         let at = Instant::now();
         let asked_us = u64::try_from(at.duration_since(began).as_micros()).unwrap_or(u64::MAX);
-        let said = Processes { version, asked_us, ..ask() };
+        let said = Processes { version, asked_us, operations: operations.drawn(), ..ask() };
         if journal.is_followed() {
             publish(journal, &said, &mut happenings, &mut mark);
         }
@@ -99,10 +103,27 @@ fn ask() -> Processes {
             let count = answers.len();
             let said = |(_, answer)| if let Answer::Ok(value) = answer { Some(value) } else { None };
             let processes: Vec<_> = answers.into_iter().filter_map(said).collect();
-            Processes { silent: count - processes.len(), processes, ..Processes::default() }
+            let swaps = swaps(&processes);
+            Processes { silent: count - processes.len(), processes, swaps, ..Processes::default() }
         }
         Err(error) => Processes { failure: Some(error.to_string()), ..Processes::default() },
     }
+}
+
+/// How far the swaps are that run now.
+fn swaps(processes: &[Value]) -> Vec<Swapping> {
+    let is_swapping = |(_, device): &(&Value, &Value)| device["medium"]["is_swapping"] == true;
+    let asked = devices_of(processes).filter(is_swapping).take(SWAPS_MAX).filter_map(|(process, device)| {
+        let (pid, name) = (process["pid"].as_u64()?, device["name"].as_str()?.to_owned());
+        // What is attached here is asked for with its host.
+        let target = device["title"].as_str().filter(|_| device["bus_id"].is_null()).unwrap_or(&name);
+        let question = Question::SwapStatus { device: target.to_owned() };
+        match ask_one(u32::try_from(pid).ok()?, &question, &[]) {
+            Ok(Answer::Ok(progress)) if progress["state"] == "running" => Some(Swapping { pid, name, progress }),
+            _ => None,
+        }
+    });
+    asked.collect()
 }
 
 /// Publishes what has happened, and that there is another status.

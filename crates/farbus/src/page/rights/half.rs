@@ -305,6 +305,10 @@ impl Half {
                 let details = blocking(move || serde_json::to_value(reading::details(pid, name)).ok()).await;
                 Ok(Answer::Value(details.unwrap_or_default()))
             }
+            Question::Latency { pid, name } => {
+                let said = blocking(move || Some(reading::latency(pid, name))).await;
+                Ok(Answer::Value(said.unwrap_or_default()))
+            }
             Question::Hosts => of_files(blocking(|| reading::hosts().ok()).await),
             Question::Audit => of_files(blocking(|| reading::audit().ok()).await),
             Question::Operations => Ok(Answer::Value(json!({ "operations": operations.all() }))),
@@ -314,6 +318,10 @@ impl Half {
             },
             Question::Recording { id } => match operations.recording(id, &caller.called) {
                 Some(bytes) => Ok(Answer::Bytes(hex::encode(&bytes))),
+                None => refused(StatusCode::NOT_FOUND, "no operation with this number has recorded anything"),
+            },
+            Question::RecordedText { id } => match operations.text(id, &caller.called) {
+                Some(text) => Ok(Answer::Value(json!(text))),
                 None => refused(StatusCode::NOT_FOUND, "no operation with this number has recorded anything"),
             },
             Question::Change { path, given } => {
@@ -338,7 +346,14 @@ impl Half {
     async fn tell_status(&self, said: &Processes) {
         if let Err(error) = self.tell(&Told::Status(said.clone())).await {
             let failure = Some(format!("what the processes say is too long: {error}"));
-            let short = Processes { failure, processes: Vec::new(), silent: said.silent, ..*said };
+            let short = Processes {
+                failure,
+                processes: Vec::new(),
+                operations: Vec::new(),
+                swaps: Vec::new(),
+                silent: said.silent,
+                ..*said
+            };
             // This one is not.
             let _ = self.tell(&Told::Status(short)).await;
         }
@@ -420,7 +435,8 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let journal = Journal::default();
-            let (asker, operations) = (Asker::start(journal.clone()).unwrap(), Operations::new(journal.clone()));
+            let operations = Operations::new(journal.clone());
+            let asker = Asker::start(journal.clone(), operations.clone()).unwrap();
             let shared = Shared { asker, journal, operations, port: None, is_sandboxed: true };
             let child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
             let (passage, _theirs) = Passage::pair().unwrap();
@@ -450,11 +466,13 @@ mod tests {
                 Question::Status { known: 0 },
                 Question::Follow { follow: 1, events: true },
                 Question::Details { pid: 1, name: "disk".into() },
+                Question::Latency { pid: 1, name: "disk".into() },
                 Question::Hosts,
                 Question::Audit,
                 Question::Operations,
                 Question::Operation { id: 1 },
                 Question::Recording { id: 1 },
+                Question::RecordedText { id: 1 },
                 stop.clone(),
             ] {
                 let asked = async |by| half.carry_out(by, question.clone()).await.map_err(|refusal| refusal.status);

@@ -65,8 +65,8 @@ pub fn serve(
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::local)?;
     runtime.block_on(async {
         let journal = Journal::default();
-        let asker = Asker::start(journal.clone()).map_err(Failure::local)?;
         let operations = Operations::new(journal.clone());
+        let asker = Asker::start(journal.clone(), operations.clone()).map_err(Failure::local)?;
         let shared = |port| Shared { asker, journal, operations, port, is_sandboxed };
         match place {
             Place::Loopback(address) if !address.ip().is_loopback() => {

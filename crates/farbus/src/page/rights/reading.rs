@@ -25,7 +25,17 @@ pub fn details(pid: u32, name: String) -> Details {
     };
     let events = events["events"].as_array_mut().map(std::mem::take).unwrap_or_default();
     let events = events.into_iter().rev().filter(is_its).take(EVENTS_MAX).collect();
-    Details { descriptors: ask(&Question::Descriptors { device: name }), events }
+    let latency = latency(pid, name.clone());
+    Details { descriptors: ask(&Question::Descriptors { device: name }), events, latency }
+}
+
+/// How long the requests of an attached device took in each of the last seconds, as its process says; null if that does
+/// not time it. It blocks until the process has answered.
+pub fn latency(pid: u32, device: String) -> Value {
+    match ask_one(pid, &Question::Latency { device }, &[]) {
+        Ok(Answer::Ok(value)) if value.is_object() => value,
+        _ => Value::Null,
+    }
 }
 
 /// The tokens of this user's page.

@@ -11,9 +11,12 @@ use super::super::status::Status;
 use super::descriptors;
 use super::devices::{icon, notes};
 use super::drawing::{Drawing, List, Part, Piece};
-use super::text::{escaped, escaped_whole, span, table, value_in};
+use super::text::{encoded, escaped, escaped_whole, span, table, value_in};
+use super::{latency as over_time, operations};
 use crate::common::units::format_bytes;
 
+/// The longest query that is read, bytes; the rest of a request is limited before.
+pub const QUERY_BYTES_MAX: usize = 8 << 10;
 /// Rows of a table of a device: uses, links, hosts that wait.
 const ROWS_MAX: usize = 64;
 
@@ -31,12 +34,20 @@ pub struct Details {
     pub descriptors: Value,
     /// The latest events of it, the latest first.
     pub events: Vec<Value>,
+    /// What its process answers to the question for its latency over time; null if it does not time it.
+    #[serde(default)]
+    pub latency: Value,
 }
 
 impl Which {
     /// `/device/PID?name=NAME`. A name in a path would be read as a way through folders.
     pub fn of(path: &str, query: &str) -> Option<Self> {
-        let pid = path.strip_prefix("/device/")?.parse().ok()?;
+        Self::with_pid(path.strip_prefix("/device/")?.parse().ok()?, query)
+    }
+
+    /// The device of this process that a query names.
+    pub fn with_pid(pid: u32, query: &str) -> Option<Self> {
+        let query = Some(query).filter(|query| query.len() <= QUERY_BYTES_MAX)?;
         Some(Self { pid, name: value_in(query, "name")? })
     }
 
@@ -73,6 +84,12 @@ impl Which {
             Some(_) => {
                 part("facts", facts(process, device));
                 part("commands", commands(process, device));
+                part("moves", section("moves", "Swap and migration", &operations::moves(status, process, device)));
+                let recordings = operations::recordings(status, process, device);
+                part("recordings", section("recordings", "Recordings", &recordings));
+                for (key, text) in operations::texts(status, process, device) {
+                    part(&key, text);
+                }
                 part("traffic", traffic(status, process, device));
                 part("links", links(device));
                 part("latency", latency(device));
@@ -85,10 +102,26 @@ impl Which {
             Piece::List(List { id: "device", element: "div", parts }),
         ];
         if let Some(details) = details {
+            pieces.push(Piece::Fixed(self.latency(device, &details.latency)));
             pieces.push(Piece::Fixed(descriptors::tree(&details.descriptors)));
             pieces.push(Piece::Fixed(events(&details.events)));
         }
         Drawing { title, is_there: found.is_some(), pieces }
+    }
+
+    /// Its latency over time, which the script loads again when there is a further second.
+    fn latency(&self, device: &Value, said: &Value) -> String {
+        if !said.is_object() {
+            return String::new();
+        }
+        let second = device["latency"]["second"].as_u64().unwrap_or_default();
+        format!(
+            "<div id=\"latency-history\" data-live=\"/device/{}/latency?name={}\" data-follows=\"latency\" \
+             data-shown=\"{second}\">{}</div>\n",
+            self.pid,
+            encoded(&self.name),
+            over_time(said)
+        )
     }
 }
 
@@ -256,7 +289,14 @@ fn latency(device: &Value) -> String {
         })
         .collect();
     let caption = format!("The latest {} requests that were timed", latency["samples"].as_u64().unwrap_or_default());
-    section("latency", "Latency", &table(&caption, &["Stage", "Median", "90th percentile", "99th percentile"], &rows))
+    let section = section(
+        "latency",
+        "Latency",
+        &table(&caption, &["Stage", "Median", "90th percentile", "99th percentile"], &rows),
+    );
+    // What is loaded by itself follows this number.
+    let second = latency["second"].as_u64().unwrap_or_default();
+    section.replacen("<section ", &format!("<section data-number=\"{second}\" "), 1)
 }
 
 fn history(device: &Value) -> String {

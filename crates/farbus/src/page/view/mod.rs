@@ -5,22 +5,23 @@ mod descriptors;
 mod device;
 mod devices;
 mod drawing;
+mod latency;
 mod live;
 mod network;
+mod operations;
 mod text;
 
+use self::device::QUERY_BYTES_MAX;
 pub use self::device::{Details, Which};
 use self::devices::Wanted;
 pub use self::drawing::{Drawing, Piece};
+pub use self::latency::drawn as latency;
 pub use self::live::Shown;
 #[cfg(test)]
 pub use self::text::encoded;
 pub use self::text::escaped_whole;
 use self::text::value_in;
 use super::status::Status;
-
-/// The longest query that is read, bytes; the rest of a request is limited before.
-const QUERY_BYTES_MAX: usize = 8 << 10;
 
 /// A view of what the processes say.
 #[derive(Clone, Debug, PartialEq, Eq)]

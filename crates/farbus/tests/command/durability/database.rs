@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use super::super::harness::{Harness, has, has_program};
 use super::clients::HANGS;
 use super::scene::{FrontEnd, Said};
-use super::store::{file_of, is_done};
+use super::store::{file_of, is_done, while_no_loop_device_is_made};
 
 /// The size of its disk.
 pub const DISK_BYTES: usize = 8 << 20;
@@ -206,6 +206,7 @@ struct Looped {
 impl Looped {
     fn over(disk: &Path) -> Option<Self> {
         std::fs::metadata(disk).ok()?;
+        let _nobody = while_no_loop_device_is_made();
         let made = Command::new("losetup").args(["--find", "--show", "--direct-io=on"]).arg(disk).output().unwrap();
         let name = String::from_utf8_lossy(&made.stdout).trim().to_owned();
         made.status.success().then_some(Self { name })

@@ -43,7 +43,7 @@ use random::Random;
 use scene::{
     DISK_BYTES, Exporter, FrontEnd, SECTORS, Said, WRITERS, Writer, address_space, descriptors, wait_until_settled,
 };
-use store::{Disk, Failing};
+use store::{Disk, Failing, while_no_loop_device_is_made};
 
 /// A kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -209,11 +209,11 @@ impl Scene<'_, '_> {
             LinkCut => self.cutter.cut_in_way(random.below(4), random.below(1000), self.fronts.len() as u64, || false),
             DaemonRestarted => self.exporter.restart(),
             Upgraded => self.upgrade(),
-            DiskFull => return self.fail(disk, Failing::Writes(StoreError::NoSpace)),
-            DiskReadOnly => return self.fail(disk, Failing::Writes(StoreError::ReadOnly)),
-            WriteError => return self.fail(disk, Failing::Writes(StoreError::Medium)),
-            TornWrite => return self.fail(disk, Failing::Torn),
-            FlushError => return self.fail(disk, Failing::Flushes),
+            DiskFull => return self.fail(disk, Failing::Writes(StoreError::NoSpace), span),
+            DiskReadOnly => return self.fail(disk, Failing::Writes(StoreError::ReadOnly), span),
+            WriteError => return self.fail(disk, Failing::Writes(StoreError::Medium), span),
+            TornWrite => return self.fail(disk, Failing::Torn, span),
+            FlushError => return self.fail(disk, Failing::Flushes, span),
             FlushErrorUnanswered => self.fail_unanswered(disk),
             PowerCut => self.exporter.cut_power(self.disks, || ()),
             PowerCutOfBoth => self.exporter.cut_power(self.disks, || self.fronts[disk].kill()),
@@ -235,9 +235,9 @@ impl Scene<'_, '_> {
         }
     }
 
-    /// The medium of a disk fails until one of its writers is told an error; then its owner mends it, and starts the
-    /// exporter again.
-    fn fail(&mut self, disk: usize, failing: Failing) -> Option<usize> {
+    /// The medium of a disk fails until one of its writers is told an error; then its owner mends it, which takes up to
+    /// a second, and starts the exporter again.
+    fn fail(&mut self, disk: usize, failing: Failing, span: Duration) -> Option<usize> {
         let errors =
             || -> u64 { self.said[users_of(disk)].iter().map(|said| said.errors.load(Ordering::Acquire)).sum() };
         let (before, began) = (errors(), Instant::now());
@@ -246,7 +246,10 @@ impl Scene<'_, '_> {
             thread::sleep(Duration::from_millis(1));
         }
         assert!(self.disks[disk].refused() > 0, "the programs use disk {disk}");
+        let _nobody = while_no_loop_device_is_made();
         self.exporter.kill();
+        // What the disks' users begin meanwhile waits for the exporter.
+        thread::sleep(span.min(Duration::from_secs(1)));
         self.disks[disk].take_down();
         self.disks[disk].fail(Failing::Nothing);
         self.disks[disk].bring_up();
@@ -332,11 +335,7 @@ fn no_fault_loses_a_flushed_byte_shows_an_old_one_or_hides_an_error() {
     lab3.ok(&["allow", "desk", "all"]);
     let mut disks: Vec<Disk> =
         (0..DATABASE).map(|disk| Disk::new(&harness, disk, DISK_BYTES, seed << 8 | disk as u64)).collect();
-    // Beside other tests of this process it is not there: see docs/durability.md.
-    let has_database = std::env::var_os("FARBUS_DURABILITY_DATABASE").is_some();
-    if has_database {
-        disks.push(Disk::new(&harness, DATABASE, database::DISK_BYTES, seed << 8 | DATABASE as u64));
-    }
+    disks.push(Disk::new(&harness, DATABASE, database::DISK_BYTES, seed << 8 | DATABASE as u64));
     let kinds = ["block", "block", "disk", "block"];
     let shares: Vec<String> =
         disks.iter().zip(kinds).map(|(disk, kind)| format!("{kind}:{}", disk.file().display())).collect();
@@ -344,10 +343,10 @@ fn no_fault_loses_a_flushed_byte_shows_an_old_one_or_hides_an_error() {
     let first = previous.as_deref().unwrap_or(Path::new(env!("CARGO_BIN_EXE_farbus")));
     let (exporter, address) = Exporter::new(lab3, first, &shares);
     let cutter = Cutter::before(address.parse().unwrap());
-    let vias = ["fuse", "nbd", "nbd", "fuse"].into_iter().take(disks.len());
+    let vias = ["fuse", "nbd", "nbd", "fuse"];
     let fronts: Vec<FrontEnd<'_>> =
-        vias.enumerate().map(|(disk, via)| FrontEnd::new(&harness, via, format!("d{disk}"))).collect();
-    let said: Vec<Said> = (0..users_of(disks.len() - 1).end).map(|_| Said::default()).collect();
+        vias.into_iter().enumerate().map(|(disk, via)| FrontEnd::new(&harness, via, format!("d{disk}"))).collect();
+    let said: Vec<Said> = (0..users_of(DATABASE).end).map(|_| Said::default()).collect();
     let clients: Vec<Box<dyn Client>> = (0..users_of(DATABASE).start)
         .map(|writer| -> Box<dyn Client> {
             let front = &fronts[writer / WRITERS];
@@ -368,9 +367,8 @@ fn no_fault_loses_a_flushed_byte_shows_an_old_one_or_hides_an_error() {
     let mut rows = [Row::default(); KINDS.len()];
     let began = Instant::now();
     let (writers, database) = thread::scope(|s| {
-        let database = has_database
-            .then(|| Database::new(&harness, &fronts[DATABASE], &said[users_of(DATABASE).start], &turn))
-            .map(|database| s.spawn(|| database.work(&is_over)));
+        let database = Database::new(&harness, &fronts[DATABASE], &said[users_of(DATABASE).start], &turn);
+        let database = s.spawn(|| database.work(&is_over));
         let writers: Vec<_> = clients
             .into_iter()
             .enumerate()
@@ -406,12 +404,12 @@ fn no_fault_loses_a_flushed_byte_shows_an_old_one_or_hides_an_error() {
         }
         drop(on_panic);
         let writers = writers.into_iter().map(|writer| writer.join().unwrap()).collect::<Vec<_>>();
-        (writers, database.map(|database| database.join().unwrap()))
+        (writers, database.join().unwrap())
     });
     let database = finish(&mut scene, writers, database, &again);
     drop(scene);
     print_table(&rows, seed, began.elapsed(), &disks, &said);
-    println!("the database: {}", database.unwrap_or_else(|| "not there".to_owned()));
+    println!("the database: {database}");
 }
 
 fn firsts(said: &[Said]) -> Vec<String> {
@@ -468,12 +466,7 @@ fn play(
 }
 
 /// Detaches everything, cuts the power once more, and compares what is left on the media.
-fn finish(
-    scene: &mut Scene<'_, '_>,
-    mut writers: Vec<Sectors>,
-    database: Option<Database<'_, '_>>,
-    again: &str,
-) -> Option<String> {
+fn finish(scene: &mut Scene<'_, '_>, mut writers: Vec<Sectors>, mut database: Database<'_, '_>, again: &str) -> String {
     for front in scene.fronts {
         scene.desk.ok(&["detach", &format!("lab3/{}", front.device)]);
         let mut importer = front.take();
@@ -485,9 +478,8 @@ fn finish(
         assert_eq!(sectors.wrong.bytes_lost, 0, "{:?}\nagain: {again}", sectors.first);
     }
     scene.exporter.kill();
-    let mut database = database?;
     database.compare_durable(&scene.disks[DATABASE].file());
-    Some(database.described())
+    database.described()
 }
 
 fn print_table(rows: &[Row], seed: u64, took: Duration, disks: &[Disk], said: &[Said]) {

@@ -18,7 +18,7 @@ use super::super::trust::Host;
 use super::clients::{Client, HANGS, is_answer, is_hang, open_soon};
 use super::model::{SECTOR, Sectors, Wrong};
 use super::random::Random;
-use super::store::Disk;
+use super::store::{Disk, while_no_loop_device_is_made};
 
 /// The sessions' grace period, in seconds: longer than any fault.
 const GRACE_S: &str = "170";
@@ -137,6 +137,7 @@ impl<'h> Exporter<'h> {
     /// The power of its machine and its disks fails, and comes back. Processes are stopped first: nothing that they
     /// do after the power failed reaches anybody.
     pub fn cut_power(&mut self, disks: &mut [Disk], meanwhile: impl FnOnce()) {
+        let _nobody = while_no_loop_device_is_made();
         self.signal(Signal::STOP);
         disks.iter().for_each(Disk::power_off);
         meanwhile();

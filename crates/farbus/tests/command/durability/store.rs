@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -275,6 +275,8 @@ impl Disk {
         // 1: errors were corrected.
         run("e2fsck", &["-fy", &device], &[0, 1]);
         run("mount", &["-t", "ext4", "-o", "noatime,errors=remount-ro", &device, self.at.to_str().unwrap()], &[0]);
+        // While it is mounted this says that it goes with its mount: nothing of it is left if the test is killed.
+        run("losetup", &["-d", &device], &[0]);
         self.device = Some(device);
     }
 
@@ -291,6 +293,17 @@ impl Drop for Disk {
             is_done("losetup", &["-d", &device]);
         }
     }
+}
+
+/// Held by those who make a loop device over an attached disk, and by those who take its exporter away and make loop
+/// devices for what that exporter shares.
+///
+/// Before a loop device is in use Linux flushes the file below it (6.14 and later, `loop_configure`). Until the
+/// exporter of that file answers, the device counts as free: everything on this machine that asks for a free one is
+/// given its number, and waits. An exporter whose own disk has to have one would never start.
+pub fn while_no_loop_device_is_made() -> MutexGuard<'static, ()> {
+    static MADE: Mutex<()> = Mutex::new(());
+    MADE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Runs a program, which has to end with one of these codes; returns what it printed.

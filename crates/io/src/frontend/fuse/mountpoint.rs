@@ -195,7 +195,7 @@ impl Drop for Mountpoint {
 
 /// A path to the open folder, whatever its name has become (proc_pid_fd(5)).
 fn path_of(folder: &OwnedFd) -> PathBuf {
-    format!("/proc/self/fd/{}", folder.as_raw_fd()).into()
+    format!("/proc/thread-self/fd/{}", folder.as_raw_fd()).into()
 }
 
 /// Checks that `folder` is what `at` means: that the resolved path leads to it, and, if root resolves the path, that

@@ -1,0 +1,244 @@
+//! The page with a thousand devices in Chromium: how long its first paint takes, and what one change costs its script.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Value, json};
+
+use super::database::Folder;
+use crate::{
+    lab::Lab,
+    report::{Finding, Quantity},
+    stats::{Spread, Target},
+    svg::{Chart, Line, Panel},
+};
+
+pub const NAME: &str = "page";
+
+const DEVICES: usize = 1000;
+const PAINT_MS_MAX: f64 = 1000.0;
+const SCRIPT_MS_MAX: f64 = 50.0;
+/// The number of the process that says it has them; no process of this machine can have it.
+const PID: u32 = 4_294_967_000;
+/// How long the browser may take for anything.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A process that is ended with this.
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Process {
+    /// Starts it and reads lines until one has this text; returns that line.
+    fn start(mut command: Command, text: &str) -> Result<(Self, String)> {
+        let name = command.get_program().to_string_lossy().into_owned();
+        let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
+        let mut process = Self(child.with_context(|| format!("cannot start {name}"))?);
+        let mut lines = BufReader::new(process.0.stdout.take().context("its output")?).lines().map_while(Result::ok);
+        let line = lines.find(|line| line.contains(text)).with_context(|| format!("{name} ended without '{text}'"))?;
+        // What it prints later is taken from it, so that it never waits.
+        thread::spawn(move || lines.for_each(drop));
+        Ok((process, line))
+    }
+}
+
+/// What a made-up process says it has.
+type Devices = Arc<Mutex<Vec<Value>>>;
+
+/// Answers on a control socket for a process that shares these devices, until this one ends.
+fn made_up(folder: &std::path::Path, devices: &Devices) -> Result<()> {
+    let path = folder.join(format!("{PID}.sock"));
+    let listener = UnixListener::bind(&path)?;
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
+    let devices = Arc::clone(devices);
+    thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let mut asked = String::new();
+            let _ = BufReader::new(&stream).read_line(&mut asked);
+            let answer = match serde_json::from_str::<Value>(&asked) {
+                Ok(question) if question["ask"] == "status" => {
+                    let devices = devices.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                    json!({ "ok": { "pid": PID, "role": "share", "address": "made up", "devices": devices } })
+                }
+                _ => json!("unknown"),
+            };
+            let _ = writeln!(stream, "{answer}");
+        }
+    });
+    Ok(())
+}
+
+/// Chromium without a window, by its WebDriver.
+struct Browser {
+    _driver: Process,
+    address: SocketAddr,
+    session: String,
+}
+
+impl Drop for Browser {
+    fn drop(&mut self) {
+        let _ = self.request("DELETE", &format!("/session/{}", self.session), None);
+    }
+}
+
+impl Browser {
+    fn start(profile: &std::path::Path) -> Result<Self> {
+        let mut command = Command::new("chromedriver");
+        command.arg("--port=0").env_remove("CHROMIUM_FLAGS");
+        let (driver, line) = Process::start(command, "started successfully on port ")?;
+        let port = line.trim_end_matches('.').rsplit(' ').next().and_then(|port| port.parse().ok());
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port.context("chromedriver's port")?));
+        let mut browser = Self { _driver: driver, address, session: String::new() };
+        let profile = format!("--user-data-dir={}", profile.display());
+        let mut options = vec![&*profile, "--headless=new", "--disable-gpu", "--disable-dev-shm-usage"];
+        options.extend(["--no-first-run", "--no-proxy-server", "--disable-background-networking"]);
+        if rustix::process::geteuid().is_root() {
+            options.push("--no-sandbox");
+        }
+        let wanted = json!({
+            "browserName": "chrome", "goog:chromeOptions": { "args": options },
+            "timeouts": { "script": PATIENCE.as_millis() as u64 },
+        });
+        let wanted = json!({ "capabilities": { "alwaysMatch": wanted } });
+        let session = browser.request("POST", "/session", Some(&wanted))?;
+        session["sessionId"].as_str().context("a session")?.clone_into(&mut browser.session);
+        Ok(browser)
+    }
+
+    fn command(&self, command: &str, body: &Value) -> Result<Value> {
+        self.request("POST", &format!("/session/{}/{command}", self.session), Some(body))
+    }
+
+    /// What a script passes to `done`.
+    fn script(&self, script: &str) -> Result<Value> {
+        let script = format!("const done = arguments[arguments.length - 1];\n{script}");
+        self.command("execute/async", &json!({ "script": script, "args": [] }))
+    }
+
+    /// Waits, by the document's own changes, until a condition is true.
+    fn wait_for(&self, condition: &str) -> Result<()> {
+        let script = format!(
+            "const look = () => {{ if ({condition}) {{ watch.disconnect(); done(true); }} }};\n\
+             const watch = new MutationObserver(look);\n\
+             watch.observe(document, {{ subtree: true, childList: true, characterData: true, attributes: true }});\n\
+             look();"
+        );
+        self.script(&script).map(drop)
+    }
+
+    /// How long scripts have run in this document, milliseconds.
+    fn script_ms(&self) -> Result<f64> {
+        let asked = json!({ "cmd": "Performance.getMetrics", "params": {} });
+        let said = self.command("goog/cdp/execute", &asked)?;
+        let metric = said["metrics"].as_array().and_then(|all| all.iter().find(|one| one["name"] == "ScriptDuration"));
+        let seconds = metric.and_then(|metric| metric["value"].as_f64()).context("the time of its scripts")?;
+        Ok(seconds * 1000.0)
+    }
+
+    fn request(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Value> {
+        let body = body.map(Value::to_string).unwrap_or_default();
+        let mut stream = TcpStream::connect(self.address)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        write!(
+            stream,
+            "{method} {path} HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\
+             Connection: close\r\n\r\n{body}",
+            self.address,
+            body.len()
+        )?;
+        let mut answer = BufReader::new(stream);
+        let (mut line, mut length) = (String::new(), 0);
+        loop {
+            line.clear();
+            if answer.read_line(&mut line)? == 0 || line == "\r\n" {
+                break;
+            }
+            if let Some(said) = line.to_ascii_lowercase().strip_prefix("content-length:") {
+                length = said.trim().parse().unwrap_or(0);
+            }
+        }
+        let mut bytes = vec![0; length];
+        answer.read_exact(&mut bytes)?;
+        let value = serde_json::from_slice::<Value>(&bytes)?["value"].take();
+        if value["error"].is_string() {
+            bail!("the browser refuses {path}: {value}");
+        }
+        Ok(value)
+    }
+}
+
+/// The moment at which the first text was painted, milliseconds after the address was opened.
+const PAINTED: &str = "new PerformanceObserver((list, watch) => {\n\
+    const paint = list.getEntriesByName('first-contentful-paint')[0];\n\
+    if (paint) { watch.disconnect(); done(paint.startTime); }\n\
+    }).observe({ type: 'paint', buffered: true });";
+
+pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
+    let folder = Folder::new(NAME)?;
+    let (runtime, state) = (folder.folder("run")?, folder.folder("state")?);
+    let sockets = folder.folder("run/farbus")?;
+    for private in [&runtime, &state, &sockets] {
+        std::fs::set_permissions(private, std::fs::Permissions::from_mode(0o700))?;
+    }
+    let device = |n: usize| {
+        json!({
+            "name": format!("board{n}"), "title": "Example Inc. board", "state": "available", "interfaces": ["storage"],
+            "labels": { "rack": format!("r{}", n % 7) },
+        })
+    };
+    let devices: Devices = Arc::new(Mutex::new((0..DEVICES).map(device).collect()));
+    made_up(&sockets, &devices)?;
+    let mut page = Command::new(lab.farbus_program()?);
+    page.args(["page", "--listen", "127.0.0.1:0"]).env("XDG_RUNTIME_DIR", &runtime).env("FARBUS_STATE", &state);
+    let (_page, line) = Process::start(page, "page at http://")?;
+    let url = line.split_whitespace().nth(2).context("the page's address")?.to_owned();
+    let browser = Browser::start(&folder.folder("profile")?)?;
+    browser.command("goog/cdp/execute", &json!({ "cmd": "Performance.enable", "params": {} }))?;
+    let rounds = if lab.quick { 3 } else { 15 };
+    let (mut painted, mut spent) = (Vec::new(), Vec::new());
+    for round in 0..rounds {
+        browser.command("url", &json!({ "url": "about:blank" }))?;
+        browser.command("url", &json!({ "url": url }))?;
+        painted.push(browser.script(PAINTED)?.as_f64().context("the moment of its first paint")?);
+        browser.wait_for("document.querySelector('#live').textContent === 'live'")?;
+        let shown = browser.script("done(document.querySelector('#count').textContent)")?;
+        ensure!(shown == format!("Devices 1 to 100 of {DEVICES}"), "the page shows {shown}");
+        let before = browser.script_ms()?;
+        let title = format!("changed {round}");
+        devices.lock().unwrap_or_else(PoisonError::into_inner)[50]["title"] = json!(title);
+        browser.wait_for(&format!("document.querySelector('#rows').textContent.includes('{title}')"))?;
+        spent.push(browser.script_ms()? - before);
+    }
+    lab.plot(NAME, &chart(&painted, &spent).render())?;
+    let of = |what: &str| format!("{DEVICES} devices: {what}");
+    let ms = |times: Vec<f64>| Quantity::new(Spread::new(times), "ms");
+    Ok(vec![
+        Finding::absolute(NAME, of("first contentful paint"), ms(painted), Target::AtMost(PAINT_MS_MAX)),
+        Finding::absolute(NAME, of("script for the event of one change"), ms(spent), Target::AtMost(SCRIPT_MS_MAX)),
+    ])
+}
+
+fn chart(painted: &[f64], spent: &[f64]) -> Chart {
+    let line = |name: &str, times: &[f64]| Line {
+        name: name.to_owned(),
+        points: times.iter().enumerate().map(|(round, ms)| ((round + 1) as f64, *ms)).collect(),
+    };
+    let panel = |line| Panel { up: "ms".into(), is_logarithmic: false, lines: vec![line] };
+    Chart {
+        title: "The page of a thousand devices in Chromium (limits: 1,000 ms and 50 ms)".into(),
+        across: "load of the page".into(),
+        panels: vec![panel(line("first contentful paint", painted)), panel(line("script for one event", spent))],
+    }
+}

@@ -1,0 +1,48 @@
+//! The end of a process that has connections: unlike TCP's, what they hold goes with it, and nobody tells their peers.
+
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{LazyLock, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::watch;
+
+/// Whether the process ends.
+static ENDING: LazyLock<watch::Sender<bool>> = LazyLock::new(|| watch::Sender::new(false));
+/// The threads that have connections: each ends with an error where it is received from.
+static THREADS: Mutex<Vec<Receiver<()>>> = Mutex::new(Vec::new());
+
+/// Marks a thread that has connections, as long as it exists.
+pub struct Carrying(#[expect(dead_code, reason = "its end is what is received")] SyncSender<()>);
+
+impl Carrying {
+    /// Marks the thread that begins now.
+    pub fn begin() -> Self {
+        let (ends, ended) = sync_channel(0);
+        let mut threads = THREADS.lock().unwrap_or_else(PoisonError::into_inner);
+        threads.retain(|thread| thread.try_recv() != Err(std::sync::mpsc::TryRecvError::Disconnected));
+        threads.push(ended);
+        Self(ends)
+    }
+}
+
+/// Waits until the process ends.
+pub async fn is_ending() {
+    let mut told = ENDING.subscribe();
+    // Its sender lives as long as the process.
+    let _ = told.wait_for(|is_ending| *is_ending).await;
+}
+
+/// Sends what was written to links over QUIC before, and closes their connections, as the kernel does for TCP: for a
+/// process that ends after this. Peers notice at once, and not only after a silence of 4 s. Waits `time_max` at most.
+pub fn end_quic(time_max: Duration) {
+    let until = Instant::now() + time_max;
+    let threads = std::mem::take(&mut *THREADS.lock().unwrap_or_else(PoisonError::into_inner));
+    if threads.is_empty() {
+        return;
+    }
+    ENDING.send_replace(true);
+    for thread in threads {
+        let left = until.saturating_duration_since(Instant::now());
+        let _ = thread.recv_timeout(left);
+    }
+}

@@ -1,0 +1,23 @@
+//! QUIC between hosts that know each other's keys: a second transport for sessions, for networks that lose many packets
+//! or change their addresses, and for hosts that use hundreds of each other's devices.
+//!
+//! Keys, certificates and ALPN are those of TLS over TCP (`tls.rs`). A link is one stream, which the importer opens,
+//! and a connection carries many ([`pool`]). Each stream has a flow of its own: a link that nobody reads, is cut
+//! or breaks a protocol leaves the others as they are (requirement X9). A link is a descriptor, while QUIC runs in an
+//! asynchronous runtime: a task carries bytes between the stream and one end of a socket pair, whose other end is the
+//! link ([`bridge`]). That costs one more hop in each direction, so TCP is the first choice.
+//!
+//! An importer finishes its handshake before the exporter has checked its key (RFC 8446 §2). So an exporter that
+//! accepts it confirms that by an empty stream of its own.
+
+mod bridge;
+mod ending;
+mod pool;
+mod server;
+mod setup;
+#[cfg(test)]
+mod tests;
+
+pub use self::ending::end_quic;
+pub use self::pool::{QuicPool, Traffic};
+pub use self::server::{QuicAcceptor, QuicServer};

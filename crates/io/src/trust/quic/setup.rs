@@ -1,0 +1,35 @@
+//! What connections of both ends have in common.
+
+use std::io;
+use std::time::Duration;
+
+use quinn::{IdleTimeout, TransportConfig, VarInt};
+use rustls::Error;
+use tokio::runtime::{self, Runtime};
+
+use crate::trust::limits::QUIC_BYTES_MAX;
+use crate::trust::tls::HandshakeError;
+
+/// After this silence a peer counts as lost, as over TCP: a session then tries for another link.
+const IDLE_MAX: Duration = Duration::from_secs(4);
+/// How often an idle connection sends a keep-alive: two of them may be lost.
+const KEEP_ALIVE: Duration = Duration::from_millis(1_200);
+pub fn runtime() -> io::Result<Runtime> {
+    runtime::Builder::new_current_thread().enable_all().build()
+}
+
+pub fn no_suite(error: impl std::fmt::Display) -> HandshakeError {
+    HandshakeError::Rules(Error::General(error.to_string()))
+}
+
+/// How a connection behaves on which the peer may open so many links.
+pub fn transport(links_max: u32) -> TransportConfig {
+    let mut config = TransportConfig::default();
+    config.max_idle_timeout(Some(IdleTimeout::try_from(IDLE_MAX).expect("a few seconds")));
+    config.keep_alive_interval(Some(KEEP_ALIVE));
+    // And one stream to confirm acceptance.
+    config.max_concurrent_bidi_streams(VarInt::from_u32(links_max)).max_concurrent_uni_streams(VarInt::from_u32(1));
+    config.receive_window(VarInt::from_u32(QUIC_BYTES_MAX));
+    config.datagram_receive_buffer_size(None);
+    config
+}

@@ -1,0 +1,41 @@
+//! The durability campaign with the kernel's own front end. The one with FUSE and NBD is `cargo xtask durability`.
+
+use super::case::Case;
+use super::storage;
+use crate::lab::{Boot, Client, Lab};
+use crate::{Error, Result, disk};
+use std::time::Duration;
+
+pub(super) const CASES: &[Case] = &[Case {
+    name: "durability-uas",
+    purpose: "four writers of a disk attached `--via uas` know what a flush has covered, while its medium loses power and refuses writes, \
+              its link is cut, its exporter and importer are killed, stopped and restarted: no byte lost, no old read, no hang, no untold error",
+    run: campaign,
+}];
+
+/// The medium's size and its partition's first sector, as the guest's script makes them.
+const SECTORS: u64 = (8 << 20) / 512;
+const FIRST: u64 = 2048;
+
+/// Each kind of fault once in each pass.
+fn campaign(lab: &Lab) -> Result<String> {
+    lab.farbus()?;
+    let modules = [storage::MODULES, &[storage::UAS_MODULE, "configfs", "null_blk"]].concat();
+    let partitions = lab.scratch("partitions");
+    std::fs::write(&partitions, disk::partition_table(SECTORS, FIRST))
+        .map_err(Error::io(format!("write {}", partitions.display())))?;
+    let partitions = partitions.to_string_lossy();
+    let variables =
+        [("TIMES", lab.times().to_string()), ("PARTITIONS", partitions.to_string()), ("FIRST", FIRST.to_string())];
+    let boot = Boot {
+        script: include_str!("../../guest/durability.sh"),
+        modules: &modules,
+        client: Client::Farbus,
+        variables: &variables,
+        programs: &[&partitions],
+        patience: Duration::from_secs(240 + 180 * u64::from(lab.times())),
+        ..Boot::default()
+    };
+    let report = lab.boot(&boot)?.finish()?;
+    Ok(storage::note(&report.output))
+}
