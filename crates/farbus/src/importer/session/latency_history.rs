@@ -1,6 +1,6 @@
 //! How long the stages of an attachment's requests took in each of the last seconds, in fixed memory.
 //!
-//! A timed request costs four counters; the end of a second reads them once. Nothing is allocated in between.
+//! 14 KiB at most for each session. A timed request costs four counters; the end of a second reads them once.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -10,6 +10,8 @@ use serde::Serialize;
 
 /// Seconds that are kept, those without a timed request left out.
 pub const SECONDS_MAX: usize = 180;
+/// By how many seconds the room for them grows: an attachment that does little needs little.
+const GROWTH: usize = 20;
 /// Parts of each power of two: a percentile is exact to 1/16.
 const PARTS: u64 = 16;
 /// Shorter times count as this long: 2^8 ns.
@@ -49,7 +51,7 @@ pub struct Percentiles {
 
 #[derive(Debug)]
 struct Kept {
-    second: u64,
+    second: u32,
     timed: u32,
     stages: [Percentiles; STAGES],
 }
@@ -128,20 +130,23 @@ impl History {
         if self.kept.len() == SECONDS_MAX {
             self.kept.pop_front();
         }
-        self.kept.push_back(Kept { second: ended, timed, stages });
+        if self.kept.len() == self.kept.capacity() {
+            self.kept.reserve_exact(GROWTH.min(SECONDS_MAX - self.kept.len()));
+        }
+        self.kept.push_back(Kept { second: u32::try_from(ended).unwrap_or(u32::MAX), timed, stages });
     }
 
     /// The number of the last second that is over and had a timed request; it grows.
     pub fn latest(&mut self, now: Instant) -> Option<u64> {
         self.advance(now);
-        self.kept.back().map(|kept| kept.second)
+        self.kept.back().map(|kept| kept.second.into())
     }
 
     /// The seconds that are over and had a timed request, the oldest first; none is older than [`SECONDS_MAX`].
     pub fn seconds(&mut self, now: Instant) -> Vec<Second> {
         self.advance(now);
         let current = self.current;
-        let ago = |second: u64| current - second - 1;
+        let ago = |second: u32| current.saturating_sub(u64::from(second) + 1);
         let is_shown = |kept: &&Kept| ago(kept.second) < SECONDS_MAX as u64;
         let shown = |kept: &Kept| {
             let [all_us, network_us, bus_us, back_end_us] = kept.stages;
@@ -190,7 +195,7 @@ mod tests {
             (0..3).for_each(|_| history.note(&timed(u32::MAX / 200), began + Duration::from_secs(second)));
         }
         assert_eq!(history.kept.len(), SECONDS_MAX);
-        assert!(history.kept.capacity() * size_of::<Kept>() + size_of::<[[u16; BUCKETS]; STAGES]>() < 24 << 10);
+        assert!(history.kept.capacity() * size_of::<Kept>() + size_of::<[[u16; BUCKETS]; STAGES]>() < 14 << 10);
         let seconds = history.seconds(began + Duration::from_secs(4 * SECONDS_MAX as u64));
         assert_eq!((seconds.len(), seconds[0].ago_s), (SECONDS_MAX, SECONDS_MAX as u64 - 1));
         let later = began + Duration::from_secs(5 * SECONDS_MAX as u64);
