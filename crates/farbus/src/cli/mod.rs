@@ -276,7 +276,8 @@ impl Cli {
 /// # Errors
 /// A failure, which has its exit code.
 pub fn run(cli: Cli) -> Result<(), Failure> {
-    if matches!(cli.verb, Verb::Share(_) | Verb::Attach(_) | Verb::Daemon(_) | Verb::Nbd(_)) {
+    let serves_many = matches!(cli.verb, Verb::Page(_) | Verb::PageHttp { .. });
+    if serves_many || matches!(cli.verb, Verb::Share(_) | Verb::Attach(_) | Verb::Daemon(_) | Verb::Nbd(_)) {
         // Before the process gives its rights away. The broker that it starts inherits the limit.
         descriptors::raise();
     }

@@ -16,6 +16,8 @@ pub mod lease_words;
 pub mod listen_words;
 #[cfg(feature = "cli")]
 pub mod log_limit;
+#[cfg(feature = "cli")]
+pub mod page_address;
 pub mod passed_files;
 pub mod process_status;
 pub mod processor_leases;

@@ -26,7 +26,7 @@ use crate::common::lease_words::parse_span;
 use crate::exporter::state::lease_limits::{LeaseLimit, PEER_LEASES_MAX};
 
 use super::directory::settings::{Files as DirectoryFiles, Settings as DirectorySettings};
-use super::page::PagePlace;
+use super::page::{PageTable, WantedPage};
 use super::spec::{Shared, Wrong};
 use super::topology_plan::{Joined, Part, TopologyTable, joined_from, plan_path};
 use crate::broker::BrokerPolicy;
@@ -92,8 +92,8 @@ pub struct Config {
     pub joined: Option<Joined>,
     /// The directory of all sites.
     pub directory: Option<DirectorySettings>,
-    /// Where the page is, if there is to be one.
-    pub page: Option<PagePlace>,
+    /// The page, if there is to be one.
+    pub page: Option<WantedPage>,
 }
 
 /// What is wrong with a file, and where.
@@ -157,12 +157,6 @@ struct Plain {
     allow: Vec<Spanned<String>>,
     reserve_high: Vec<Spanned<String>>,
     announce: Option<bool>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct PageTable {
-    listen: Spanned<String>,
 }
 
 #[derive(Default, Deserialize)]
@@ -305,7 +299,7 @@ impl Config {
             wanted: self.wanted(),
             schedules: true,
             directory: self.directory.iter().flat_map(|directory| directory.members.clone()).collect(),
-            page: self.page.iter().flat_map(PagePlace::arguments).collect(),
+            page: self.page.iter().flat_map(WantedPage::arguments).collect(),
             ..BrokerPolicy::default()
         };
         // Every front end that may be chosen is allowed what it needs.
@@ -388,7 +382,7 @@ impl Config {
                 format!("'{}' is the name of a link between hosts: share it under another", link.device),
             ));
         }
-        let page = file.page.map(|page| PagePlace::from_config(&page.listen)).transpose()?;
+        let page = file.page.as_ref().map(WantedPage::from_config).transpose()?;
         let files = file.directory_files;
         let directory = file.directory.map(|said| DirectorySettings::from_config(said, files)).transpose()?;
         Ok(Self {

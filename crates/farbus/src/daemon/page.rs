@@ -13,12 +13,14 @@ use std::time::Duration;
 
 use farbus_io::sys::passing::Passage;
 use rustix::net::{Shutdown, shutdown};
+use serde::Deserialize;
 use serde_json::{Value, json};
 use toml::Spanned;
 use tracing::{info, warn};
 
 use super::spec::Wrong;
 use crate::broker::Broker;
+use crate::common::page_address::{NAMES_MAX, site_name, tls_address};
 
 /// After what time a page that has ended is started again.
 const RESTART_PAUSE: Duration = Duration::from_secs(5);
@@ -42,38 +44,88 @@ impl FromStr for PagePlace {
         let allowed = "\"unix\", or an address of the loopback with its port: \"127.0.0.1:7240\"";
         match text.parse::<SocketAddr>() {
             Ok(address) if address.ip().is_loopback() => Ok(Self::Loopback(address)),
-            Ok(address) => Err(format!("{address} is not this machine's alone, and the page is: say {allowed}")),
+            Ok(address) => Err(format!(
+                "{address} is not this machine's alone: say {allowed}\n  \
+                 browsers of other machines come over TLS: tls = \"{address}\""
+            )),
             Err(_) => Err(format!("'{text}' is no place for the page: say {allowed}")),
         }
     }
 }
 
-impl PagePlace {
-    /// The place that the configuration says.
+/// The page that the configuration wants.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WantedPage {
+    /// Where it is on this machine.
+    pub place: PagePlace,
+    /// Where browsers of other machines reach it, if they may.
+    pub tls: Option<SocketAddr>,
+    /// The names that they ask for.
+    pub names: Vec<String>,
+    /// Whether its processes that speak HTTP are confined.
+    pub is_sandboxed: bool,
+}
+
+/// The table `[page]`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PageTable {
+    listen: Spanned<String>,
+    tls: Option<Spanned<String>>,
+    #[serde(default)]
+    names: Vec<Spanned<String>>,
+    #[serde(default = "yes")]
+    sandbox: bool,
+}
+
+const fn yes() -> bool {
+    true
+}
+
+impl WantedPage {
+    /// The page that the configuration says.
     ///
     /// # Errors
     /// [`Wrong`]: what may be said, and where.
-    pub fn from_config(said: &Spanned<String>) -> Result<Self, Wrong> {
-        said.get_ref().parse().map_err(|message| (Some(said.span()), message))
+    pub fn from_config(said: &PageTable) -> Result<Self, Wrong> {
+        fn parsed<T>(said: &Spanned<String>, parse: impl Fn(&str) -> Result<T, String>) -> Result<T, Wrong> {
+            parse(said.get_ref()).map_err(|message| (Some(said.span()), message))
+        }
+        let tls = said.tls.as_ref().map(|tls| parsed(tls, tls_address)).transpose()?;
+        let names = said.names.iter().map(|name| parsed(name, site_name)).collect::<Result<Vec<_>, _>>()?;
+        if let Some(name) = said.names.first().filter(|_| tls.is_none()) {
+            return Err((Some(name.span()), "names are for browsers of other machines: say tls = ADDRESS, too".into()));
+        }
+        if let Some(name) = said.names.get(NAMES_MAX) {
+            return Err((Some(name.span()), format!("a page has {NAMES_MAX} names at most")));
+        }
+        let place = parsed(&said.listen, str::parse)?;
+        Ok(Self { place, tls, names, is_sandboxed: said.sandbox })
     }
 
     /// The arguments of the page's process.
     pub fn arguments(&self) -> Vec<String> {
-        let at = match self {
-            Self::Loopback(address) => vec!["--listen".to_owned(), address.to_string()],
-            Self::Socket => vec!["--socket".to_owned()],
-        };
-        ["page".to_owned(), "--of-daemon".to_owned()].into_iter().chain(at).collect()
+        let mut all = vec!["page".to_owned(), "--of-daemon".to_owned()];
+        match self.place {
+            PagePlace::Loopback(address) => all.extend(["--listen".to_owned(), address.to_string()]),
+            PagePlace::Socket => all.push("--socket".to_owned()),
+        }
+        all.extend(self.tls.iter().flat_map(|address| ["--tls".to_owned(), address.to_string()]));
+        all.extend(self.names.iter().flat_map(|name| ["--name".to_owned(), name.clone()]));
+        all.extend(Some("--no-sandbox".to_owned()).filter(|_| !self.is_sandboxed));
+        all
     }
 }
 
 #[derive(Debug, Default)]
 struct Has {
-    wanted: Option<PagePlace>,
+    wanted: Option<WantedPage>,
     /// The passage to the page's process: the page ends when it is shut down.
     running: Option<OwnedFd>,
     /// Where the page is, once it says so.
     at: Option<String>,
+    /// Where browsers of other machines find it, and how they know it.
+    elsewhere: Value,
     failure: Option<String>,
     is_ending: bool,
 }
@@ -105,7 +157,8 @@ impl Page {
     }
 
     /// Starts, moves or ends the page as the configuration wants it. The broker has read that configuration.
-    pub fn follow(&self, wanted: Option<PagePlace>) {
+    pub fn follow(&self, wanted: Option<WantedPage>) {
+        let is_wanted = wanted.is_some();
         let mut has = self.state.has();
         if has.wanted == wanted {
             return;
@@ -115,7 +168,7 @@ impl Page {
         drop(has);
         self.state.changed.notify_all();
         let mut is_begun = self.is_begun.lock().unwrap_or_else(PoisonError::into_inner);
-        if wanted.is_some() && !*is_begun {
+        if is_wanted && !*is_begun {
             let (broker, state) = (Arc::clone(&self.broker), Arc::clone(&self.state));
             let begun = thread::Builder::new().name("page".into()).spawn(move || keep(&broker, &state));
             *is_begun = begun.inspect_err(|error| warn!(%error, "there is no page")).is_ok();
@@ -125,7 +178,13 @@ impl Page {
     /// Where the page is, or why it is nowhere; `None`: the configuration wants none.
     pub fn status(&self) -> Option<Value> {
         let has = self.state.has();
-        has.wanted.map(|_| json!({ "at": has.at, "failure": has.failure }))
+        has.wanted.as_ref().map(|wanted| {
+            let mut said = json!({ "at": has.at, "failure": has.failure });
+            if wanted.tls.is_some() {
+                said["elsewhere"] = has.elsewhere.clone();
+            }
+            said
+        })
     }
 
     /// Ends the page: the daemon ends.
@@ -139,7 +198,7 @@ impl Page {
 }
 
 fn end_running(has: &mut Has) {
-    (has.at, has.failure) = (None, None);
+    (has.at, has.failure, has.elsewhere) = (None, None, Value::Null);
     if let Some(running) = has.running.take() {
         // One that has ended is fine.
         let _ = shutdown(&running, Shutdown::Both);
@@ -154,13 +213,13 @@ fn keep(broker: &Broker, state: &State) {
         if has.is_ending {
             return;
         }
-        let wanted = has.wanted;
+        let wanted = has.wanted.clone();
         let begun = broker.page().and_then(|passage| Ok((passage.try_clone()?, Passage::over(passage))));
         match begun {
             Ok((running, passage)) => {
                 has.running = Some(running);
                 drop(has);
-                hear(&passage, state, wanted);
+                hear(&passage, state, &wanted);
             }
             Err(error) => {
                 has.failure = Some(error.to_string());
@@ -175,18 +234,19 @@ fn keep(broker: &Broker, state: &State) {
 }
 
 /// Hears what the page says of itself, until it ends.
-fn hear(passage: &Passage, state: &State, wanted: Option<PagePlace>) {
+fn hear(passage: &Passage, state: &State, wanted: &Option<WantedPage>) {
     let heard = || -> io::Result<Option<Value>> {
         let Some(parcel) = passage.receive()? else { return Ok(None) };
         Ok(Some(serde_json::from_slice(&parcel.bytes)?))
     };
     while let Ok(Some(said)) = heard() {
         let mut has = state.has();
-        if has.wanted != wanted {
+        if has.wanted != *wanted {
             continue;
         }
         let text = |name: &str| said[name].as_str().map(str::to_owned);
         (has.at, has.failure) = (text("at"), text("failure"));
+        has.elsewhere = said["elsewhere"].clone();
         match (&has.at, &has.failure) {
             (Some(at), _) => info!(at, "the page is there"),
             (None, Some(why)) => warn!(why, "there is no page; tried again"),
@@ -194,9 +254,9 @@ fn hear(passage: &Passage, state: &State, wanted: Option<PagePlace>) {
         }
     }
     let mut has = state.has();
-    if has.wanted == wanted {
+    if has.wanted == *wanted {
         has.running = None;
-        has.at = None;
+        (has.at, has.elsewhere) = (None, Value::Null);
         has.failure.get_or_insert_with(|| "its process has ended; it is started again".to_owned());
     }
 }
@@ -207,12 +267,36 @@ mod tests {
 
     #[test]
     fn a_page_is_this_machines_alone() {
-        let words = |text: &str| text.parse::<PagePlace>().map(|place| place.arguments().join(" "));
-        assert_eq!(words("127.0.0.1:7240"), Ok("page --of-daemon --listen 127.0.0.1:7240".to_owned()));
-        assert_eq!(words("[::1]:80"), Ok("page --of-daemon --listen [::1]:80".to_owned()));
-        assert_eq!(words("unix"), Ok("page --of-daemon --socket".to_owned()));
-        for wrong in ["0.0.0.0:7240", "192.0.2.1:7240", "127.0.0.1", "lab3:7240", "unix:/run/page", ""] {
-            assert!(words(wrong).unwrap_err().contains("127.0.0.1:7240"), "{wrong}");
+        for (text, place) in [
+            ("127.0.0.1:7240", PagePlace::Loopback(([127, 0, 0, 1], 7240).into())),
+            ("[::1]:80", PagePlace::Loopback((std::net::Ipv6Addr::LOCALHOST, 80).into())),
+            ("unix", PagePlace::Socket),
+        ] {
+            assert_eq!(text.parse(), Ok(place));
         }
+        for wrong in ["0.0.0.0:7240", "192.0.2.1:7240", "127.0.0.1", "lab3:7240", "unix:/run/page", ""] {
+            assert!(wrong.parse::<PagePlace>().unwrap_err().contains("127.0.0.1:7240"), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_page_is_started_as_the_configuration_says() {
+        let said = |text: &str| {
+            let table: PageTable = toml::from_str(text).unwrap();
+            WantedPage::from_config(&table).map(|page| page.arguments().join(" ")).map_err(|(_, message)| message)
+        };
+        assert_eq!(said("listen = 'unix'"), Ok("page --of-daemon --socket".into()));
+        assert_eq!(said("listen = '[::1]:80'"), Ok("page --of-daemon --listen [::1]:80".into()));
+        assert_eq!(
+            said(
+                "listen = '127.0.0.1:7240'\ntls = '0.0.0.0:7241'\nnames = ['lab3.example', '192.0.2.7']\nsandbox = false"
+            ),
+            Ok("page --of-daemon --listen 127.0.0.1:7240 --tls 0.0.0.0:7241 --name lab3.example --name 192.0.2.7 \
+                --no-sandbox"
+                .into())
+        );
+        assert!(said("listen = 'unix'\nnames = ['lab3']").unwrap_err().contains("tls = ADDRESS"));
+        assert!(said("listen = 'unix'\ntls = 'lab3'").unwrap_err().contains("0.0.0.0:7241"));
+        assert!(said("listen = 'unix'\ntls = '0.0.0.0:1'\nnames = ['a/b']").unwrap_err().contains("a/b"));
     }
 }

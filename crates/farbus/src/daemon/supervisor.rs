@@ -269,7 +269,7 @@ impl Supervisor {
         self.announce(&mut has, &config);
         self.attach_all(&mut has, &mut changes);
         self.directory.follow(has.config.directory.as_ref());
-        self.page.follow(has.config.page);
+        self.page.follow(has.config.page.clone());
         Ok(changes)
     }
 

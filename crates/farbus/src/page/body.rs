@@ -12,9 +12,11 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::timeout;
 
 use super::api::journal::Follower;
+use super::drawn::{Drawn, Watched};
 use super::line::asking::Follow;
+use super::room::within;
 use super::status::Status;
-use super::view::{Shown, View};
+use super::view::View;
 
 /// A comment is sent after so long without an event: it finds out whether the client is still there.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
@@ -63,38 +65,17 @@ struct Followed {
 /// What the client wants to know, and what it was told last.
 enum What {
     /// Whether there is anything new: a hash of what is seen of all devices.
-    Any(u64),
-    /// What a view consists of.
-    View {
-        /// The view that the client shows.
-        view: View,
-        /// The version that the client has loaded.
-        version: u64,
-        /// What it shows; `None` until the first event.
-        shown: Option<Shown>,
-    },
+    Any(Arc<Drawn>, u64),
+    /// What a view consists of, and the version that the client shows.
+    View(Arc<Watched>, u64),
 }
 
 impl What {
     /// The event that this status makes, if there is something new in it.
     fn event(&mut self, status: &Status) -> Option<Bytes> {
         match self {
-            Self::Any(told) => {
-                let now = View::fingerprint(status);
-                (std::mem::replace(told, now) != now).then(|| format!("event: status\ndata: {now:016x}\n\n").into())
-            }
-            Self::View { view, version, shown } => {
-                let drawing = view.draw(status);
-                let now = Shown::of(&drawing);
-                let before = shown.replace(now.clone());
-                let is_same = before.as_ref().map_or(now.version() == *version, |before| *before == now);
-                if is_same {
-                    return None;
-                }
-                let changes = before.and_then(|before| before.changes_to(&drawing));
-                let reload = || "event: reload\ndata:\n\n".to_owned();
-                Some(changes.map_or_else(reload, |changes| format!("event: parts\ndata: {changes}\n\n")).into())
-            }
+            Self::Any(drawn, told) => drawn.table_event(told, status),
+            Self::View(watched, shown) => watched.event(shown, status),
         }
     }
 }
@@ -102,13 +83,16 @@ impl What {
 impl Events {
     /// A stream that says what changes: of a view, of which the client shows a version, or whether anything does.
     /// `place` is kept until it ends.
-    pub fn new(status: watch::Receiver<Arc<Status>>, place: Place, followed: Option<(View, u64)>) -> Self {
-        let of_view = |(view, version): (View, u64)| {
-            // What was drawn last is most likely what the client shows.
-            let shown = Shown::of(&view.draw(&status.borrow()));
-            What::View { view, version, shown: Some(shown).filter(|shown| shown.version() == version) }
+    pub fn new(
+        status: watch::Receiver<Arc<Status>>,
+        place: Place,
+        drawn: &Arc<Drawn>,
+        followed: Option<(View, u64)>,
+    ) -> Self {
+        let what = match followed {
+            Some((view, version)) => What::View(drawn.watch(view, &status.borrow()), version),
+            None => What::Any(Arc::clone(drawn), 0),
         };
-        let what = followed.map_or(What::Any(0), of_view);
         Self { next: Box::pin(next(Source::Table(Followed { status, what, _place: place }))) }
     }
 
@@ -124,7 +108,7 @@ async fn next(source: Source) -> Next {
         Source::Table(followed) => next_of_table(followed).await.map(|(source, bytes)| (Source::Table(source), bytes)),
         Source::Journal(mut numbered) => {
             let bytes = match timeout(SILENCE_MAX, numbered.follower.next()).await {
-                Ok(text) => Bytes::from(text?),
+                Ok(text) => text?,
                 Err(_) => Bytes::from_static(b":\n\n"),
             };
             Some((Source::Journal(numbered), bytes))
@@ -152,18 +136,6 @@ async fn next_of_table(mut followed: Followed) -> Option<(Followed, Bytes)> {
 /// Shorter answers take no room: each connection has as much anyway.
 const SHORT_BYTES_MAX: usize = 16 << 10;
 
-/// An answer with the room that it takes until it was sent.
-struct Held {
-    bytes: Bytes,
-    _room: OwnedSemaphorePermit,
-}
-
-impl AsRef<[u8]> for Held {
-    fn as_ref(&self) -> &[u8] {
-        &self.bytes
-    }
-}
-
 impl Body {
     /// Takes room for a long answer, in KiB, until it was sent or its connection is lost. Returns whether there was
     /// some.
@@ -172,10 +144,13 @@ impl Body {
         if bytes.len() <= SHORT_BYTES_MAX {
             return true;
         }
-        let kib = u32::try_from(bytes.len().div_ceil(1 << 10)).unwrap_or(u32::MAX);
-        let Ok(permit) = Arc::clone(room).try_acquire_many_owned(kib) else { return false };
-        *bytes = Bytes::from_owner(Held { bytes: std::mem::take(bytes), _room: permit });
-        true
+        match within(std::mem::take(bytes), room) {
+            Some(held) => {
+                *bytes = held;
+                true
+            }
+            None => false,
+        }
     }
 }
 
@@ -215,10 +190,10 @@ mod tests {
         let room = Arc::new(Semaphore::new(100));
         let whole = |bytes: usize| Body::Whole(Some(Bytes::from(vec![0; bytes])));
         let (mut first, mut second, mut short) = (whole(60 << 10), whole(60 << 10), whole(SHORT_BYTES_MAX));
-        assert!(first.take_room(&room) && !second.take_room(&room) && short.take_room(&room));
+        assert!(first.take_room(&room) && !whole(60 << 10).take_room(&room) && short.take_room(&room));
         let Body::Whole(taken) = &mut first else { panic!("it is whole") };
         let being_sent = taken.take();
-        assert!(!second.take_room(&room), "it is being sent");
+        assert!(!whole(60 << 10).take_room(&room), "it is being sent");
         drop(being_sent);
         assert!(second.take_room(&room));
     }

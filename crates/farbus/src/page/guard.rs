@@ -1,6 +1,8 @@
 //! Which requests are refused before anything is looked at: those that a hostile page makes a browser send, and those
 //! of other users.
 
+use std::net::IpAddr;
+
 use farbus_io::trust::Scope;
 use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderMap, HeaderName, ORIGIN, TRANSFER_ENCODING};
 use hyper::{Method, StatusCode, Uri};
@@ -10,15 +12,58 @@ use super::api::refusal::{Refusal, only, refuse};
 use super::api::requests::BODY_BYTES_MAX;
 use super::api::routes::{self, Found};
 
-/// The names under which a listener is reached: a page whose name an attacker made to resolve to this address (DNS
-/// rebinding) sends its own name.
-fn is_own_name(host: &str, port: Option<u16>) -> bool {
-    let named = |name: &str| match host.strip_prefix(name) {
-        Some("") => port.is_none_or(|port| port == 80),
-        Some(rest) => rest.strip_prefix(':').is_some_and(|said| port.is_some_and(|port| said == port.to_string())),
-        None => false,
-    };
-    ["localhost", "127.0.0.1", "[::1]"].into_iter().any(named)
+/// How a page is reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Site {
+    /// The listener's TCP port; a Unix socket has none.
+    port: Option<u16>,
+    /// The names and addresses for browsers of other machines; `None`: the page is this machine's, without TLS.
+    names: Option<Vec<String>>,
+}
+
+impl Site {
+    /// A page of this machine alone, at this TCP port; a Unix socket has none.
+    pub fn local(port: Option<u16>) -> Self {
+        Self { port, names: None }
+    }
+
+    /// A page for other machines, over TLS.
+    pub fn remote(port: u16, names: Vec<String>) -> Self {
+        Self { port: Some(port), names: Some(names) }
+    }
+
+    /// The same for a client that has reached this address of the machine.
+    pub fn reached_at(mut self, address: IpAddr) -> Self {
+        let text = if address.is_ipv6() { format!("[{address}]") } else { address.to_string() };
+        self.names.iter_mut().for_each(|names| names.push(text.clone()));
+        self
+    }
+
+    /// Whether its clients are browsers of other machines.
+    pub fn is_remote(&self) -> bool {
+        self.names.is_some()
+    }
+
+    fn scheme(&self) -> &'static str {
+        if self.is_remote() { "https://" } else { "http://" }
+    }
+
+    /// Whether a request is for this page by this name: a page whose name an attacker made to resolve to this address
+    /// (DNS rebinding) sends its own name.
+    fn is_own_name(&self, host: &str) -> bool {
+        let usual = if self.is_remote() { 443 } else { 80 };
+        let named = |name: &str| match host.get(..name.len()).filter(|said| said.eq_ignore_ascii_case(name)) {
+            Some(_) if host.len() == name.len() => self.port.is_none_or(|port| port == usual),
+            Some(_) => host[name.len()..]
+                .strip_prefix(':')
+                .is_some_and(|said| self.port.is_some_and(|port| said == port.to_string())),
+            None => false,
+        };
+        match &self.names {
+            Some(names) => names.iter().any(|name| named(name)),
+            None => ["localhost", "127.0.0.1", "[::1]"].into_iter().any(named),
+        }
+    }
 }
 
 /// A request that is answered.
@@ -30,7 +75,8 @@ pub struct Passed {
     pub length: u64,
 }
 
-/// Whether the request is answered, and by what. `port` is the listener's TCP port; a Unix socket has none.
+/// Whether the request to this site is answered, and by what. A browser that shows its token as a cookie sends it
+/// whatever page asks: with `has_cookie` a change has to come from this page itself.
 ///
 /// # Errors
 /// [`Refusal`].
@@ -39,29 +85,34 @@ pub fn check(
     uri: &Uri,
     headers: &HeaderMap,
     caller: &Caller,
-    port: Option<u16>,
+    (site, has_cookie): (&Site, bool),
 ) -> Result<Passed, Refusal> {
     let Some(host) = only(headers, &HOST)? else {
         return refuse(StatusCode::BAD_REQUEST, "a request names its host");
     };
-    let is_own = is_own_name(host, port);
-    if !is_own || uri.authority().is_some_and(|named| !is_own_name(named.as_str(), port)) {
-        return refuse(StatusCode::MISDIRECTED_REQUEST, "this page is at localhost alone");
+    let is_own = site.is_own_name(host);
+    if !is_own || uri.authority().is_some_and(|named| !site.is_own_name(named.as_str())) {
+        let why = match site.is_remote() {
+            true => "this page has another name: its owner names it with 'farbus page --name'",
+            false => "this page is at localhost alone",
+        };
+        return refuse(StatusCode::MISDIRECTED_REQUEST, why);
     }
-    let found = routes::find(uri.path());
+    let found = routes::find(uri.path()).filter(|found| site.is_remote() || !found.route.is_for_others());
     let needed = found.map_or(Some(Scope::Read), |found| found.scope());
     if needed > caller.scope {
         return refuse(
             StatusCode::FORBIDDEN,
             match caller.has_token {
                 true => "this token may not do that",
+                false if site.is_remote() => "this page lets a browser in that has a code: farbus page invite",
                 false => "this page is another user's",
             },
         );
     }
     let is_question = method == Method::GET || method == Method::HEAD;
     let Some(found) = found else {
-        return match is_question {
+        return match is_question || routes::find(uri.path()).is_some() {
             true => refuse(StatusCode::NOT_FOUND, "nothing is here"),
             false => refuse(StatusCode::METHOD_NOT_ALLOWED, "nothing is changed here"),
         };
@@ -70,9 +121,9 @@ pub fn check(
         let why = if is_question { "this changes something: POST" } else { "nothing is changed here" };
         return Err(Refusal { allow: found.route.methods(), ..Refusal::of(StatusCode::METHOD_NOT_ALLOWED, why) });
     }
-    let length = if found.route.is_change() { check_change(headers, host, caller, port)? } else { 0 };
+    let length = if found.route.is_change() { check_change(headers, host, caller, (site, has_cookie))? } else { 0 };
     if !found.route.is_change() {
-        check_question(uri, headers, host)?;
+        check_question(uri, headers, (site, host))?;
     }
     Ok(Passed { found, length })
 }
@@ -81,19 +132,19 @@ fn fetch<'h>(headers: &'h HeaderMap, name: &'static str) -> Result<Option<&'h st
     only(headers, &HeaderName::from_static(name))
 }
 
-fn check_question(uri: &Uri, headers: &HeaderMap, host: &str) -> Result<(), Refusal> {
+fn check_question(uri: &Uri, headers: &HeaderMap, (site, host): (&Site, &str)) -> Result<(), Refusal> {
     if headers.contains_key(TRANSFER_ENCODING) || headers.get(CONTENT_LENGTH).is_some_and(|length| length != "0") {
         return refuse(StatusCode::PAYLOAD_TOO_LARGE, "a question has no body here");
     }
-    if only(headers, &ORIGIN)?.is_some_and(|origin| origin.strip_prefix("http://") != Some(host)) {
+    if only(headers, &ORIGIN)?.is_some_and(|origin| origin.strip_prefix(site.scheme()) != Some(host)) {
         return refuse(StatusCode::FORBIDDEN, "another page may not ask");
     }
-    if let Some(site) = fetch(headers, "sec-fetch-site")? {
+    if let Some(from) = fetch(headers, "sec-fetch-site")? {
         // A link on another page may lead here: what it opens is not that page's.
-        let is_link = uri.path() == "/"
+        let is_link = (uri.path() == "/" || (site.is_remote() && uri.path() == "/enter"))
             && fetch(headers, "sec-fetch-mode")? == Some("navigate")
             && fetch(headers, "sec-fetch-dest")? == Some("document");
-        if site != "same-origin" && site != "none" && !is_link {
+        if from != "same-origin" && from != "none" && !is_link {
             return refuse(StatusCode::FORBIDDEN, "another page may not ask");
         }
     }
@@ -102,11 +153,16 @@ fn check_question(uri: &Uri, headers: &HeaderMap, host: &str) -> Result<(), Refu
 
 /// Whether a change is asked for by this page itself or by a program, and not by another page in a browser. Returns
 /// the length of its body.
-fn check_change(headers: &HeaderMap, host: &str, caller: &Caller, port: Option<u16>) -> Result<u64, Refusal> {
+fn check_change(
+    headers: &HeaderMap,
+    host: &str,
+    caller: &Caller,
+    (site, has_cookie): (&Site, bool),
+) -> Result<u64, Refusal> {
     match (only(headers, &ORIGIN)?, fetch(headers, "sec-fetch-site")?) {
-        (Some(origin), Some("same-origin")) if origin.strip_prefix("http://") == Some(host) => {}
+        (Some(origin), Some("same-origin")) if origin.strip_prefix(site.scheme()) == Some(host) => {}
         // No browser says neither, and none shows a token or reaches the socket by itself.
-        (None, None) if caller.has_token || port.is_none() => {}
+        (None, None) if (caller.has_token && !has_cookie) || site.port.is_none() => {}
         (None, None) => {
             return refuse(StatusCode::FORBIDDEN, "a program shows a token here, or comes over 'farbus page --socket'");
         }
@@ -143,7 +199,7 @@ mod tests {
         }
         let said = headers.get("authorization").map(|said| said.to_str().unwrap());
         let caller = Caller::of(said, client, || Ok(Tokens::default()));
-        let checked = caller.and_then(|caller| of_caller(&caller, method, uri, &headers, Some(7240)));
+        let checked = caller.and_then(|caller| of_caller(&caller, method, uri, &headers, &Site::local(Some(7240))));
         checked.map_or_else(|refusal| refusal.status.as_u16(), |_| 200)
     }
 
@@ -152,9 +208,9 @@ mod tests {
         method: &str,
         uri: &str,
         headers: &HeaderMap,
-        port: Option<u16>,
+        site: &Site,
     ) -> Result<Passed, Refusal> {
-        check(&method.parse().unwrap(), &uri.parse().unwrap(), headers, caller, port)
+        check(&method.parse().unwrap(), &uri.parse().unwrap(), headers, caller, (site, false))
     }
 
     const OWN: (&str, &str) = ("host", "127.0.0.1:7240");
@@ -223,6 +279,10 @@ mod tests {
     /// The status of a change that a browser's page at the page's own address would ask for, with other headers in
     /// place of its own; `None` leaves one out.
     fn change(instead: &[(&'static str, Option<&str>)], caller: &Caller, port: Option<u16>) -> u16 {
+        change_at((&Site::local(port), false), instead, caller)
+    }
+
+    fn change_at(at: (&Site, bool), instead: &[(&'static str, Option<&str>)], caller: &Caller) -> u16 {
         let own = [
             ("host", "127.0.0.1:7240"),
             ("origin", "http://127.0.0.1:7240"),
@@ -240,7 +300,7 @@ mod tests {
         for (name, value) in instead.iter().filter(|(name, _)| own.iter().all(|(own, _)| own != name)) {
             headers.append(HeaderName::from_static(name), value.unwrap_or_default().parse().unwrap());
         }
-        let checked = of_caller(caller, "POST", "/api/v1/actions/release", &headers, port);
+        let checked = check(&Method::POST, &Uri::from_static("/api/v1/actions/release"), &headers, caller, at);
         checked.map_or_else(|refusal| refusal.status.as_u16(), |_| 200)
     }
 
@@ -273,6 +333,61 @@ mod tests {
         assert_eq!(change(&neither, &with_token, Some(7240)), 200);
         assert_eq!(change(&[&neither[..], &[("host", Some("localhost"))]].concat(), &owner(), None), 200, "the socket");
         assert_eq!(change(&[("origin", Some("http://evil.example"))], &with_token, Some(7240)), 403);
+    }
+
+    #[test]
+    fn a_cookie_changes_something_from_the_page_itself_alone() {
+        let site = Site::remote(7241, vec!["lab3.example".into()]);
+        let bearer = Caller { has_token: true, ..owner() };
+        let own = [
+            ("host", Some("lab3.example:7241")),
+            ("origin", Some("https://lab3.example:7241")),
+            ("sec-fetch-site", Some("same-origin")),
+        ];
+        let with = |has_cookie, instead: &[(&'static str, Option<&str>)]| {
+            change_at((&site, has_cookie), &[instead, &own[..]].concat(), &bearer)
+        };
+        assert_eq!(with(true, &[]), 200);
+        for origin in ["http://lab3.example:7241", "https://lab3.example", "https://evil.example:7241", "null"] {
+            assert_eq!(with(true, &[("origin", Some(origin))]), 403, "{origin}");
+        }
+        assert_eq!(with(true, &[("sec-fetch-site", Some("same-site"))]), 403, "another port");
+        let neither = [("origin", None), ("sec-fetch-site", None)];
+        assert_eq!(with(true, &neither), 403, "a browser sends a cookie by itself");
+        assert_eq!(with(false, &neither), 200, "and a header never");
+    }
+
+    #[test]
+    fn a_page_for_other_machines_has_the_names_that_it_was_given_and_the_address_that_was_reached() {
+        let site = Site::remote(7241, vec!["lab3.example".into()]).reached_at("2001:db8::7".parse().unwrap());
+        for host in ["lab3.example:7241", "LAB3.example:7241", "[2001:db8::7]:7241"] {
+            assert!(site.is_own_name(host), "{host}");
+        }
+        let foreign =
+            ["lab3.example", "localhost:7241", "127.0.0.1:7241", "lab3.example.evil:7241", "[2001:db8::8]:7241"];
+        for host in foreign {
+            assert!(!site.is_own_name(host), "{host}");
+        }
+        assert!(Site::remote(443, vec!["lab3.example".into()]).is_own_name("lab3.example"));
+    }
+
+    #[test]
+    fn a_stranger_of_another_machine_gets_where_codes_are_shown_and_nothing_else() {
+        let site = Site::remote(7241, vec!["lab3.example".into()]);
+        let stranger = Caller { scope: None, has_token: false, called: "another machine".into() };
+        let asked = |caller: &Caller, site: &Site, path: &str| {
+            let mut headers = HeaderMap::new();
+            headers
+                .insert(HOST, if site.is_remote() { "lab3.example:7241" } else { "localhost:7240" }.parse().unwrap());
+            of_caller(caller, "GET", path, &headers, site).map_or_else(|refusal| refusal.status.as_u16(), |_| 200)
+        };
+        for path in ["/enter", "/enter.js", "/healthz"] {
+            assert_eq!(asked(&stranger, &site, path), 200, "{path}");
+        }
+        for path in ["/", "/page.js", "/page.css", "/metrics", "/events", "/api/v1/status", "/else"] {
+            assert_eq!(asked(&stranger, &site, path), 403, "{path}");
+        }
+        assert_eq!(asked(&owner(), &Site::local(Some(7240)), "/enter"), 404, "it is there for other machines");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use super::line::messages::Elsewhere;
 use super::status::Status;
 use super::view::{Details, Piece, Shown, View, escaped_whole};
 
@@ -14,14 +15,22 @@ const BEGIN: &str = "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=
     <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
     <meta name=\"color-scheme\" content=\"light dark\">\n\
     <link rel=\"stylesheet\" href=\"/page.css\">\n<script src=\"/page.js\" defer></script>\n";
-const END: &str = "</main>\n<footer><p>What this page does, it does by the command that it shows. \
-    <a href=\"/api/v1/status\">JSON</a> · <a href=\"/metrics\">metrics</a></p></footer>\n</body>\n</html>\n";
+const FOOT: &str = "</main>\n<footer><p>What this page does, it does by the command that it shows. \
+    <a href=\"/api/v1/status\">JSON</a> · <a href=\"/metrics\">metrics</a></p>";
+const END: &str = "</footer>\n</body>\n</html>\n";
 
 /// The parts of the page that the head of each leads to: path and name.
 const VIEWS: [(&str, &str); 3] = [("/", "Devices"), ("/buses", "Buses"), ("/network", "Network")];
 
-/// The document of a view at an address, and whether there is what it is about.
-pub fn document(view: &View, address: &str, status: &Status, details: Option<&Details>) -> (bool, String) {
+/// The document of a view at an address, and whether there is what it is about. At its foot stands where browsers of
+/// other machines find the page, if they do.
+pub fn document(
+    view: &View,
+    address: &str,
+    status: &Status,
+    details: Option<&Details>,
+    elsewhere: Option<&Elsewhere>,
+) -> (bool, String) {
     let drawing = view.draw_with(status, details);
     let mut out = String::from(BEGIN);
     let version = Shown::of(&drawing).version();
@@ -53,6 +62,16 @@ pub fn document(view: &View, address: &str, status: &Status, details: Option<&De
                 let _ = writeln!(out, "</{}>", list.element);
             }
         }
+    }
+    out.push_str(FOOT);
+    if let Some(Elsewhere { url, fingerprint }) = elsewhere {
+        let _ = write!(
+            out,
+            "\n<p>On other machines: {}, for browsers with a code (<code>farbus page invite</code>). \
+             Its certificate has the SHA-256 fingerprint <code id=\"fingerprint\">{}</code></p>",
+            escaped_whole(url),
+            escaped_whole(fingerprint)
+        );
     }
     out.push_str(END);
     (drawing.is_there, out)
@@ -88,7 +107,7 @@ mod tests {
             let page_of = |device: &Value, query: &str| {
                 let status = status(json!([{ "pid": 7, "role": "share", "devices": [device] }]));
                 let address = format!("{path}?{query}");
-                document(&View::at(path, Some(query)).unwrap(), &address, &status, Some(&Details::default()))
+                document(&View::at(path, Some(query)).unwrap(), &address, &status, Some(&Details::default()), None)
             };
             let ((is_there, hostile), (_, plain)) = (page_of(&device, query), page_of(&benign, of_plain));
             assert!(is_there, "{path}");
@@ -103,7 +122,7 @@ mod tests {
     #[test]
     fn nothing_in_the_page_is_inline_or_from_outside() {
         assert!(!BEGIN.contains("style=") && !BEGIN.contains("onload") && !SCRIPT.contains("innerHTML"));
-        for part in [BEGIN, END, SCRIPT, STYLE] {
+        for part in [BEGIN, FOOT, END, SCRIPT, STYLE] {
             assert!(!part.contains("://") && !part.contains("src=\"//"), "{part}");
         }
     }

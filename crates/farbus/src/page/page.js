@@ -104,6 +104,7 @@ async function reload() {
     do {
       isStale = false;
       const answer = await fetch(main.dataset.view);
+      if (answer.status === 401) { live.textContent = "not live: " + await answer.text(); return; }
       if (answer.status >= 500) { throw new Error("status " + answer.status); }
       const parsed = parser.parseFromString(await answer.text(), "text/html");
       const had = focused();

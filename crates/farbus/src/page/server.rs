@@ -4,6 +4,7 @@
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::pin::pin;
@@ -14,34 +15,38 @@ use std::thread;
 use std::time::Duration;
 
 use farbus_io::sys::confine::{Needs, confine};
+use farbus_io::sys::descriptors;
 use farbus_io::sys::passing::Passage;
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{
-    ALLOW, AUTHORIZATION, CACHE_CONTROL, CONNECTION, CONTENT_DISPOSITION, CONTENT_TYPE, HeaderName, HeaderValue,
-    LOCATION, WWW_AUTHENTICATE,
+    ALLOW, CACHE_CONTROL, CONNECTION, CONTENT_DISPOSITION, CONTENT_TYPE, HeaderName, HeaderValue, LOCATION, SET_COOKIE,
+    WWW_AUTHENTICATE,
 };
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode, Uri};
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::time::sleep;
 
 use super::api::callers::Caller;
 use super::api::journal::Journal;
 use super::api::openapi::{self, RECORDING_TYPE};
-use super::api::refusal::{Refusal, only};
+use super::api::refusal::Refusal;
 use super::api::requests::object_of;
-use super::api::routes::{Endpoint, Found};
+use super::api::routes::{self, Endpoint, Found};
 use super::body::{Body, Events};
 use super::connection::{Clock, Connection, UNREAD_TIME_MAX};
-use super::guard::{Passed, check};
+use super::drawn::Drawn;
+use super::guard::{Passed, Site, check};
 use super::line::asking::Line;
 use super::line::hex;
-use super::line::messages::{AUTHORIZATION_BYTES_MAX, Answer, Begin, By, Question};
+use super::line::messages::{Answer, Begin, By, Elsewhere, Question};
+use super::secure::{self, Acceptor};
 use super::status::Status;
 use super::view::{Details, View, Which};
 use super::{answers, html, metrics, view};
@@ -53,7 +58,18 @@ pub const VERB: &str = "page-http";
 /// The option with which it keeps its rights.
 pub const NO_SANDBOX: &str = "--no-sandbox";
 /// Streams of events at a time. Fewer than connections: the page can be loaded while all are taken.
-const STREAMS_MAX: usize = 64;
+pub const STREAMS_MAX: usize = 1024;
+/// The same of browsers of other machines.
+const REMOTE_STREAMS_MAX: usize = 128;
+/// Descriptors that are none of a stream's: the page can be loaded, also where there can be few.
+const OTHER_DESCRIPTORS: usize = 128;
+/// Bodies of changes that arrive at a time.
+pub const BODIES_MAX: usize = 256;
+/// How long a browser waits for its answer that has shown a wrong code, and has a place meanwhile: a stranger can try
+/// as often as there are places, each second.
+const WRONG_CODE_PAUSE: Duration = Duration::from_secs(1);
+/// The longest code that is asked about, bytes.
+const CODE_BYTES_MAX: usize = 64;
 /// Answers that clients have not read yet, all together, KiB. A whole answer has 8 MiB at most.
 pub const UNREAD_KIB_MAX: usize = 32 << 10;
 /// The head of a request, bytes, and its lines.
@@ -61,6 +77,9 @@ pub const HEAD_BYTES_MAX: usize = 16 << 10;
 const HEAD_LINES_MAX: usize = 64;
 /// How long a client may take to send a head; also, how long it may send nothing between two requests.
 const HEAD_TIME_MAX: Duration = Duration::from_secs(10);
+/// Where a browser of another machine shows its code, and the script that does it.
+const ENTER_PAGE: &str = include_str!("enter.html");
+const ENTER_SCRIPT: &str = include_str!("enter.js");
 /// Connections that were passed and are not served yet.
 const PASSED_MAX: usize = 16;
 
@@ -82,6 +101,9 @@ pub fn run(is_sandboxed: bool) -> io::Result<()> {
             confinement.files.as_ref().err().map(|_| confinement.to_string())
         }
     };
+    let streams_max = descriptors::limit().soft.map_or(STREAMS_MAX, |soft| {
+        usize::try_from(soft).unwrap_or(STREAMS_MAX).saturating_sub(OTHER_DESCRIPTORS).clamp(1, STREAMS_MAX)
+    });
     let passage = Passage::over(io::stdin().as_fd().try_clone_to_owned()?);
     let Some(first) = passage.receive()? else { return Ok(()) };
     let begin: Begin = serde_json::from_slice(&first.bytes)?;
@@ -94,18 +116,28 @@ pub fn run(is_sandboxed: bool) -> io::Result<()> {
         let (pass, clients) = mpsc::channel(PASSED_MAX);
         thread::Builder::new().name("clients".into()).spawn(move || take_clients(&passage, &pass))?;
         line.confined(still_has);
-        let server = Arc::new(Server::new(Arc::clone(&line), begin.port));
+        let server = Arc::new(Server::new(Arc::clone(&line), begin, streams_max)?);
         // When the line is closed, or no further connections can come, the other process has ended.
         first_of(line.run(stream, to_send), server.serve(clients)).await;
         Ok(())
     })
 }
 
+/// A connection that was passed: its number, the address of this machine that its client has reached over TLS, and the
+/// connection, unless this process has no room for it.
+struct Taken {
+    client: u64,
+    reached: Option<IpAddr>,
+    fd: Option<OwnedFd>,
+}
+
 /// Takes the connections that are passed, until the other process ends.
-fn take_clients(passage: &Passage, pass: &mpsc::Sender<(u64, OwnedFd)>) {
+fn take_clients(passage: &Passage, pass: &mpsc::Sender<Taken>) {
     while let Ok(Some(parcel)) = passage.receive() {
-        let (Ok(number), Some(fd)) = (parcel.bytes.try_into(), parcel.fd) else { continue };
-        if pass.blocking_send((u64::from_be_bytes(number), fd)).is_err() {
+        let Some((number, address)) = parcel.bytes.split_first_chunk() else { continue };
+        let reached = std::str::from_utf8(address).ok().and_then(|text| text.parse().ok());
+        let taken = Taken { client: u64::from_be_bytes(*number), reached, fd: parcel.fd };
+        if pass.blocking_send(taken).is_err() {
             return;
         }
     }
@@ -126,7 +158,13 @@ struct Server {
     streams: Arc<Semaphore>,
     /// Room for answers that are not read yet, KiB.
     unread: Arc<Semaphore>,
-    port: Option<u16>,
+    /// Room for bodies that arrive.
+    bodies: Semaphore,
+    drawn: Arc<Drawn>,
+    is_tcp: bool,
+    site: Site,
+    elsewhere: Option<Elsewhere>,
+    tls: Option<Acceptor>,
 }
 
 /// Tells the other process that a connection is closed.
@@ -142,42 +180,81 @@ impl Drop for Open {
 }
 
 impl Server {
-    fn new(line: Arc<Line>, port: Option<u16>) -> Self {
-        let (streams, unread) = (Semaphore::new(STREAMS_MAX), Semaphore::new(UNREAD_KIB_MAX));
-        Self { line, streams: Arc::new(streams), unread: Arc::new(unread), port }
+    fn new(line: Arc<Line>, begin: Begin, streams_max: usize) -> io::Result<Self> {
+        let Begin { port, tls, elsewhere, .. } = begin;
+        let streams_max = if tls.is_some() { streams_max.min(REMOTE_STREAMS_MAX) } else { streams_max };
+        let unread = Arc::new(Semaphore::new(UNREAD_KIB_MAX));
+        let site = match (&tls, port) {
+            (Some(tls), Some(port)) => Site::remote(port, tls.names.clone()),
+            _ => Site::local(port),
+        };
+        Ok(Self {
+            line,
+            streams: Arc::new(Semaphore::new(streams_max)),
+            drawn: Arc::new(Drawn::new(Arc::clone(&unread))),
+            unread,
+            bodies: Semaphore::new(BODIES_MAX),
+            is_tcp: port.is_some(),
+            site,
+            elsewhere,
+            tls: tls.as_ref().map(Acceptor::new).transpose()?,
+        })
     }
 
-    async fn serve(self: Arc<Self>, mut clients: mpsc::Receiver<(u64, OwnedFd)>) {
-        while let Some((client, fd)) = clients.recv().await {
+    async fn serve(self: Arc<Self>, mut clients: mpsc::Receiver<Taken>) {
+        while let Some(Taken { client, reached, fd }) = clients.recv().await {
             let open = Open { line: Arc::clone(&self.line), client };
+            // Without it there are too many; the other process hears that this one is closed.
+            let Some(fd) = fd else { continue };
             // They were made not to block where they were accepted.
-            match self.port {
-                Some(_) => match TcpStream::from_std(fd.into()) {
-                    Ok(stream) => drop(tokio::spawn(Arc::clone(&self).converse(open, stream))),
-                    Err(error) => tracing::debug!(%error, "a connection is not served"),
-                },
-                None => match UnixStream::from_std(fd.into()) {
-                    Ok(stream) => drop(tokio::spawn(Arc::clone(&self).converse(open, stream))),
-                    Err(error) => tracing::debug!(%error, "a connection is not served"),
-                },
+            let served = match self.is_tcp {
+                true => TcpStream::from_std(fd.into()).map(|stream| {
+                    let site = match reached {
+                        Some(address) => self.site.clone().reached_at(address),
+                        None => self.site.clone(),
+                    };
+                    drop(tokio::spawn(Arc::clone(&self).greet(open, stream, site)));
+                }),
+                false => UnixStream::from_std(fd.into()).map(|stream| {
+                    drop(tokio::spawn(Arc::clone(&self).converse(open, stream, self.site.clone())));
+                }),
+            };
+            if let Err(error) = served {
+                tracing::debug!(%error, "a connection is not served");
             }
         }
     }
 
-    async fn converse<S>(self: Arc<Self>, open: Open, stream: S)
+    /// Serves a connection over TCP, after the handshake of TLS if that is spoken.
+    async fn greet(self: Arc<Self>, open: Open, stream: TcpStream, site: Site) {
+        match &self.tls {
+            None => self.converse(open, stream, site).await,
+            Some(acceptor) => {
+                if let Some(stream) = acceptor.accept(stream).await {
+                    Arc::clone(&self).converse(open, stream, site).await;
+                }
+            }
+        }
+    }
+
+    async fn converse<S>(self: Arc<Self>, open: Open, stream: S, site: Site)
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let client = open.client;
+        let ended = self.line.serves(client);
+        let site = Arc::new(site);
         let answer = move |request| {
-            let server = Arc::clone(&self);
-            async move { Ok::<_, Infallible>(server.within(server.answer(request, client).await)) }
+            let (server, site) = (Arc::clone(&self), Arc::clone(&site));
+            async move { Ok::<_, Infallible>(server.within(server.answer(request, client, &site).await)) }
         };
         let mut http = http1::Builder::new();
         http.timer(Clock).header_read_timeout(HEAD_TIME_MAX).max_headers(HEAD_LINES_MAX);
         http.max_buf_size(HEAD_BYTES_MAX).half_close(false);
-        // A client that breaks the protocol, or goes, loses its connection and nothing else.
-        let _ = http.serve_connection(Connection::new(stream, UNREAD_TIME_MAX), service_fn(answer)).await;
+        // A client that breaks the protocol, or goes, loses its connection and nothing else. So does one whose token
+        // was revoked: whatever is sent to it ends there.
+        let serving = http.serve_connection(Connection::new(stream, UNREAD_TIME_MAX), service_fn(answer));
+        first_of(async { drop(serving.await) }, async { drop(ended.await) }).await;
         drop(open);
     }
 
@@ -189,22 +266,26 @@ impl Server {
         }
     }
 
-    async fn answer(&self, mut request: Request<Incoming>, client: u64) -> Response<Body> {
-        let answered = self.try_answer(&mut request, client).await;
+    async fn answer(&self, mut request: Request<Incoming>, client: u64, site: &Site) -> Response<Body> {
+        let answered = self.try_answer(&mut request, client, site).await;
         answered.unwrap_or_else(|refusal| refused(&refusal))
     }
 
-    async fn try_answer(&self, request: &mut Request<Incoming>, client: u64) -> Result<Response<Body>, Refusal> {
-        let authorization = only(request.headers(), &AUTHORIZATION)?;
-        if authorization.is_some_and(|said| said.len() > AUTHORIZATION_BYTES_MAX) {
-            return Err(Refusal::of(StatusCode::UNAUTHORIZED, "this is longer than any token"));
-        }
-        let by = &By { client, authorization: authorization.map(str::to_owned) };
+    async fn try_answer(
+        &self,
+        request: &mut Request<Incoming>,
+        client: u64,
+        site: &Site,
+    ) -> Result<Response<Body>, Refusal> {
+        // What everybody gets, a browser gets also with a cookie that counts no more.
+        let is_for_all = routes::find(request.uri().path()).is_some_and(|found| found.scope().is_none());
+        let shown = secure::shown_by(request.headers(), site.is_remote() && !is_for_all)?;
+        let by = &By { client, authorization: shown.authorization };
         let caller = match self.line.ask(by, Question::Who).await? {
             Answer::Who { scope, has_token, called } => Caller { scope, has_token, called },
             _ => return Err(no_answer()),
         };
-        let passed = check(request.method(), request.uri(), request.headers(), &caller, self.port);
+        let passed = check(request.method(), request.uri(), request.headers(), &caller, (site, shown.is_cookie));
         let Passed { found, length } = match passed {
             Ok(passed) => passed,
             Err(refusal) => {
@@ -214,12 +295,30 @@ impl Server {
                 return Err(refusal);
             }
         };
+        let mut answered = self.found(by, request, found, length).await?;
+        if site.is_remote() && caller.scope.is_none() {
+            // A stranger has a place for one request.
+            answered.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        }
+        Ok(answered)
+    }
+
+    async fn found(
+        &self,
+        by: &By,
+        request: &mut Request<Incoming>,
+        found: Found,
+        length: u64,
+    ) -> Result<Response<Body>, Refusal> {
         let all = |_: &Value, _: &Value| true;
         let of_status = async |answer: fn(&Status) -> Response<Body>| Ok(answer(&*self.line.status(by).await?));
         match found.route.endpoint {
             Endpoint::Health => Ok(text("text/plain; charset=utf-8", "ok\n".into())),
             Endpoint::Style => Ok(text("text/css; charset=utf-8", html::STYLE.into())),
             Endpoint::Script => Ok(text("text/javascript; charset=utf-8", html::SCRIPT.into())),
+            Endpoint::EnterPage => Ok(text("text/html; charset=utf-8", ENTER_PAGE.into())),
+            Endpoint::EnterScript => Ok(text("text/javascript; charset=utf-8", ENTER_SCRIPT.into())),
+            Endpoint::Enter => self.enter(by, request, length).await,
             Endpoint::Ready => of_status(ready).await,
             Endpoint::Page | Endpoint::Buses | Endpoint::Network | Endpoint::Device => {
                 match View::at(request.uri().path(), request.uri().query()) {
@@ -227,20 +326,20 @@ impl Server {
                     None => Err(Refusal::of(StatusCode::NOT_FOUND, "nothing is here")),
                 }
             }
-            Endpoint::Latency => Ok(json(StatusCode::OK, &self.latency(by, found.number, request.uri()).await?)),
+            Endpoint::Latency => Ok(json_of(StatusCode::OK, &self.latency(by, found.number, request.uri()).await?)),
             Endpoint::LatencyPart => {
                 let said = self.latency(by, found.number, request.uri()).await?;
                 Ok(text("text/html; charset=utf-8", view::latency(&said)))
             }
             Endpoint::Table => of_status(|status| text("text/html; charset=utf-8", html::table(status))).await,
             Endpoint::Metrics => of_status(|status| text(metrics::CONTENT_TYPE, metrics::metrics(status))).await,
-            Endpoint::Status => of_status(|status| json(StatusCode::OK, &status.processes)).await,
-            Endpoint::Devices => Ok(json(StatusCode::OK, &answers::devices(&*self.line.status(by).await?, all))),
+            Endpoint::Status => of_status(|status| json_of(StatusCode::OK, &status.processes)).await,
+            Endpoint::Devices => Ok(json_of(StatusCode::OK, &answers::devices(&*self.line.status(by).await?, all))),
             Endpoint::Shares => {
-                of_status(|status| json(StatusCode::OK, &answers::devices(status, answers::is_shared))).await
+                of_status(|status| json_of(StatusCode::OK, &answers::devices(status, answers::is_shared))).await
             }
             Endpoint::Attachments => {
-                of_status(|status| json(StatusCode::OK, &answers::devices(status, answers::is_attached))).await
+                of_status(|status| json_of(StatusCode::OK, &answers::devices(status, answers::is_attached))).await
             }
             Endpoint::PageEvents | Endpoint::Events if request.method() == Method::HEAD => {
                 Ok(text("text/event-stream", String::new()))
@@ -249,7 +348,7 @@ impl Server {
                 let permit = self.stream()?;
                 let followed = View::followed(request.uri().query());
                 let (status, follow, _) = self.line.follow(by, false).await?;
-                Ok(events(Events::new(status, (permit, follow), followed)))
+                Ok(events(Events::new(status, (permit, follow), &self.drawn, followed)))
             }
             Endpoint::Events => {
                 let permit = self.stream()?;
@@ -258,8 +357,8 @@ impl Server {
                 let follower = self.line.journal.follow_after(last, before);
                 Ok(events(Events::numbered(follower, (permit, follow))))
             }
-            Endpoint::Description => Ok(json(StatusCode::OK, &openapi::document())),
-            Endpoint::Actions => Ok(json(StatusCode::OK, &answers::actions())),
+            Endpoint::Description => Ok(json_of(StatusCode::OK, &openapi::document())),
+            Endpoint::Actions => Ok(json_of(StatusCode::OK, &answers::actions())),
             Endpoint::Hosts => self.value(by, Question::Hosts).await,
             Endpoint::Audit => self.value(by, Question::Audit).await,
             Endpoint::Operations => self.value(by, Question::Operations).await,
@@ -280,6 +379,33 @@ impl Server {
         }
     }
 
+    /// Lets a browser in that shows a code.
+    async fn enter(&self, by: &By, request: &mut Request<Incoming>, length: u64) -> Result<Response<Body>, Refusal> {
+        let given = self.body_of(request, length).await?;
+        let code = given.get("code").and_then(Value::as_str).unwrap_or_default();
+        let code = if code.len() <= CODE_BYTES_MAX { code.to_owned() } else { String::new() };
+        match self.line.ask(by, Question::Enter { code }).await {
+            Ok(Answer::Entered { token, scope, lasts_s }) => {
+                let mut response = json_of(StatusCode::OK, &json!({ "scope": scope, "lasts_s": lasts_s }));
+                let cookie = secure::set_cookie(&token, lasts_s).ok_or_else(no_answer)?;
+                response.headers_mut().insert(SET_COOKIE, cookie);
+                Ok(response)
+            }
+            Ok(_) => Err(no_answer()),
+            Err(refusal) => {
+                sleep(WRONG_CODE_PAUSE).await;
+                Err(refusal)
+            }
+        }
+    }
+
+    /// The object in the body of a change.
+    async fn body_of(&self, request: &mut Request<Incoming>, length: u64) -> Result<Map<String, Value>, Refusal> {
+        let full = |_| Refusal::of(StatusCode::SERVICE_UNAVAILABLE, "others send too much at a time");
+        let _room = self.bodies.try_acquire().map_err(full)?;
+        object_of(request.body_mut(), length).await
+    }
+
     /// A place for a stream of events.
     fn stream(&self) -> Result<OwnedSemaphorePermit, Refusal> {
         let full = |_| Refusal::of(StatusCode::SERVICE_UNAVAILABLE, "too many follow the events");
@@ -288,7 +414,7 @@ impl Server {
 
     async fn value(&self, by: &By, question: Question) -> Result<Response<Body>, Refusal> {
         match self.line.ask(by, question).await? {
-            Answer::Value(value) => Ok(json(StatusCode::OK, &value)),
+            Answer::Value(value) => Ok(json_of(StatusCode::OK, &value)),
             _ => Err(no_answer()),
         }
     }
@@ -302,12 +428,12 @@ impl Server {
     ) -> Result<Response<Body>, Refusal> {
         debug_assert!(found.route.is_change(), "questions are answered above");
         let path = request.uri().path().to_owned();
-        let given = object_of(request.body_mut(), length).await?;
+        let given = self.body_of(request, length).await?;
         let Answer::Changed { status, body } = self.line.ask(by, Question::Change { path, given }).await? else {
             return Err(no_answer());
         };
         let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        let mut response = json(status, &body);
+        let mut response = json_of(status, &body);
         if let Some(at) = body["at"].as_str().and_then(|at| HeaderValue::from_str(at).ok()) {
             response.headers_mut().insert(LOCATION, at);
         }
@@ -339,7 +465,7 @@ impl Server {
         };
         let address = uri.path_and_query().map_or("/", |address| address.as_str());
         let status = self.line.status(by).await?;
-        let (is_there, document) = html::document(&view, address, &status, details.as_ref());
+        let (is_there, document) = html::document(&view, address, &status, details.as_ref(), self.elsewhere.as_ref());
         let mut response = text("text/html; charset=utf-8", document);
         if !is_there {
             *response.status_mut() = StatusCode::NOT_FOUND;
@@ -372,7 +498,7 @@ fn ready(status: &Status) -> Response<Body> {
     }
 }
 
-fn json(status: StatusCode, value: &impl Serialize) -> Response<Body> {
+fn json_of(status: StatusCode, value: &impl Serialize) -> Response<Body> {
     match serde_json::to_string(value) {
         Ok(json) => response(status, "application/json", Body::Whole(Some(Bytes::from(json)))),
         Err(_) => error(StatusCode::INTERNAL_SERVER_ERROR, "the answer is no JSON"),

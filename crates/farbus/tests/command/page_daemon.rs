@@ -9,7 +9,9 @@ use serde_json::Value;
 
 use super::harness::{Harness, PATIENCE, Running, wait_until};
 use super::page::{Reply, send};
+use super::page_confined::http_processes;
 use super::page_tokens::make;
+use super::rights::of_process;
 
 fn write(harness: &Harness, text: &str) -> String {
     let path = harness.path("farbus.toml");
@@ -53,6 +55,27 @@ fn get(at: &str, path: &str, more: &str) -> Reply {
 fn wait_for_nobody(at: &str) {
     let address = at.trim_start_matches("http://").trim_end_matches('/').to_owned();
     wait_until(PATIENCE, "nobody answers there", || std::net::TcpStream::connect(&address).is_err());
+}
+
+#[test]
+fn a_daemons_page_is_for_other_machines_and_keeps_its_rights_if_the_configuration_says_so() {
+    let harness = Harness::new();
+    let text = "[page]\nlisten = \"127.0.0.1:0\"\ntls = \"127.0.0.1:0\"\nnames = [\"lab3.example\"]\nsandbox = false\n";
+    let config = write(&harness, &format!("[plain]\nlisten = [\"127.0.0.1:0\"]\n{text}"));
+    let daemon = start(&harness, &config);
+    let at = wait_for_page(&harness);
+    assert_eq!(get(&at, "/readyz", "").status, 200);
+    let said = page_of(&harness)["elsewhere"].clone();
+    let url = said["url"].as_str().unwrap();
+    assert!(url.starts_with("https://lab3.example:") && said["fingerprint"].as_str().unwrap().len() == 95, "{said}");
+    let invited = harness.json(&["page", "invite", "--json"]);
+    assert!(invited["url"].as_str().unwrap().starts_with(&format!("{url}/enter#")), "{invited}");
+    assert_eq!(invited["fingerprint"], said["fingerprint"]);
+    let http = http_processes(&daemon);
+    assert!(!http.is_empty());
+    for pid in http {
+        assert_eq!(of_process(&pid.into(), "Seccomp"), "0", "it keeps its rights");
+    }
 }
 
 #[test]

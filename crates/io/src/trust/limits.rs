@@ -91,6 +91,17 @@ pub const PAGE_TOKENS_MAX: usize = 256;
 /// The largest file of tokens that is read: [`PAGE_TOKENS_MAX`] with the longest names, each character escaped.
 pub const PAGE_TOKENS_BYTES_MAX: u64 = 1 << 20;
 
+/// How long a code lets a browser in: the time to point a phone at the terminal.
+pub const PAGE_CODE_TIME_MAX: Duration = Duration::from_secs(60);
+/// The most codes that were made in the last ten minutes: a class of people that come at once.
+pub const PAGE_INVITATIONS_MAX: usize = 128;
+/// The largest file of them that is read: [`PAGE_INVITATIONS_MAX`] with the longest names, each character escaped.
+pub const PAGE_INVITATIONS_BYTES_MAX: u64 = 256 << 10;
+/// How long a page's certificate is valid. Browsers know it by its fingerprint alone: a new one has to be shown again.
+pub const PAGE_CERTIFICATE_LIFETIME: Duration = Duration::from_secs(3650 * 86_400);
+/// How long before that a page that starts makes another one.
+pub const PAGE_CERTIFICATE_RENEWED_BEFORE: Duration = Duration::from_secs(30 * 86_400);
+
 /// The limits of every handshake.
 pub const HANDSHAKE: HandshakeLimits = HandshakeLimits { time_max: HANDSHAKE_TIME_MAX, bytes_max: HANDSHAKE_BYTES_MAX };
 

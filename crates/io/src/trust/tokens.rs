@@ -179,11 +179,8 @@ impl Tokens {
             )));
         }
         let _lock = folder.lock()?;
-        if scope > Scope::Read && !is_own(folder)? {
-            let what =
-                "the state folder belongs to the user as whom farbus hears strangers, who could make such a token";
-            let next = "only --scope read can be made here; change things over the socket: farbus page --socket";
-            return Ok(Err(format!("{what}\n  {next}")));
+        if let Some(why) = why_not(folder, scope)? {
+            return Ok(Err(why));
         }
         let mut all = Self::read(folder)?;
         if all.tokens.len() >= limits::PAGE_TOKENS_MAX {
@@ -257,6 +254,16 @@ impl Tokens {
         text.push(b'\n');
         folder.write(TOKENS_FILE, &text)
     }
+}
+
+/// Why no token of this scope can be made in `folder`: a sentence for a person.
+pub(super) fn why_not(folder: &Folder, scope: Scope) -> Result<Option<String>, StateError> {
+    if scope == Scope::Read || is_own(folder)? {
+        return Ok(None);
+    }
+    let what = "the state folder belongs to the user as whom farbus hears strangers, who could make such a token";
+    let next = "only --scope read can be made here; change things over the socket: farbus page --socket";
+    Ok(Some(format!("{what}\n  {next}")))
 }
 
 /// Whether the folder belongs to this process's user, if it exists.

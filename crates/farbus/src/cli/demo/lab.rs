@@ -29,7 +29,7 @@ use super::super::Failure;
 use super::super::output::say;
 use super::stage::Scratch;
 use super::traffic;
-use crate::page::{Place, serve};
+use crate::page::{PageSettings, Place, Served, serve};
 
 /// The verb of the keeper; started by the demo alone.
 pub const KEEPER_VERB: &str = "demo-lab";
@@ -251,8 +251,8 @@ pub fn keep(folder: &Path, listen: SocketAddr) -> Result<(), Failure> {
     let result = lab.begin(&is_over).and_then(|()| {
         let readers = lab.sockets().map(|socket| traffic::start(socket, Arc::clone(&is_over)));
         let readers: Vec<_> = readers.collect::<Result<_, _>>().map_err(Failure::local)?;
-        let tell = |place| say(format!("page at {place}   (Ctrl-C ends all of it)"));
-        let served = serve(Place::Loopback(listen), true, tell, async {
+        let tell = |served: Served| say(format!("page at {}   (Ctrl-C ends all of it)", served.at));
+        let served = serve(PageSettings::local(Place::Loopback(listen)), tell, async {
             let _ = end.await;
         });
         is_over.store(true, Ordering::Relaxed);

@@ -1,5 +1,6 @@
 //! `farbus page`.
 
+mod invite;
 mod token;
 
 use std::io;
@@ -15,16 +16,18 @@ use tokio::sync::mpsc;
 
 use super::Failure;
 use super::output::say;
-use crate::page::{Place, serve};
+use crate::common::page_address::{NAMES_MAX, site_name, tls_address};
+use crate::page::{PageSettings, Place, Served, serve};
 
 /// Show on a page, to you alone, what is shared and attached here.
 ///
 /// For a browser of this machine, until Ctrl-C. The page follows what happens, and does what you click, by the command
 /// that it shows. Other users of this machine are refused, and so are pages of other sites. /metrics is for
-/// Prometheus, /api/v1 for programs, and /healthz says 'ok' to everybody.
+/// Prometheus, /api/v1 for programs, and /healthz says 'ok' to everybody. With --tls it is for browsers of other
+/// machines, too: each is let in by a code ('farbus page invite').
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  farbus page\n  farbus page --listen 127.0.0.1:8080\n  farbus page --socket\n  \
-    curl http://127.0.0.1:7240/metrics")]
+    farbus page --tls 0.0.0.0:7241\n  curl http://127.0.0.1:7240/metrics")]
 #[command(args_conflicts_with_subcommands = true)]
 pub struct Args {
     #[command(subcommand)]
@@ -35,6 +38,13 @@ pub struct Args {
     /// Answer at a socket in your runtime folder, and at no port.
     #[arg(long, conflicts_with = "listen")]
     socket: bool,
+    /// Address for browsers of other machines, which come over TLS and with a code: 0.0.0.0:7241, for example.
+    #[arg(long, value_name = "ADDRESS", value_parser = tls_address)]
+    tls: Option<SocketAddr>,
+    /// A name or address under which these browsers ask for the page; repeated for further ones. Without it: this
+    /// machine's name and addresses.
+    #[arg(long = "name", value_name = "NAME", value_parser = site_name, requires = "tls")]
+    names: Vec<String>,
     /// Keep the rights of the user who started it also where it reads what clients send.
     #[arg(long)]
     no_sandbox: bool,
@@ -45,13 +55,18 @@ pub struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum Verb {
+    Invite(invite::InviteArgs),
     Token(token::TokenArgs),
 }
 
 impl Args {
     /// Whether the output is JSON.
     pub fn is_for_programs(&self) -> bool {
-        matches!(&self.verb, Some(Verb::Token(args)) if args.is_for_programs())
+        match &self.verb {
+            Some(Verb::Token(args)) => args.is_for_programs(),
+            Some(Verb::Invite(args)) => args.is_for_programs(),
+            None => false,
+        }
     }
 }
 
@@ -63,13 +78,20 @@ pub fn loopback(text: &str) -> Result<SocketAddr, String> {
     let address: SocketAddr = text.parse().map_err(|_| format!("'{text}' is no ADDRESS:PORT"))?;
     match address.ip().is_loopback() {
         true => Ok(address),
-        false => Err(format!("{address} is no address of the loopback, and the page is for this machine alone")),
+        false => Err(format!(
+            "{address} is no address of the loopback\n  browsers of other machines come over TLS: --tls {address}"
+        )),
     }
 }
 
 pub fn run(args: &Args) -> Result<(), Failure> {
-    if let Some(Verb::Token(args)) = &args.verb {
-        return token::run(args);
+    match &args.verb {
+        Some(Verb::Token(args)) => return token::run(args),
+        Some(Verb::Invite(args)) => return invite::run(args),
+        None => {}
+    }
+    if args.names.len() > NAMES_MAX {
+        return Err(Failure::local(format!("a page has {NAMES_MAX} names at most")));
     }
     let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::local)?;
     let (tell_end, mut end) = mpsc::channel(1);
@@ -81,15 +103,29 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     };
     std::thread::Builder::new().name("signals".into()).spawn(wait).map_err(Failure::local)?;
     let place = if args.socket { Place::Socket } else { Place::Loopback(args.listen) };
+    let (tls, names) = (args.tls, args.names.clone());
+    let settings = PageSettings { place, tls, names, is_sandboxed: !args.no_sandbox };
     let end = async {
         end.recv().await;
     };
     if !args.of_daemon {
-        return serve(place, !args.no_sandbox, |place| say(format!("page at {place}   (Ctrl-C ends)")), end);
+        return serve(settings, say_where, end);
     }
     let daemon = DaemonLine::open(tell_end)?;
-    serve(place, !args.no_sandbox, |place| daemon.say(&json!({ "at": place })), end)
-        .inspect_err(|failure| daemon.say(&json!({ "failure": failure.to_string() })))
+    let tell = |Served { at, elsewhere }: Served| {
+        let elsewhere = elsewhere.map(|(url, fingerprint)| json!({ "url": url, "fingerprint": fingerprint }));
+        daemon.say(&json!({ "at": at, "elsewhere": elsewhere }));
+    };
+    serve(settings, tell, end).inspect_err(|failure| daemon.say(&json!({ "failure": failure.to_string() })))
+}
+
+/// Says where the page is, and how a browser of another machine knows it.
+fn say_where(Served { at, elsewhere }: Served) {
+    say(format!("page at {at}   (Ctrl-C ends)"));
+    if let Some((url, fingerprint)) = elsewhere {
+        say(format!("for browsers of other machines at {url}   (let one in: farbus page invite)"));
+        say(format!("  certificate SHA-256 {fingerprint}"));
+    }
 }
 
 /// The line to the daemon that had this page started.

@@ -67,7 +67,11 @@ struct CreateArgs {
 /// The longest time for which a token is made, ten years; one without a time lasts until it is revoked.
 const LASTING_S_MAX: u64 = 3660 * 86_400;
 
-fn lasting_from(text: &str) -> Result<Duration, String> {
+/// Parses how long a token lasts.
+///
+/// # Errors
+/// A sentence for a person.
+pub fn lasting_from(text: &str) -> Result<Duration, String> {
     let span = parse_span(text)?;
     match span.as_secs() {
         1..=LASTING_S_MAX => Ok(span),

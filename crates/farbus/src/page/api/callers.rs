@@ -14,6 +14,8 @@ pub enum Client {
     Owner,
     /// A program of another user, or of one that is not known.
     Other,
+    /// A browser or program of another machine: it has come over TLS, whatever its user is.
+    Remote,
 }
 
 /// Who asks, and what they may do.
@@ -42,6 +44,7 @@ impl Caller {
             let (scope, called) = match client {
                 Client::Owner => (Some(Scope::Own), "page"),
                 Client::Other => (None, "another user"),
+                Client::Remote => (None, "another machine"),
             };
             return Ok(Self { scope, has_token: false, called: called.to_owned() });
         };

@@ -1,12 +1,14 @@
 //! The events of `/api/v1/events`: numbered, and the latest of them kept for clients that come back.
 //!
 //! Nothing is queued for a client. Each takes what comes after the last number that it has had, and learns how many
-//! events it has missed because it was too slow.
+//! events it has missed because it was too slow. An event is written once, and all clients send the same bytes.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use hyper::body::Bytes;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::sync::watch;
@@ -15,7 +17,7 @@ use tokio::sync::watch;
 pub const KEPT_MAX: usize = 512;
 /// The longest event, bytes of JSON; a longer one is replaced by its kind alone.
 pub const EVENT_BYTES_MAX: usize = 16 << 10;
-/// How many events a client takes at once.
+/// How many events a copy takes at once.
 const TAKEN_MAX: usize = 32;
 
 /// The kind of an event.
@@ -44,7 +46,40 @@ impl Kind {
 #[derive(Debug)]
 struct Kept {
     last: u64,
-    events: VecDeque<(Kind, String)>,
+    events: VecDeque<Written>,
+}
+
+/// An event as it is sent.
+#[derive(Debug)]
+struct Written {
+    kind: Kind,
+    /// In the format of server-sent events.
+    text: Bytes,
+    /// Where in it the data are.
+    data: Range<usize>,
+}
+
+impl Written {
+    fn new(epoch: u64, number: u64, kind: Kind, data: &str) -> Self {
+        let head = format!("id: {epoch}-{number}\nevent: {}\ndata: ", kind.as_str());
+        let text = format!("{head}{data}\n\n");
+        Self { kind, text: text.into(), data: head.len()..head.len() + data.len() }
+    }
+
+    fn data(&self) -> String {
+        String::from_utf8_lossy(&self.text[self.data.clone()]).into_owned()
+    }
+}
+
+impl Kept {
+    /// Adds an event. The oldest is dropped if there are too many.
+    fn add(&mut self, event: Written, number: u64) {
+        if self.events.len() >= KEPT_MAX {
+            self.events.pop_front();
+        }
+        self.events.push_back(event);
+        self.last = number;
+    }
 }
 
 /// The events, as all that publish and follow them share them.
@@ -88,7 +123,8 @@ impl Journal {
         let first = kept.last - kept.events.len() as u64 + 1;
         let from = first.max(last.saturating_add(1));
         let skipped = usize::try_from(from - first).unwrap_or(usize::MAX);
-        (from, kept.events.iter().skip(skipped).take(TAKEN_MAX).cloned().collect())
+        let events = kept.events.iter().skip(skipped).take(TAKEN_MAX);
+        (from, events.map(|event| (event.kind, event.data())).collect())
     }
 
     /// Adds events of the journal that this one is a copy of, the first with this number. Those that it has are left
@@ -102,11 +138,8 @@ impl Journal {
             if number > kept.last + 1 {
                 kept.events.clear();
             }
-            if kept.events.len() >= KEPT_MAX {
-                kept.events.pop_front();
-            }
-            kept.events.push_back(event);
-            kept.last = number;
+            let (kind, data) = event;
+            kept.add(Written::new(self.epoch, number, kind, &data), number);
         }
         let last = kept.last;
         drop(kept);
@@ -127,12 +160,8 @@ impl Journal {
             text = "{\"is_too_long\":true}".to_owned();
         }
         let mut kept = self.kept();
-        if kept.events.len() >= KEPT_MAX {
-            kept.events.pop_front();
-        }
-        kept.events.push_back((kind, text));
-        kept.last += 1;
-        let last = kept.last;
+        let last = kept.last + 1;
+        kept.add(Written::new(self.epoch, last, kind, &text), last);
         drop(kept);
         self.told.send_replace(last);
     }
@@ -167,24 +196,17 @@ impl Journal {
         number.parse().ok()
     }
 
-    /// The text of the events after this number, in the format of server-sent events, and the number of the last.
-    fn take(&self, after: u64) -> (String, u64) {
+    /// The first event after this number, in the format of server-sent events, and its number; `None`: there is none.
+    /// If some are not kept any more, it says how many instead, with the number of the last of them.
+    fn take(&self, after: u64) -> Option<(Bytes, u64)> {
         let kept = self.kept();
         let first = kept.last - kept.events.len() as u64 + 1;
-        let mut text = String::new();
         let missed = first.saturating_sub(after + 1);
         if missed > 0 {
-            text = format!("event: missed\ndata: {{\"count\":{missed}}}\n\n");
+            return Some((format!("event: missed\ndata: {{\"count\":{missed}}}\n\n").into(), first - 1));
         }
-        let from = first.max(after + 1);
-        let mut last = after;
-        for (number, (kind, data)) in
-            (first..).zip(&kept.events).skip_while(|(number, _)| *number < from).take(TAKEN_MAX)
-        {
-            text += &format!("id: {}-{number}\nevent: {}\ndata: {data}\n\n", self.epoch, kind.as_str());
-            last = number;
-        }
-        (text, last)
+        let event = kept.events.get(usize::try_from(after + 1 - first).ok()?)?;
+        Some((event.text.clone(), after + 1))
     }
 }
 
@@ -197,12 +219,12 @@ pub struct Follower {
 }
 
 impl Follower {
-    /// The next events, as soon as there are some; `None` once there will be none.
-    pub async fn next(&mut self) -> Option<String> {
+    /// The next event, as soon as there is one; `None` once there will be none.
+    pub async fn next(&mut self) -> Option<Bytes> {
         let after = self.after;
         // The journal keeps a sender, so there is always one.
         self.told.wait_for(|last| *last > after).await.ok()?;
-        let (text, last) = self.journal.take(after);
+        let (text, last) = self.journal.take(after)?;
         self.after = last;
         Some(text)
     }
@@ -221,6 +243,12 @@ mod tests {
         }
     }
 
+    /// The next so many events of a client.
+    fn next(follower: &mut Follower, count: usize) -> String {
+        let one = |_| String::from_utf8(block_on(follower.next()).unwrap().to_vec()).unwrap();
+        (0..count).map(one).collect()
+    }
+
     fn block_on<T>(future: impl Future<Output = T>) -> T {
         tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
     }
@@ -231,10 +259,10 @@ mod tests {
         journal.publish(Kind::Status, &json!({ "n": 1 }));
         journal.publish(Kind::Operation, &json!({ "n": 2 }));
         let first = format!("{}-1", journal.epoch);
-        let text = block_on(journal.follow(Some(&first)).next()).unwrap();
+        let text = next(&mut journal.follow(Some(&first)), 1);
         assert_eq!(text, format!("id: {}-2\nevent: operation\ndata: {{\"n\":2}}\n\n", journal.epoch));
         for foreign in ["7-1", "x", "", "7-", "-1"] {
-            let text = block_on(journal.follow(Some(foreign)).next()).unwrap();
+            let text = next(&mut journal.follow(Some(foreign)), 2);
             assert_eq!(text.matches("event: ").count(), 2, "{foreign}: of an earlier process: everything");
         }
     }
@@ -251,11 +279,20 @@ mod tests {
         assert_eq!((first, events.len(), journal.after(3).1.len()), (2, 2, 0));
         copy.copy(first, events.clone());
         copy.copy(first, events);
-        let text = block_on(follower.next()).unwrap();
+        let text = next(&mut follower, 3);
         assert!(text.starts_with("event: missed\ndata: {\"count\":1}\n\n"), "{text}");
         let third = format!("id: {}-3\nevent: status\ndata: {{\"n\":2}}\n\n", journal.epoch());
         assert!(text.ends_with(&third) && text.matches("id: ").count() == 2, "{text}");
         assert_eq!(copy.kept().last, journal.kept().last);
+    }
+
+    #[test]
+    fn an_event_is_written_once_and_all_clients_send_the_same_bytes() {
+        let journal = Journal::default();
+        let mut clients: Vec<Follower> = (0..100).map(|_| journal.follow(None)).collect();
+        journal.publish(Kind::Status, &json!({ "text": "x".repeat(1000) }));
+        let texts: Vec<Bytes> = clients.iter_mut().map(|client| block_on(client.next()).unwrap()).collect();
+        assert!(texts.iter().all(|text| text.as_ptr() == texts[0].as_ptr() && text.len() > 1000));
     }
 
     #[test]
@@ -265,7 +302,7 @@ mod tests {
         for n in 0..2 * KEPT_MAX {
             journal.publish(Kind::Status, &json!({ "n": n, "text": "x".repeat(EVENT_BYTES_MAX) }));
         }
-        let text = block_on(slow.next()).unwrap();
+        let text = next(&mut slow, 1 + TAKEN_MAX);
         assert!(text.starts_with(&format!("event: missed\ndata: {{\"count\":{KEPT_MAX}}}\n\n")), "{text}");
         assert_eq!(text.matches("is_too_long").count(), TAKEN_MAX);
         assert_eq!(journal.kept().events.len(), KEPT_MAX);

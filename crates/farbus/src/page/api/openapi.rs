@@ -90,7 +90,10 @@ fn operation(path: &str, found: &Found) -> Value {
         ]);
     }
     if found.route.is_change() {
-        let schema = found.action.map_or_else(|| closed(&[], &[]), body_of);
+        let code =
+            [("code", json!({ "type": "string", "description": "The fragment of the URL of 'farbus page invite'." }))];
+        let known = if found.route.endpoint == Endpoint::Enter { &code[..] } else { &[] };
+        let schema = found.action.map_or_else(|| closed(known, &[]), body_of);
         described["requestBody"] = json!({ "required": true, "content": { "application/json": { "schema": schema } } });
     }
     if let Some(action) = found.action {
@@ -134,12 +137,15 @@ fn responses(found: &Found) -> Value {
     }
     let further = if is_change { REFUSALS_OF_CHANGES } else { &[] };
     for (status, what) in REFUSALS.iter().chain(further) {
-        if found.scope().is_some() || *status != "403" {
+        if found.scope().is_some() || *status != "403" || found.route.endpoint == Endpoint::Enter {
             add(status, what, "text/plain", text());
         }
     }
     if found.route.endpoint == Endpoint::Operation {
         add("404", "No operation has this number, or it is forgotten.", "text/plain", text());
+    }
+    if found.route.is_for_others() {
+        add("404", "It is there for browsers of other machines alone.", "text/plain", text());
     }
     if matches!(found.route.endpoint, Endpoint::Latency | Endpoint::LatencyPart) {
         add("404", "This process has no such device, or does not time it.", "text/plain", text());
@@ -156,10 +162,15 @@ fn responses(found: &Found) -> Value {
 /// The content type of an answer that is no JSON.
 fn kind_of(endpoint: Endpoint) -> &'static str {
     match endpoint {
-        Endpoint::Page | Endpoint::Buses | Endpoint::Network | Endpoint::Device | Endpoint::Table => "text/html",
-        Endpoint::LatencyPart => "text/html",
+        Endpoint::Page
+        | Endpoint::Buses
+        | Endpoint::Network
+        | Endpoint::Device
+        | Endpoint::Table
+        | Endpoint::LatencyPart
+        | Endpoint::EnterPage => "text/html",
         Endpoint::Style => "text/css",
-        Endpoint::Script => "text/javascript",
+        Endpoint::Script | Endpoint::EnterScript => "text/javascript",
         Endpoint::PageEvents | Endpoint::Events => "text/event-stream",
         Endpoint::Recording => RECORDING_TYPE,
         _ => "text/plain",
@@ -178,11 +189,14 @@ fn schema_of(endpoint: Endpoint) -> Option<&'static str> {
         Endpoint::Operation => Some("Operation"),
         Endpoint::Latency => Some("Latency"),
         Endpoint::Description => Some("Description"),
+        Endpoint::Enter => Some("Entered"),
         Endpoint::Action
         | Endpoint::Stop
         | Endpoint::Recording
         | Endpoint::RecordedText
         | Endpoint::Health
+        | Endpoint::EnterPage
+        | Endpoint::EnterScript
         | Endpoint::Ready
         | Endpoint::Style
         | Endpoint::Script
@@ -330,6 +344,7 @@ fn schemas() -> Value {
                 ("stopped_by", text_or_null()),
             ],
         ),
+        "Entered": object(&[("scope", json!({ "enum": ["read", "observe", "own"] })), ("lasts_s", number())], &[]),
         "Operations": object(&[("operations", list(reference("Operation")))], &[]),
         "Wrong": closed(&[("wrong", closed(&[("message", text())], &[("parameter", text())]))], &[]),
         "Description": object(&[("openapi", text()), ("info", anything()), ("paths", anything())], &[]),

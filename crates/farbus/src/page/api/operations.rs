@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::io::{BufRead, BufReader, Read};
+use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
@@ -252,6 +253,21 @@ impl Operations {
             let who: String = by.chars().take(RECORDED_MAX).collect();
             audit.record(&Event { address: Some(&who), why: Some(why), ..Event::new("page-change", Outcome::Refused) });
         }
+    }
+
+    /// Writes a line of the audit log: a browser of another machine has shown a code.
+    pub fn entered(&self, from: IpAddr, what: &str, outcome: Outcome) {
+        if let Some(audit) = &self.audit {
+            let address = from.to_string();
+            audit.record(&Event { address: Some(&address), why: Some(what), ..Event::new("page-enter", outcome) });
+        }
+    }
+
+    /// Whose recordings run.
+    pub fn recorders(&self) -> Vec<(u64, String)> {
+        let has = self.has();
+        let runs = |remembered: &&Remembered| remembered.recording.is_some() && remembered.process.is_some();
+        has.all.iter().filter(runs).map(|found| (found.operation.id, found.operation.by.clone())).collect()
     }
 
     /// Begins what the command line says, for `by`. The receiver has true once it is done or has failed.

@@ -9,6 +9,8 @@ use super::actions::{ACTIONS, Action, action};
 pub const ACTIONS_AT: &str = "/api/v1/actions/";
 /// Where operations are: their number follows.
 pub const OPERATIONS_AT: &str = "/api/v1/operations/";
+/// Where a browser of another machine posts its code.
+pub const ENTER_AT: &str = "/api/v1/enter";
 /// Where devices are shown: the number of their process follows.
 const DEVICE_AT: &str = "/device/";
 /// Where their latency is: the same follows.
@@ -19,6 +21,12 @@ const LATENCY_AT: &str = "/api/v1/latency/";
 pub enum Endpoint {
     /// Says that the page runs.
     Health,
+    /// Where a browser of another machine shows its code.
+    EnterPage,
+    /// The script of that.
+    EnterScript,
+    /// Takes the code.
+    Enter,
     /// Says whether the processes can be asked.
     Ready,
     /// The page's style.
@@ -99,6 +107,9 @@ const OWN: Option<Scope> = Some(Scope::Own);
 /// All routes, those of browsers first.
 pub const ROUTES: &[Route] = &[
     route("/healthz", Endpoint::Health, None, "Whether the page runs."),
+    route("/enter", Endpoint::EnterPage, None, "Where a browser of another machine shows its code."),
+    route("/enter.js", Endpoint::EnterScript, None, "The script that shows it."),
+    route(ENTER_AT, Endpoint::Enter, None, "Lets a browser of another machine in that shows a code."),
     route("/readyz", Endpoint::Ready, READ, "Whether the processes can be asked."),
     route("/page.css", Endpoint::Style, READ, "The page's style."),
     route("/page.js", Endpoint::Script, READ, "The page's script."),
@@ -146,9 +157,14 @@ pub struct Found {
 }
 
 impl Route {
+    /// Whether it is there for browsers of other machines alone.
+    pub fn is_for_others(&self) -> bool {
+        matches!(self.endpoint, Endpoint::EnterPage | Endpoint::EnterScript | Endpoint::Enter)
+    }
+
     /// Whether it changes something: then it is asked for with POST, else with GET.
     pub fn is_change(&self) -> bool {
-        matches!(self.endpoint, Endpoint::Action | Endpoint::Stop)
+        matches!(self.endpoint, Endpoint::Action | Endpoint::Stop | Endpoint::Enter)
     }
 
     /// The methods that it is asked for with.
@@ -257,13 +273,14 @@ mod tests {
     fn no_route_that_changes_something_takes_get_and_none_is_for_everybody() {
         for (path, found) in all() {
             let is_change = found.route.is_change();
-            assert_eq!(is_change, path.contains("/actions/") || path.ends_with("/stop"), "{path}");
+            let may_be = path.contains("/actions/") || path.ends_with("/stop") || path == ENTER_AT;
+            assert_eq!(is_change, may_be, "{path}");
             assert_eq!(found.route.takes(&Method::POST), is_change, "{path}");
             assert_eq!(found.route.takes(&Method::GET), !is_change, "{path}");
             let may_observe = path.ends_with("/actions/observe") || path.ends_with("/stop");
             let needed = if may_observe { Scope::Observe } else { Scope::Own };
-            assert!(!is_change || found.scope() == Some(needed), "{path}");
-            assert!(found.scope().is_some() || path == "/healthz", "{path}");
+            assert!(!is_change || found.scope() == Some(needed) || path == ENTER_AT, "{path}");
+            assert!(found.scope().is_some() || path == "/healthz" || found.route.is_for_others(), "{path}");
         }
     }
 }

@@ -25,6 +25,8 @@ pub struct Line {
     last: AtomicU64,
     places: Semaphore,
     status: watch::Sender<Arc<Status>>,
+    /// The connections that are served: each is told here that it is over.
+    served: Mutex<BTreeMap<u64, oneshot::Sender<()>>>,
     /// A copy of the other process's.
     pub journal: Journal,
 }
@@ -52,6 +54,7 @@ impl Line {
             last: AtomicU64::default(),
             places: Semaphore::new(QUESTIONS_MAX),
             status: watch::channel(Arc::default()).0,
+            served: Mutex::default(),
             journal,
         };
         (Arc::new(line), to_send)
@@ -91,6 +94,7 @@ impl Line {
         match told {
             // Its client may be gone.
             Told::Answer { id, answer } => drop(self.waiting().remove(&id).map(|waiting| waiting.send(answer))),
+            Told::Ended { client } => drop(self.served().remove(&client).map(|served| served.send(()))),
             Told::Status(said) => {
                 let before = Arc::clone(&self.status.borrow());
                 if said.version > before.version {
@@ -105,6 +109,10 @@ impl Line {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn served(&self) -> MutexGuard<'_, BTreeMap<u64, oneshot::Sender<()>>> {
+        self.served.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn say(&self, said: &Said) -> bool {
         // If the other process has ended, so does this one.
         encoded(said, QUESTION_BYTES_MAX).is_ok_and(|frame| self.out.send(frame).is_ok())
@@ -115,8 +123,16 @@ impl Line {
         self.say(&Said::Confined { still_has });
     }
 
+    /// A connection is served from now on. The receiver hears when it has to end, because its token counts no more.
+    pub fn serves(&self, client: u64) -> oneshot::Receiver<()> {
+        let (end, ended) = oneshot::channel();
+        self.served().insert(client, end);
+        ended
+    }
+
     /// Says that a connection is closed.
     pub fn closed(&self, client: u64) {
+        self.served().remove(&client);
         self.say(&Said::Closed { client });
     }
 

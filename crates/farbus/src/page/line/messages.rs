@@ -19,12 +19,42 @@ pub const AUTHORIZATION_BYTES_MAX: usize = 1 << 10;
 pub const QUESTIONS_MAX: usize = 64;
 
 /// The first message to the confined process; the line comes with it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Begin {
     /// The TCP port at which clients connect; `None` for a Unix socket.
     pub port: Option<u16>,
     /// Tells the numbers of this page's events from those of an earlier one.
     pub epoch: u64,
+    /// What it needs for browsers of other machines; `None`: it has clients of this machine.
+    pub tls: Option<BeginTls>,
+    /// Where browsers of other machines find the page, if they do: what is said of it at the foot of each view.
+    pub elsewhere: Option<Elsewhere>,
+}
+
+/// What a process needs that speaks TLS.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BeginTls {
+    /// The page's key, PKCS #8, in hexadecimal.
+    pub key: String,
+    /// Its certificate, DER, in hexadecimal.
+    pub certificate: String,
+    /// The names and addresses under which the page is asked for, besides the address that a client has reached.
+    pub names: Vec<String>,
+}
+
+impl std::fmt::Debug for BeginTls {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("BeginTls").field("names", &self.names).finish_non_exhaustive()
+    }
+}
+
+/// Where a page is for browsers of other machines.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Elsewhere {
+    /// Its URL, without a path.
+    pub url: String,
+    /// The SHA-256 fingerprint of its certificate, as browsers show it.
+    pub fingerprint: String,
 }
 
 /// For whom something is asked.
@@ -72,6 +102,11 @@ pub enum Said {
 pub enum Question {
     /// Who the client is, and what it may do.
     Who,
+    /// Let a browser of another machine in.
+    Enter {
+        /// The code that it shows.
+        code: String,
+    },
     /// Note in the audit log that a change was refused.
     Refused {
         /// The reason, for a person.
@@ -142,7 +177,7 @@ impl Question {
             Some(route.and_then(|route| route.scope).unwrap_or(Scope::Own))
         };
         match self {
-            Question::Who | Question::Refused { .. } => None,
+            Question::Who | Question::Enter { .. } | Question::Refused { .. } => None,
             Question::Status { .. } => of(Endpoint::Status),
             Question::Follow { .. } => of(Endpoint::Events),
             Question::Details { .. } => of(Endpoint::Device),
@@ -170,6 +205,11 @@ pub enum Told {
         /// What was found, done or refused.
         answer: Answer,
     },
+    /// A client may have nothing more: the token that it showed was revoked, or has expired.
+    Ended {
+        /// The connection's number.
+        client: u64,
+    },
     /// What the processes said: it is followed, or was asked for.
     Status(Processes),
     /// Events, without a gap.
@@ -195,6 +235,15 @@ pub enum Answer {
         has_token: bool,
         /// The name in the log.
         called: String,
+    },
+    /// A browser was let in.
+    Entered {
+        /// The token that it shows from now on.
+        token: String,
+        /// What it may do.
+        scope: Scope,
+        /// For how long, seconds.
+        lasts_s: u64,
     },
     /// The value that was asked for.
     Value(Value),
@@ -257,12 +306,13 @@ mod tests {
     /// What the confined process, which may have been taken over, says to the other one.
     #[test]
     fn fuzz_questions_of_a_page() {
-        const LINES: [&str; 5] = [
+        const LINES: [&str; 6] = [
             r#"{"confined":{"still_has":null}}"#,
             r#"{"asked":{"id":1,"by":{"client":1,"authorization":null},"question":"who"}}"#,
             r#"{"asked":{"id":2,"by":{"client":1,"authorization":"Bearer x"},"question":{"status":{"known":7}}}}"#,
             r#"{"asked":{"id":3,"by":{"client":1,"authorization":null},"question":{"change":{"path":"/","given":{}}}}}"#,
             r#"{"unfollow":{"follow":1}}"#,
+            r#"{"asked":{"id":4,"by":{"client":1,"authorization":null},"question":{"enter":{"code":"00"}}}}"#,
         ];
         const WORDS: [&str; 8] =
             ["null", "-1", "1e99", "18446744073709551616", "\"question\":", "\\u0000", "[[[[[[", "{"];

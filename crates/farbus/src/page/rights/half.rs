@@ -2,21 +2,23 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use farbus_io::sys::passing::Passage;
+use farbus_io::trust::Scope;
 use hyper::StatusCode;
 use rustix::fs::{OFlags, fcntl_setfl};
 use serde_json::{Value, json};
 use tokio::net::UnixStream;
-use tokio::sync::{Mutex as AsyncMutex, OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{Mutex as AsyncMutex, Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinHandle;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tracing::{debug, warn};
 
 use super::super::api::callers::{Caller, Client};
@@ -28,21 +30,28 @@ use super::super::api::routes;
 use super::super::line::frames::{Decoder, TooLong, encoded, receive, send};
 use super::super::line::hex;
 use super::super::line::messages::{
-    ANSWER_BYTES_MAX, AUTHORIZATION_BYTES_MAX, Answer, Begin, By, QUESTION_BYTES_MAX, QUESTIONS_MAX, Question, Said,
-    Told,
+    ANSWER_BYTES_MAX, AUTHORIZATION_BYTES_MAX, Answer, Begin, BeginTls, By, Elsewhere, QUESTION_BYTES_MAX,
+    QUESTIONS_MAX, Question, Said, Told,
 };
 use super::super::server::{NO_SANDBOX, VERB};
 use super::super::status::Processes;
 use super::asker::Asker;
-use super::reading;
+use super::clients::{CONNECTIONS_MAX, Clients, REMOTE_MAX, Shown};
+use super::{entering, reading};
 use crate::common::failure::Failure;
 
 /// How long a process may take to give its rights away.
 const START_TIME_MAX: Duration = Duration::from_secs(10);
 /// How long a request waits for the processes. One that is stopped takes ten seconds to be given up.
 const STATUS_TIME_MAX: Duration = Duration::from_secs(30);
-/// What one confined process follows at a time: more than it has streams.
-const FOLLOWED_MAX: usize = 256;
+/// What one confined process follows at a time: a stream for each connection.
+const FOLLOWED_MAX: usize = if CONNECTIONS_MAX > REMOTE_MAX { CONNECTIONS_MAX } else { REMOTE_MAX };
+/// How often a connection is given to a process that has many to take, and after what time again: a thousand clients
+/// may connect at once.
+const PASS_TRIES_MAX: u32 = 500;
+const PASS_PAUSE: Duration = Duration::from_millis(2);
+/// How often it is looked whether the tokens still count that clients have shown.
+const TOKENS_EVERY: Duration = Duration::from_millis(250);
 /// Characters of a reason in the audit log.
 const WHY_CHARS_MAX: usize = 200;
 
@@ -59,6 +68,19 @@ pub struct Shared {
     pub port: Option<u16>,
     /// Whether the processes are confined.
     pub is_sandboxed: bool,
+    /// The page for browsers of other machines, if there is one.
+    pub remote: Option<RemoteSite>,
+}
+
+/// A page for browsers of other machines.
+#[derive(Clone, Debug)]
+pub struct RemoteSite {
+    /// The TCP port.
+    pub port: u16,
+    /// What the confined process needs for it.
+    pub tls: BeginTls,
+    /// Where it is.
+    pub elsewhere: Elsewhere,
 }
 
 /// A confined process.
@@ -78,31 +100,27 @@ pub struct Half {
     clients: Mutex<Clients>,
     followed: watch::Sender<Followed>,
     places: Arc<Semaphore>,
+    /// Told when a client has shown a token.
+    token_shown: Notify,
     tasks: Mutex<Vec<JoinHandle<()>>>,
-}
-
-#[derive(Debug, Default)]
-struct Clients {
-    last: u64,
-    open: BTreeMap<u64, (Client, OwnedSemaphorePermit)>,
 }
 
 /// What is followed, by the numbers that the confined process gave it.
 #[derive(Debug, Default)]
 struct Followed {
-    /// What the processes say.
-    status: BTreeSet<u64>,
+    /// What the processes say; each with the client for which it is.
+    status: BTreeMap<u64, u64>,
     /// Those of them that get events, too.
     events: BTreeSet<u64>,
 }
 
 impl Half {
-    /// Starts a process, and waits until it has given its rights away.
+    /// Starts a process for these clients, and waits until it has given its rights away.
     ///
     /// # Errors
     /// [`Failure`]: the system starts none, or it cannot give them away.
-    pub async fn start(shared: Arc<Shared>) -> Result<Arc<Self>, Failure> {
-        let half = Self::spawn(shared).map_err(|error| {
+    pub async fn start(shared: Arc<Shared>, client: Client) -> Result<Arc<Self>, Failure> {
+        let half = Self::spawn(shared, client).map_err(|error| {
             Failure::local(format!("cannot start the process that speaks HTTP for the page: {error}"))
         })?;
         let half = Arc::new(half);
@@ -117,12 +135,16 @@ impl Half {
                 return Err(Failure::local(format!("the process that speaks HTTP for the page did not begin: {how}")));
             }
         }
-        let pushing = [tokio::spawn(Arc::clone(&half).push_status()), tokio::spawn(Arc::clone(&half).push_events())];
-        lock(&half.tasks).extend(pushing);
+        let tasks = [
+            tokio::spawn(Arc::clone(&half).push_status()),
+            tokio::spawn(Arc::clone(&half).push_events()),
+            tokio::spawn(Arc::clone(&half).watch_tokens()),
+        ];
+        lock(&half.tasks).extend(tasks);
         Ok(half)
     }
 
-    fn spawn(shared: Arc<Shared>) -> io::Result<Self> {
+    fn spawn(shared: Arc<Shared>, client: Client) -> io::Result<Self> {
         let (passage, theirs) = Passage::pair()?;
         let mut command = Command::new("/proc/self/exe");
         command.arg(VERB).stdin(theirs).stdout(Stdio::null()).current_dir("/");
@@ -133,7 +155,13 @@ impl Half {
         let child = command.process_group(0).spawn()?;
         let (line, theirs) = StdUnixStream::pair()?;
         line.set_nonblocking(true)?;
-        let begin = Begin { port: shared.port, epoch: shared.journal.epoch() };
+        let elsewhere = shared.remote.as_ref().map(|remote| remote.elsewhere.clone());
+        let remote = shared.remote.as_ref().filter(|_| client == Client::Remote);
+        let (port, tls) = match remote {
+            Some(remote) => (Some(remote.port), Some(remote.tls.clone())),
+            None => (shared.port, None),
+        };
+        let begin = Begin { port, epoch: shared.journal.epoch(), tls, elsewhere };
         passage.send(&serde_json::to_vec(&begin)?, Some(theirs.as_fd()))?;
         fcntl_setfl(passage.duplicate()?, OFlags::NONBLOCK)?;
         Ok(Self::over(shared, child, passage, UnixStream::from_std(line)?))
@@ -151,6 +179,7 @@ impl Half {
             clients: Mutex::default(),
             followed: watch::Sender::default(),
             places: Arc::new(Semaphore::new(QUESTIONS_MAX)),
+            token_shown: Notify::new(),
             tasks: Mutex::default(),
         }
     }
@@ -175,16 +204,38 @@ impl Half {
         ended.map_or_else(|error| error.to_string(), in_words)
     }
 
-    /// Gives it a connection. If it does not take it, the connection is closed.
-    pub fn pass(&self, client: Client, permit: OwnedSemaphorePermit, stream: &OwnedFd) {
-        let mut clients = lock(&self.clients);
-        clients.last += 1;
-        let number = clients.last;
-        clients.open.insert(number, (client, permit));
-        if let Err(error) = self.passage.send(&number.to_be_bytes(), Some(stream.as_fd())) {
-            clients.open.remove(&number);
-            debug!(%error, "a connection is not taken");
+    /// Gives it a connection of this machine; waits a moment if it has many to take and its clients are the owner's. If
+    /// it does not take it, the connection is closed.
+    pub async fn pass(&self, client: Client, permit: OwnedSemaphorePermit, stream: &OwnedFd) {
+        let number = lock(&self.clients).add_local(client, permit);
+        let tries = if client == Client::Owner { PASS_TRIES_MAX } else { 1 };
+        self.send(number, &number.to_be_bytes(), stream, tries).await;
+    }
+
+    /// Gives it a connection of another machine, if there is a place for that. `reached` is the address of this machine
+    /// that it has reached, and `from` where it comes from.
+    pub async fn pass_remote(&self, reached: SocketAddr, from: SocketAddr, stream: &OwnedFd) {
+        let added = lock(&self.clients).add_remote(stream, from.ip());
+        match added {
+            Ok(Some(number)) => {
+                let address = reached.ip().to_canonical().to_string();
+                let message = [&number.to_be_bytes()[..], address.as_bytes()].concat();
+                self.send(number, &message, stream, PASS_TRIES_MAX).await;
+            }
+            Ok(None) => debug!(%from, "a connection has no place"),
+            Err(error) => debug!(%error, "a connection is not taken"),
         }
+    }
+
+    async fn send(&self, number: u64, message: &[u8], stream: &OwnedFd, tries: u32) {
+        for left in (0..tries).rev() {
+            match self.passage.send(message, Some(stream.as_fd())) {
+                Ok(()) => return,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock && left > 0 => sleep(PASS_PAUSE).await,
+                Err(error) => debug!(%error, "a connection is not taken"),
+            }
+        }
+        lock(&self.clients).remove(number);
     }
 
     /// Answers what the process asks, until it ends or says what it may not. Returns which.
@@ -212,7 +263,7 @@ impl Half {
     async fn handle(self: &Arc<Self>, said: Said) {
         match said {
             Said::Confined { .. } => {}
-            Said::Closed { client } => drop(lock(&self.clients).open.remove(&client)),
+            Said::Closed { client } => lock(&self.clients).remove(client),
             Said::Unfollow { follow } => self.followed.send_modify(|followed| {
                 followed.status.remove(&follow);
                 followed.events.remove(&follow);
@@ -253,7 +304,7 @@ impl Half {
     /// Does what is asked, if the client for which it is asked may.
     async fn carry_out(&self, by: By, question: Question) -> Result<Answer, Refusal> {
         let refused = |status, why| Err(Refusal::of(status, why));
-        let client = lock(&self.clients).open.get(&by.client).map(|(client, _)| *client);
+        let client = lock(&self.clients).find(by.client);
         let Some(client) = client else { return refused(StatusCode::FORBIDDEN, "this connection is closed") };
         let is_long = by.authorization.as_ref().is_some_and(|said| said.len() > AUTHORIZATION_BYTES_MAX);
         let authorization = by.authorization.as_deref().filter(|_| !is_long).or(is_long.then_some(""));
@@ -263,6 +314,13 @@ impl Half {
                 operations.refused("page", &refusal.why);
             }
         })?;
+        if let Some(said) = authorization {
+            let shown = Shown { authorization: said.to_owned(), scope: caller.scope };
+            if !lock(&self.clients).show(by.client, shown) {
+                return refused(StatusCode::SERVICE_UNAVAILABLE, "too many connections show this token, or are let in");
+            }
+            self.token_shown.notify_one();
+        }
         if question.needs() > caller.scope {
             return refused(StatusCode::FORBIDDEN, "this may not be asked for this client");
         }
@@ -270,6 +328,13 @@ impl Half {
             Question::Who => {
                 let Caller { scope, has_token, called } = caller;
                 Ok(Answer::Who { scope, has_token, called })
+            }
+            Question::Enter { code } => {
+                let from = lock(&self.clients).network(by.client);
+                let Some(from) = from else { return refused(StatusCode::NOT_FOUND, "nothing is here") };
+                let operations = operations.clone();
+                let entered = tokio::task::spawn_blocking(move || entering::enter(&operations, &code, from));
+                entered.await.unwrap_or_else(|_| refused(StatusCode::INTERNAL_SERVER_ERROR, "the page has no answer"))
             }
             Question::Refused { why } => {
                 if caller.scope.is_some() {
@@ -293,7 +358,7 @@ impl Half {
                 }
                 let last = if events { Some(self.tell_events().await) } else { None };
                 self.followed.send_modify(|followed| {
-                    followed.status.insert(follow);
+                    followed.status.insert(follow, by.client);
                     if events {
                         followed.events.insert(follow);
                     }
@@ -385,6 +450,50 @@ impl Half {
         }
     }
 
+    /// Ends what clients get whose tokens were revoked, have expired or allow less, within [`TOKENS_EVERY`].
+    async fn watch_tokens(self: Arc<Self>) {
+        loop {
+            if lock(&self.clients).shown().is_empty() && self.recorders().is_empty() {
+                self.token_shown.notified().await;
+            }
+            sleep(TOKENS_EVERY).await;
+            // The files of a disk that is slow are waited for elsewhere.
+            let Ok(tokens) = tokio::task::spawn_blocking(reading::tokens).await else { continue };
+            // What cannot be read lets nobody in.
+            let tokens = tokens.unwrap_or_default();
+            let all = lock(&self.clients).shown();
+            for shown in all {
+                let now = Caller::of(Some(&shown.authorization), Client::Other, || Ok(tokens.clone()));
+                if now.is_ok_and(|caller| caller.scope >= shown.scope) {
+                    continue;
+                }
+                let ended = lock(&self.clients).end_those_with(&shown);
+                self.followed.send_modify(|followed| {
+                    followed.status.retain(|_, client| !ended.contains(client));
+                    followed.events.retain(|follow| followed.status.contains_key(follow));
+                });
+                for client in ended {
+                    // It is short.
+                    let _ = self.tell(&Told::Ended { client }).await;
+                }
+            }
+            for (id, token) in self.recorders() {
+                let is_kept = tokens
+                    .find(&token)
+                    .is_some_and(|token| token.scope >= Scope::Observe && !token.has_expired(SystemTime::now()));
+                if !is_kept {
+                    self.shared.operations.stop(id);
+                }
+            }
+        }
+    }
+
+    /// The recordings that were begun with tokens, and the tokens' names.
+    fn recorders(&self) -> Vec<(u64, String)> {
+        let named = |(id, by): (u64, String)| by.strip_prefix("token ").map(|token| (id, token.to_owned()));
+        self.shared.operations.recorders().into_iter().filter_map(named).collect()
+    }
+
     /// Sends events while anybody follows them.
     async fn push_events(self: Arc<Self>) {
         let mut followed = self.followed.subscribe();
@@ -437,7 +546,7 @@ mod tests {
             let journal = Journal::default();
             let operations = Operations::new(journal.clone());
             let asker = Asker::start(journal.clone(), operations.clone()).unwrap();
-            let shared = Shared { asker, journal, operations, port: None, is_sandboxed: true };
+            let shared = Shared { asker, journal, operations, port: None, is_sandboxed: true, remote: None };
             let child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
             let (passage, _theirs) = Passage::pair().unwrap();
             let (line, theirs) = StdUnixStream::pair().unwrap();
@@ -446,7 +555,7 @@ mod tests {
             let places = Arc::new(Semaphore::new(2));
             for (number, client) in [(1, Client::Owner), (2, Client::Other)] {
                 let place = Arc::clone(&places).try_acquire_owned().unwrap();
-                lock(&half.clients).open.insert(number, (client, place));
+                assert_eq!(lock(&half.clients).add_local(client, place), number);
             }
             let half = Arc::new(half);
             test(Arc::clone(&half), theirs).await;

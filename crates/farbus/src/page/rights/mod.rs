@@ -1,12 +1,17 @@
 //! The process of a page that has the rights of its user. It listens, and passes each connection to a confined process
 //! ([`half`]), which speaks HTTP. It reads nothing of what clients send; it answers what the confined process asks.
 //!
-//! Programs of the user, and of root, have one confined process; those of other users have another one, which is
-//! started with the first of them. So a program of another user cannot reach its owner's process by what it sends.
+//! Programs of the user, and of root, have one confined process; those of other users have another one, and browsers of
+//! other machines a third, each of which is started with the first of them. So a program of another user or machine
+//! cannot reach its owner's process by what it sends.
 
 pub mod asker;
+pub mod clients;
+mod entering;
 mod half;
 mod reading;
+mod remote;
+mod spare;
 
 use std::fs;
 use std::future::{Future, poll_fn};
@@ -14,34 +19,29 @@ use std::io;
 use std::net::{SocketAddr, TcpListener as StdTcpListener};
 use std::os::fd::OwnedFd;
 use std::pin::pin;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::task::Poll;
-use std::time::{Duration, Instant};
 
+use farbus_io::sys::descriptors;
 use farbus_io::sys::peer::Credentials;
 use farbus_io::sys::tcp_owner::{PeerOwner, peer_owner};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::Semaphore;
 use tokio::time::sleep;
-use tracing::warn;
 
 use self::asker::Asker;
-use self::half::{Half, Shared, lock};
+use self::clients::{CONNECTIONS_MAX, OTHERS_MAX};
+use self::half::{Half, Shared};
+use self::spare::{ACCEPT_PAUSE, Spare};
 use super::api::callers::Client;
 use super::api::journal::Journal;
 use super::api::operations::Operations;
+use super::line::messages::Elsewhere;
 use crate::common::failure::Failure;
 use crate::common::runtime_folder::{self, RuntimeFolder};
 
-/// Connections of the owner at a time, and of others; a further one is closed at once.
-pub const CONNECTIONS_MAX: usize = 128;
-/// Connections of other users of this machine: theirs take nothing from the owner's.
-pub const OTHERS_MAX: usize = 16;
-/// After an error of the system, such as too many open files, connections are taken again after this time.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// The process for other users' programs is not started again sooner than so long after it was started last.
-const RESTART_PAUSE: Duration = Duration::from_secs(1);
-
+/// Descriptors that a confined process has besides its connections.
+const DESCRIPTORS_OF_OWN: usize = 32;
 /// Where the page is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
@@ -51,23 +51,53 @@ pub enum Place {
     Socket,
 }
 
-/// Answers until the future ends. Passes the place, in words, to `tell` when it answers. The processes that speak HTTP
-/// are confined unless `is_sandboxed` is false.
+/// What a page is like.
+#[derive(Clone, Debug)]
+pub struct PageSettings {
+    /// Where it is on this machine.
+    pub place: Place,
+    /// The address at which browsers of other machines reach it over TLS, if they may.
+    pub tls: Option<SocketAddr>,
+    /// The names and addresses that they ask for, the first in the URL of an invitation; empty: those of this machine.
+    pub names: Vec<String>,
+    /// Whether the processes that speak HTTP are confined.
+    pub is_sandboxed: bool,
+}
+
+impl PageSettings {
+    /// A page for this machine alone, whose processes that speak HTTP are confined.
+    pub fn local(place: Place) -> Self {
+        Self { place, tls: None, names: Vec::new(), is_sandboxed: true }
+    }
+}
+
+/// Where a page is.
+#[derive(Clone, Debug)]
+pub struct Served {
+    /// Its place on this machine, in words.
+    pub at: String,
+    /// Where browsers of other machines find it: the URL, and the fingerprint of its certificate.
+    pub elsewhere: Option<(String, String)>,
+}
+
+/// Answers until the future ends. Passes the place to `tell` when it answers.
 ///
 /// # Errors
 /// [`Failure`]: it cannot listen there, or the process that speaks HTTP to the owner's programs has ended.
-pub fn serve(
-    place: Place,
-    is_sandboxed: bool,
-    tell: impl FnOnce(String),
-    end: impl Future<Output = ()>,
-) -> Result<(), Failure> {
+pub fn serve(settings: PageSettings, tell: impl FnOnce(Served), end: impl Future<Output = ()>) -> Result<(), Failure> {
+    let PageSettings { place, tls, names, is_sandboxed } = settings;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::local)?;
     runtime.block_on(async {
         let journal = Journal::default();
         let operations = Operations::new(journal.clone());
         let asker = Asker::start(journal.clone(), operations.clone()).map_err(Failure::local)?;
-        let shared = |port| Shared { asker, journal, operations, port, is_sandboxed };
+        let (remote_listener, remote) = tls.map(|address| remote::listen(address, names)).transpose()?.unzip();
+        let elsewhere = remote.as_ref().map(|remote| {
+            let Elsewhere { url, fingerprint } = remote.elsewhere.clone();
+            (url, fingerprint)
+        });
+        let tell = |at| tell(Served { at, elsewhere });
+        let shared = |port| Shared { asker, journal, operations, port, is_sandboxed, remote };
         match place {
             Place::Loopback(address) if !address.ip().is_loopback() => {
                 Err(Failure::local(format!("{address} is no address of the loopback: the page is for this machine")))
@@ -83,7 +113,7 @@ pub fn serve(
                     Ok((client_of_tcp(&stream), stream.into_std()?.into()))
                 };
                 let place = format!("http://{address}/");
-                until_end(shared(Some(address.port())), accept, || tell(place), end).await
+                until_end(shared(Some(address.port())), (accept, remote_listener), || tell(place), end).await
             }
             Place::Socket => {
                 let name = format!("page-{}.sock", std::process::id());
@@ -98,7 +128,7 @@ pub fn serve(
                     Ok((client_of_unix(&stream), stream.into_std()?.into()))
                 };
                 let place = format!("unix:{}", path.display());
-                let ended = until_end(shared(None), accept, || tell(place), end).await;
+                let ended = until_end(shared(None), (accept, remote_listener), || tell(place), end).await;
                 let _ = fs::remove_file(&path);
                 ended
             }
@@ -109,7 +139,7 @@ pub fn serve(
 /// Serves until the future ends, or the process for the owner's programs does.
 async fn until_end<A>(
     shared: Shared,
-    accept: A,
+    (accept, remote): (A, Option<TcpListener>),
     tell: impl FnOnce(),
     end: impl Future<Output = ()>,
 ) -> Result<(), Failure>
@@ -117,11 +147,13 @@ where
     A: AsyncFn() -> io::Result<(Client, OwnedFd)>,
 {
     let shared = Arc::new(shared);
-    let half = Half::start(Arc::clone(&shared)).await?;
+    let half = Half::start(Arc::clone(&shared), Client::Owner).await?;
     tell();
-    let others = Others { shared, has: Arc::default() };
+    let others = Spare::of(&shared, Client::Other);
+    let remotes = Arc::new(Spare::of(&shared, Client::Remote));
+    let accepting = remote.map(|listener| tokio::spawn(remote::accept(listener, Arc::clone(&remotes))));
     let accept = pin!(async {
-        let (owners, strangers) = (Arc::new(Semaphore::new(CONNECTIONS_MAX)), Arc::new(Semaphore::new(OTHERS_MAX)));
+        let (owners, strangers) = (Arc::new(Semaphore::new(connections_max())), Arc::new(Semaphore::new(OTHERS_MAX)));
         loop {
             let Ok((client, stream)) = accept().await else {
                 sleep(ACCEPT_PAUSE).await;
@@ -130,10 +162,10 @@ where
             let places = if client == Client::Owner { &owners } else { &strangers };
             let Ok(permit) = Arc::clone(places).try_acquire_owned() else { continue };
             match client {
-                Client::Owner => half.pass(client, permit, &stream),
-                Client::Other => {
+                Client::Owner => half.pass(client, permit, &stream).await,
+                Client::Other | Client::Remote => {
                     if let Some(half) = others.half().await {
-                        half.pass(client, permit, &stream);
+                        half.pass(client, permit, &stream).await;
                     }
                 }
             }
@@ -142,11 +174,19 @@ where
     let heard = pin!(half.hear());
     let ended = first(end, heard, accept).await;
     let how = half.end();
+    accepting.iter().for_each(tokio::task::JoinHandle::abort);
     others.end();
+    remotes.end();
     match ended {
         Ended::Asked => Ok(()),
         Ended::Line(why) => Err(Failure::local(format!("the process that speaks HTTP for the page {why}: {how}"))),
     }
+}
+
+/// How many connections the owner's process may have where there can be few descriptors.
+fn connections_max() -> usize {
+    let soft = descriptors::limit().soft.map_or(CONNECTIONS_MAX, |soft| usize::try_from(soft).unwrap_or(usize::MAX));
+    soft.saturating_sub(DESCRIPTORS_OF_OWN).clamp(1, CONNECTIONS_MAX)
 }
 
 /// Why the page ends.
@@ -177,50 +217,6 @@ async fn first(
         }
     })
     .await
-}
-
-/// The process for programs of other users.
-struct Others {
-    shared: Arc<Shared>,
-    has: Arc<Mutex<Has>>,
-}
-
-#[derive(Default)]
-struct Has {
-    half: Option<Arc<Half>>,
-    started: Option<Instant>,
-}
-
-impl Others {
-    /// The process; it is started if there is none. `None`: it cannot be, or was a moment ago.
-    async fn half(&self) -> Option<Arc<Half>> {
-        {
-            let mut has = lock(&self.has);
-            if let Some(half) = &has.half {
-                return Some(Arc::clone(half));
-            }
-            if has.started.is_some_and(|started| started.elapsed() < RESTART_PAUSE) {
-                return None;
-            }
-            has.started = Some(Instant::now());
-        }
-        let half = Half::start(Arc::clone(&self.shared)).await;
-        let half = half.inspect_err(|error| warn!(%error, "programs of other users are not answered")).ok()?;
-        lock(&self.has).half = Some(Arc::clone(&half));
-        let (has, heard) = (Arc::clone(&self.has), Arc::clone(&half));
-        tokio::spawn(async move {
-            let why = heard.hear().await;
-            lock(&has).half = None;
-            warn!(why, how = heard.end(), "the process for programs of other users has ended; the next one starts it");
-        });
-        Some(half)
-    }
-
-    fn end(&self) {
-        if let Some(half) = lock(&self.has).half.take() {
-            half.end();
-        }
-    }
 }
 
 fn client_of_tcp(stream: &tokio::net::TcpStream) -> Client {

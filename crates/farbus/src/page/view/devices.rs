@@ -241,7 +241,7 @@ mod tests {
     const HOSTILE_PAGE_BYTES_MAX: usize = 2 << 20;
 
     fn page(query: &str, processes: Value) -> String {
-        document(&View::at("/", Some(query)).unwrap(), query, &status(processes), None).1
+        document(&View::at("/", Some(query)).unwrap(), query, &status(processes), None, None).1
     }
 
     fn thousand() -> Vec<Value> {

@@ -4,21 +4,32 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use serde_json::{Map, Value, json};
 
-use super::drawing::{Drawing, List};
+use super::drawing::{Drawing, List, Part};
 
 /// Bytes of an event. A browser loads the view again instead of receiving more at once.
 pub const EVENT_BYTES_MAX: usize = 64 << 10;
 
 /// What a browser shows: which parts, and how they look.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Shown(Vec<(&'static str, Vec<(String, u64)>)>);
+pub struct Shown(Vec<(&'static str, Vec<Look>)>);
+
+/// A part that is shown: a hash of its id, and one of what it looks like.
+pub type Look = (u64, u64);
+
+fn look_of(part: &Part) -> Look {
+    (hash(&part.key), hash(&part.html))
+}
 
 impl Shown {
     /// What a browser shows that has got this drawing.
     pub fn of(drawing: &Drawing) -> Self {
-        let shown =
-            |list: &List| (list.id, list.parts.iter().map(|part| (part.key.clone(), hash(&part.html))).collect());
+        let shown = |list: &List| (list.id, list.parts.iter().map(look_of).collect());
         Self(drawing.lists().map(shown).collect())
+    }
+
+    /// How many parts that is.
+    pub fn parts(&self) -> usize {
+        self.0.iter().map(|(_, parts)| parts.len()).sum()
     }
 
     /// A number that another drawing has only by chance.
@@ -32,17 +43,17 @@ impl Shown {
         let mut lists = Map::new();
         for list in drawing.lists() {
             let (_, before) = self.0.iter().find(|(id, _)| *id == list.id)?;
-            let is_shown = |key: &str, look: u64| before.iter().any(|(known, had)| known == key && *had == look);
+            let is_shown = |part: &Part| before.contains(&look_of(part));
             let parts: Vec<Value> = list
                 .parts
                 .iter()
-                .map(|part| match is_shown(&part.key, hash(&part.html)) {
+                .map(|part| match is_shown(part) {
                     true => json!([part.key]),
                     false => json!([part.key, part.html]),
                 })
                 .collect();
             let is_same = before.len() == list.parts.len()
-                && before.iter().zip(&list.parts).all(|(had, part)| *had == (part.key.clone(), hash(&part.html)));
+                && before.iter().zip(&list.parts).all(|(had, part)| *had == look_of(part));
             if !is_same {
                 lists.insert(list.id.to_owned(), Value::Array(parts));
             }
@@ -60,7 +71,7 @@ fn hash(of: impl Hash) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::drawing::{Part, Piece};
+    use super::super::drawing::Piece;
     use super::*;
 
     fn drawing(parts: &[(&str, &str)]) -> Drawing {

@@ -16,7 +16,7 @@ pub use self::device::{Details, Which};
 use self::devices::Wanted;
 pub use self::drawing::{Drawing, Piece};
 pub use self::latency::drawn as latency;
-pub use self::live::Shown;
+pub use self::live::{EVENT_BYTES_MAX as VIEW_EVENT_BYTES_MAX, Look, Shown};
 #[cfg(test)]
 pub use self::text::encoded;
 pub use self::text::escaped_whole;

@@ -1,0 +1,52 @@
+//! Lets browsers of other machines in: takes the code that one shows, and makes the token that it shows from then on.
+
+use std::net::IpAddr;
+use std::time::{Duration, SystemTime};
+
+use farbus_io::trust::{Folder, Invitation, NoCode, Outcome, StateError, Tokens};
+use hyper::StatusCode;
+
+use super::super::api::operations::Operations;
+use super::super::api::refusal::Refusal;
+use super::super::line::messages::Answer;
+
+/// Takes the code, and makes the token. Both have a line in the audit log. It blocks while another process changes the
+/// owner's files.
+///
+/// # Errors
+/// [`Refusal`]: the code lets nobody in, or no token can be made.
+pub fn enter(operations: &Operations, code: &str, from: IpAddr) -> Result<Answer, Refusal> {
+    let entered = try_enter(code);
+    let (outcome, what) = match &entered {
+        Ok((called, Answer::Entered { scope, .. })) => (Outcome::Ok, format!("token {called}, scope {scope}")),
+        Ok(_) => (Outcome::Ok, String::new()),
+        Err(refusal) => (Outcome::Refused, refusal.why.to_string()),
+    };
+    operations.entered(from, &what, outcome);
+    entered.map(|(_, answer)| answer)
+}
+
+fn try_enter(code: &str) -> Result<(String, Answer), Refusal> {
+    let refused = |why: &'static str| Refusal::of(StatusCode::FORBIDDEN, why);
+    let unread = |_: StateError| {
+        let why = "the page's files cannot be read: 'farbus doctor' says why";
+        Refusal::of(StatusCode::INTERNAL_SERVER_ERROR, why)
+    };
+    let folder = Folder::of_user().map_err(unread)?;
+    let invitation = match Invitation::take(&folder, code, SystemTime::now()).map_err(unread)? {
+        Ok(invitation) => invitation,
+        Err(NoCode::Used) => return Err(refused("this code was used already: each lets one browser in")),
+        Err(NoCode::Expired) => return Err(refused("this code has expired: it counts for 60 seconds")),
+        Err(NoCode::Unknown) => return Err(refused("this page has made no such code")),
+    };
+    let Invitation { scope, lasts_s, name, .. } = invitation;
+    let lasts = Some(Duration::from_secs(lasts_s));
+    let made = match Tokens::make(&folder, scope, name.as_deref(), lasts).map_err(unread)? {
+        // Another token has got the name meanwhile.
+        Err(_) if name.is_some() => Tokens::make(&folder, scope, None, lasts).map_err(unread)?,
+        made => made,
+    };
+    let full = |_| refused("no token can be made for this browser: 'farbus page token list' shows those there are");
+    let (kept, token) = made.map_err(full)?;
+    Ok((kept.called().to_owned(), Answer::Entered { token, scope, lasts_s }))
+}

@@ -1,0 +1,95 @@
+//! What a client of a page gets ends with its token: when that is revoked, and when it expires.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::harness::{Harness, wait_until};
+use super::page::{Page, open_page};
+use super::page_actions::{get, post};
+use super::page_tokens::make;
+
+/// What a client gets ends within this time.
+const ENDS_WITHIN: Duration = Duration::from_secs(1);
+
+/// A stream of events for the bearer of a token, of which the first bytes have come.
+fn follow(page: &Page, path: &str, token: &str) -> TcpStream {
+    let mut stream = page.connect();
+    let host = &page.address;
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {token}\r\n\r\n").unwrap();
+    let mut head = [0; 15];
+    stream.read_exact(&mut head).unwrap();
+    assert_eq!(&head, b"HTTP/1.1 200 OK");
+    stream
+}
+
+/// Reads until the connection ends; returns when it did.
+fn end_of(mut stream: TcpStream) -> Instant {
+    let mut bytes = [0; 4096];
+    while stream.read(&mut bytes).is_ok_and(|count| count > 0) {}
+    Instant::now()
+}
+
+#[test]
+fn streams_end_within_a_second_after_their_token_was_revoked_and_those_of_others_go_on() {
+    let harness = Harness::new();
+    let page = open_page(&harness);
+    let (bad, good) = (make(&harness, &["--scope", "read", "--name", "bad"]), make(&harness, &["--scope", "read"]));
+    let streams: Vec<TcpStream> = ["/events", "/api/v1/events", "/events?view=%2F&version=0"]
+        .into_iter()
+        .map(|path| follow(&page, path, &bad))
+        .collect();
+    let mut kept = follow(&page, "/events", &good);
+    let ended = std::thread::scope(|scope| {
+        let readers: Vec<_> = streams.into_iter().map(|stream| scope.spawn(|| end_of(stream))).collect();
+        assert_eq!(harness.run(&["page", "token", "revoke", "bad"]).code, Some(0));
+        let revoked = Instant::now();
+        let ended: Vec<Duration> =
+            readers.into_iter().map(|reader| reader.join().unwrap().saturating_duration_since(revoked)).collect();
+        ended
+    });
+    println!("ended after {ended:?}");
+    assert!(ended.iter().all(|after| *after < ENDS_WITHIN), "{ended:?}");
+    let mut read = Vec::new();
+    let mut wait_for = |count: usize| {
+        while String::from_utf8_lossy(&read).matches("event: status").count() < count {
+            let mut bytes = [0; 4096];
+            let came = kept.read(&mut bytes).unwrap();
+            assert!(came > 0, "it has ended");
+            read.extend_from_slice(&bytes[..came]);
+        }
+    };
+    wait_for(1);
+    let _share = harness.share(&["zero"]);
+    wait_for(2);
+}
+
+#[test]
+fn a_stream_ends_within_a_second_after_its_token_has_expired() {
+    let harness = Harness::new();
+    let page = open_page(&harness);
+    let token = make(&harness, &["--scope", "read", "--expires", "2s"]);
+    let made = Instant::now();
+    let ended = end_of(follow(&page, "/events", &token)).duration_since(made);
+    println!("ended after {ended:?}");
+    // It expires in the second second: the file counts whole ones.
+    assert!(ended < Duration::from_secs(2) + ENDS_WITHIN && ended > Duration::from_secs(1), "{ended:?}");
+}
+
+#[test]
+fn a_recording_ends_within_a_second_after_the_token_that_began_it_was_revoked() {
+    let harness = Harness::new();
+    let share = harness.share(&["keyboard", "--observable"]);
+    let page = open_page(&harness);
+    let token = make(&harness, &["--scope", "observe", "--name", "eve"]);
+    let given = json!({ "target": share.target("keyboard") }).to_string();
+    let headers = format!("Authorization: Bearer {token}\r\nContent-Type: application/json\r\n");
+    let begun = post(&page, "/api/v1/actions/observe", &headers, &given);
+    let begun: Value = serde_json::from_str(&begun.body).unwrap();
+    let at = begun["at"].as_str().unwrap();
+    assert!(get(&page, at)["pid"].is_u64(), "its command runs");
+    assert_eq!(harness.run(&["page", "token", "revoke", "eve"]).code, Some(0));
+    wait_until(ENDS_WITHIN, "its command has ended", || get(&page, at)["pid"].is_null());
+}

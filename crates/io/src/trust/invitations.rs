@@ -1,0 +1,198 @@
+//! Codes that let a browser of another machine in: `page-invitations.json`.
+//!
+//! A code is shown once, counts once and lives for a minute. What is kept of it is its hash: 16 random bytes cannot be
+//! guessed in that time, however many tries a stranger has. So a right code counts whatever others have tried before.
+
+use std::time::{Duration, SystemTime};
+
+use ring::digest::{SHA256, digest};
+use serde::{Deserialize, Serialize};
+
+use super::folder::{Folder, StateError};
+use super::limits::{self, PAGE_CODE_TIME_MAX};
+use super::random::fill_random;
+use super::tokens::{Scope, why_not};
+
+const INVITATIONS_FILE: &str = "page-invitations.json";
+/// Random bytes of a code; it has two hexadecimal digits for each.
+const CODE_BYTES: usize = 16;
+/// How long a code that counts no more is remembered, so that its bearer can be told why.
+const REMEMBERED_FOR: Duration = Duration::from_secs(600);
+
+/// What a browser gets that shows a code.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Invitation {
+    /// What it may do.
+    pub scope: Scope,
+    /// What its owner calls it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// For how long it may, seconds.
+    pub lasts_s: u64,
+    /// Until when the code counts: milliseconds since 1970.
+    until_ms: u64,
+    /// Whether it was used.
+    #[serde(default)]
+    is_used: bool,
+    /// SHA-256 of the code, hexadecimal.
+    sha256: String,
+}
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Invitations {
+    invitations: Vec<Invitation>,
+}
+
+/// Why a code lets nobody in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoCode {
+    /// It was never made, or ten minutes ago.
+    Unknown,
+    /// Somebody was let in with it.
+    Used,
+    /// Its minute is over.
+    Expired,
+}
+
+fn millis(at: SystemTime) -> u64 {
+    u64::try_from(at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis()).unwrap_or(u64::MAX)
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn hash(code: &str) -> String {
+    hex(digest(&SHA256, code.as_bytes()).as_ref())
+}
+
+impl Invitation {
+    /// Makes a code, which is kept nowhere, that counts once and from `now` for 60 s. The inner error is a sentence for
+    /// a person; nothing is made then.
+    ///
+    /// # Errors
+    /// [`StateError`]; nothing is made then.
+    pub fn make(
+        folder: &Folder,
+        scope: Scope,
+        name: Option<&str>,
+        lasts: Duration,
+        now: SystemTime,
+    ) -> Result<Result<String, String>, StateError> {
+        let _lock = folder.lock()?;
+        if let Some(why) = why_not(folder, scope)? {
+            return Ok(Err(why));
+        }
+        let mut all = Invitations::read(folder, now)?;
+        if all.invitations.len() >= limits::PAGE_INVITATIONS_MAX {
+            let most = limits::PAGE_INVITATIONS_MAX;
+            return Ok(Err(format!("{most} codes were made in the last ten minutes\n  wait a minute, and try again")));
+        }
+        let mut code = [0; CODE_BYTES];
+        fill_random(&mut code);
+        let code = hex(&code);
+        all.invitations.push(Invitation {
+            scope,
+            name: name.map(str::to_owned),
+            lasts_s: lasts.as_secs(),
+            until_ms: millis(now + PAGE_CODE_TIME_MAX),
+            is_used: false,
+            sha256: hash(&code),
+        });
+        all.store(folder)?;
+        Ok(Ok(code))
+    }
+
+    /// Uses the code up. Only one of several processes that show the same code at a time succeeds.
+    ///
+    /// # Errors
+    /// [`StateError`]; the inner error: the code lets nobody in.
+    pub fn take(folder: &Folder, code: &str, now: SystemTime) -> Result<Result<Self, NoCode>, StateError> {
+        let hashed = hash(code);
+        let _lock = folder.lock()?;
+        let mut all = Invitations::read(folder, now)?;
+        // Hashes are compared: how long that takes says nothing of the code.
+        let Some(found) = all.invitations.iter_mut().find(|one| one.sha256 == hashed) else {
+            return Ok(Err(NoCode::Unknown));
+        };
+        match (found.is_used, found.until_ms > millis(now)) {
+            (true, _) => Ok(Err(NoCode::Used)),
+            (false, false) => Ok(Err(NoCode::Expired)),
+            (false, true) => {
+                found.is_used = true;
+                let taken = found.clone();
+                all.store(folder)?;
+                Ok(Ok(taken))
+            }
+        }
+    }
+}
+
+impl Invitations {
+    /// Those that are remembered.
+    fn read(folder: &Folder, now: SystemTime) -> Result<Self, StateError> {
+        let bytes = folder.read(INVITATIONS_FILE, limits::PAGE_INVITATIONS_BYTES_MAX, true)?;
+        let Some(bytes) = bytes else { return Ok(Self::default()) };
+        let mut all: Self = serde_json::from_slice(&bytes).map_err(|error| {
+            folder.trouble(INVITATIONS_FILE, &format!("it is damaged: {error}\n  remove it, and make another code"))
+        })?;
+        // Also those of a clock that was set back: none counts for longer than a minute from now.
+        let (now, most) = (millis(now), millis(now + PAGE_CODE_TIME_MAX));
+        let remembered_ms = u64::try_from(REMEMBERED_FOR.as_millis()).unwrap_or(u64::MAX);
+        all.invitations.retain(|one| one.until_ms <= most && one.until_ms.saturating_add(remembered_ms) > now);
+        Ok(all)
+    }
+
+    fn store(&self, folder: &Folder) -> Result<(), StateError> {
+        let mut text = serde_json::to_vec(self).map_err(|error| folder.trouble(INVITATIONS_FILE, &error))?;
+        text.push(b'\n');
+        folder.write(INVITATIONS_FILE, &text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::leases::tests::Scratch;
+    use super::*;
+
+    const HOUR: Duration = Duration::from_secs(3600);
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn made(folder: &Folder, now: SystemTime) -> String {
+        Invitation::make(folder, Scope::Observe, Some("phone"), HOUR, now).unwrap().unwrap()
+    }
+
+    #[test]
+    fn a_code_lets_in_once_and_within_a_minute() {
+        let scratch = Scratch::new("invitations");
+        let (folder, now) = (&scratch.0, SystemTime::now());
+        let take = |code: &str, at| Invitation::take(folder, code, at).unwrap();
+        let (first, second) = (made(folder, now), made(folder, now));
+        assert_eq!(first.len(), 32);
+        let taken = take(&first, now + 59 * SECOND).unwrap();
+        assert_eq!((taken.scope, taken.name.as_deref(), taken.lasts_s), (Scope::Observe, Some("phone"), 3600));
+        assert_eq!(take(&first, now + 59 * SECOND), Err(NoCode::Used));
+        assert_eq!(take(&second, now + 60 * SECOND), Err(NoCode::Expired));
+        for wrong in ["", &second[..31], &format!("{second}0"), &second.to_uppercase()] {
+            assert_eq!(take(wrong, now), Err(NoCode::Unknown), "{wrong}");
+        }
+        assert!(take(&second, now).is_ok(), "what others tried takes nothing from it");
+        let third = made(folder, now);
+        assert_eq!(take(&third, now - 10 * SECOND), Err(NoCode::Unknown), "the clock was set back");
+    }
+
+    #[test]
+    fn the_file_has_no_code_and_is_limited() {
+        let scratch = Scratch::new("invitations-file");
+        let (folder, now) = (&scratch.0, SystemTime::now());
+        let code = made(folder, now);
+        let text = std::fs::read_to_string(folder.file(INVITATIONS_FILE)).unwrap();
+        assert!(!text.contains(&code), "{text}");
+        for _ in 1..limits::PAGE_INVITATIONS_MAX {
+            made(folder, now);
+        }
+        let refused = Invitation::make(folder, Scope::Read, None, HOUR, now).unwrap().unwrap_err();
+        assert!(refused.contains("wait"), "{refused}");
+        made(folder, now + PAGE_CODE_TIME_MAX + REMEMBERED_FOR);
+    }
+}
