@@ -30,7 +30,7 @@ wait_for 30 grep -q "listening on" /run/share.log || fail "share: $(cat /run/sha
 inject_into share "$(number_of share)" "$(landlock /run/share.log)"
 farbus list "127.0.0.1:$PORT" | grep -q zero || fail "the share serves no more: $(cat /run/share.log)"
 
-ATTACH_OPTIONS="--via uas"
+ATTACH_OPTIONS="--via uas --grace 30"
 attach_disk disk
 inject_into attach "$(number_of attach)" "$(landlock /run/attach.log)"
 dd if="/dev/$dev" of=/dev/null bs=64k 2>/dev/null || fail "the disk is read no more: $(cat /run/attach.log)"

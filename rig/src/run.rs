@@ -32,8 +32,8 @@ impl std::fmt::Display for Score {
     }
 }
 
-/// The cases that the names choose (all if none is named), without those that `except` names. A name that ends in `*`
-/// chooses all that begin with it.
+/// The cases that the names choose, without those that `except` names; all but [`cases::ONLY_NAMED`] if none is named.
+/// A name that ends in `*` chooses all that begin with it.
 ///
 /// # Errors
 /// A name matches no case, or none is left.
@@ -45,7 +45,10 @@ pub fn select(names: &[String], except: &[String]) -> Result<Vec<&'static Case>>
     if let Some(unknown) = names.iter().chain(except).find(|name| !cases::all().any(|case| fits(case, name))) {
         return Err(Error::Expectation(format!("no case is called {unknown}; `farbus-rig list` shows them all")));
     }
-    let is_named = |case: &&Case| names.is_empty() || names.iter().any(|name| fits(case, name));
+    let is_named = |case: &&Case| match names {
+        [] => !cases::ONLY_NAMED.contains(&case.name),
+        names => names.iter().any(|name| fits(case, name)),
+    };
     let chosen = cases::all().filter(is_named).filter(|case| !except.iter().any(|name| fits(case, name)));
     let chosen: Vec<_> = chosen.collect();
     if chosen.is_empty() { Err(Error::Expectation("all cases are left out".into())) } else { Ok(chosen) }
@@ -165,7 +168,10 @@ mod tests {
         let names: Vec<&str> = chosen.iter().map(|case| case.name).collect();
         assert_eq!(names, ["smoke", "kernel-self"]);
         assert!(select(&["nonesuch".into()], &[]).is_err());
-        assert_eq!(select(&[], &[]).unwrap().len(), cases::all().count());
+        let all = select(&[], &[]).unwrap();
+        assert_eq!(all.len(), cases::all().count() - cases::ONLY_NAMED.len());
+        assert!(all.iter().all(|case| !cases::ONLY_NAMED.contains(&case.name)));
+        assert_eq!(select(&["durability-uas".into()], &[]).unwrap().len(), 1, "it runs when it is named");
     }
 
     #[test]

@@ -47,7 +47,7 @@ pub fn conform(names: &[String]) -> Result<(), String> {
     let farbus = cargo::executables(cargo(&["build", "--workspace", "--bin", "farbus"]))?;
     let mut command = rig()?;
     command.arg("conform").arg("--farbus").arg(cargo::program(&farbus, "farbus")?);
-    for case in ["conform-kernel", "conform-vhci"] {
+    for case in ["conform-kernel", "conform-usbip-host", "conform-vhci"] {
         let left = workspace::root().join("target/rig/logs").join(format!("{case}.results"));
         if left.is_dir() {
             command.arg("--take").arg(left);

@@ -69,6 +69,9 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
     .chain(pair::all())
 }
 
+/// Cases that take minutes: they run when they are named, as the soak does.
+pub const ONLY_NAMED: [&str; 1] = ["durability-uas"];
+
 /// Beginnings of the names of cases that run without others beside them: they boot two machines, or measure time; or
 /// (usbfs, program) a guest was seen to stall beside another one.
 pub const ALONE: [&str; 9] =

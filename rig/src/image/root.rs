@@ -23,6 +23,7 @@ const MODULES: &[&str] = &[
     "usbip_host",
     "usbip_vudc",
     "dummy_hcd",
+    "null_blk",
     "usb_f_mass_storage",
     "usb_f_ss_lb",
     "usb_f_acm",

@@ -18,7 +18,7 @@ use crate::common::host_address::{address_of, check_host};
     after_help = "Each line of the result has the name of the check, which stays the same in later versions, whether it binds (must, should), and what was seen. 'not applicable': the device cannot show it. 'skipped': something failed that it needs.\n\n\
     The kit has no key: run it against an exporter that serves hosts without one, or at a Unix socket.\n\n\
     Examples:\n  \
-    farbus conform session 127.0.0.1                     the first device that is offered there\n  \
+    farbus conform session 127.0.0.1         the first device that it offers\n  \
     farbus conform session 127.0.0.1:3240 --device 1-2 --json > result.json\n  \
     farbus conform session 127.0.0.1 --only resume --only link-replayed\n  \
     farbus conform session --list\n\n\
