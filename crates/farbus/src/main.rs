@@ -1,7 +1,6 @@
 //! The `farbus` command.
 
 use std::process::ExitCode;
-use std::time::Duration;
 
 use clap::Parser;
 use farbus::internals::command::{self, Cli, LogLimit};
@@ -9,9 +8,6 @@ use farbus_io::sys::inherited;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
-
-/// How long the last words of links over QUIC may take at the end. Those of TCP are the kernel's.
-const FAREWELL_TIME_MAX: Duration = Duration::from_millis(500);
 
 fn main() -> ExitCode {
     // Before this process opens anything: descriptors that are open now are inherited.
@@ -40,6 +36,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => command::report(&failure, as_json),
     };
-    farbus_io::trust::end_quic(FAREWELL_TIME_MAX);
+    // Last words over TCP are the kernel's.
+    farbus_io::trust::end_quic();
     code
 }

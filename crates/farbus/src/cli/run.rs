@@ -95,15 +95,21 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
     };
     match finished {
         Ok(usbfs::Finished { code: 0 }) => Ok(()),
-        Ok(usbfs::Finished { code }) => std::process::exit(code.into()),
+        Ok(usbfs::Finished { code }) => end(code),
         Err(usbfs::RunError::Device(error)) => Err((*error).into()),
         Err(usbfs::RunError::Named { attribute, why }) => Err(Failure::new(attribute, why)),
         Err(usbfs::RunError::Program { code, why }) => {
             eprintln!("farbus: {why}");
-            std::process::exit(code.into());
+            end(code)
         }
         Err(error @ usbfs::RunError::Local(_)) => Err(Failure::local(error)),
     }
+}
+
+/// Ends with the program's exit code, after what a process says at its end (`main.rs`).
+fn end(code: u8) -> ! {
+    farbus_io::trust::end_quic();
+    std::process::exit(code.into())
 }
 
 fn sources(devices: Vec<Target>, link: &LinkArgs) -> Result<Vec<usbfs::Source>, Failure> {

@@ -146,17 +146,17 @@ pub enum Question {
     Operations,
     /// One of them.
     Operation {
-        /// Its number.
+        /// The number that the operation was given when it began.
         id: u64,
     },
     /// What one of them has recorded.
     Recording {
-        /// Its number.
+        /// The number that the operation was given when it began.
         id: u64,
     },
     /// The same as text, the latest of it.
     RecordedText {
-        /// Its number.
+        /// The number that the operation was given when it began.
         id: u64,
     },
     /// Do what a POST to this path does.

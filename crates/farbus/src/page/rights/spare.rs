@@ -27,7 +27,7 @@ struct Has {
 }
 
 impl Spare {
-    /// None yet.
+    /// For clients of this kind; their process is started with the first of them.
     pub fn of(shared: &Arc<Shared>, client: Client) -> Self {
         Self { shared: Arc::clone(shared), client, has: Arc::default() }
     }

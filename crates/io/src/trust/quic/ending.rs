@@ -32,10 +32,13 @@ pub async fn is_ending() {
     let _ = told.wait_for(|is_ending| *is_ending).await;
 }
 
+/// How long the last words of all links may take.
+const FAREWELL_TIME_MAX: Duration = Duration::from_millis(500);
+
 /// Sends what was written to links over QUIC before, and closes their connections, as the kernel does for TCP: for a
-/// process that ends after this. Peers notice at once, and not only after a silence of 4 s. Waits `time_max` at most.
-pub fn end_quic(time_max: Duration) {
-    let until = Instant::now() + time_max;
+/// process that ends after this. Peers notice at once, and not only after a silence of 4 s. Waits 0.5 s at most.
+pub fn end_quic() {
+    let until = Instant::now() + FAREWELL_TIME_MAX;
     let threads = std::mem::take(&mut *THREADS.lock().unwrap_or_else(PoisonError::into_inner));
     if threads.is_empty() {
         return;

@@ -167,7 +167,8 @@ impl QuicPool {
     }
 
     /// How many connections carry links now.
-    pub fn connections(&self) -> usize {
+    #[cfg(test)]
+    pub(super) fn connections(&self) -> usize {
         let open = |connections: &Connections| connections.open.iter().filter(|s| !s.asks.is_closed()).count();
         self.hosts().values().map(open).sum()
     }
