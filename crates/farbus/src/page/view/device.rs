@@ -102,6 +102,7 @@ impl Which {
             Piece::List(List { id: "device", element: "div", parts }),
         ];
         if let Some(details) = details {
+            pieces.push(Piece::Fixed(plots("rates", "Rates over time")));
             pieces.push(Piece::Fixed(self.latency(device, &details.latency)));
             pieces.push(Piece::Fixed(descriptors::tree(&details.descriptors)));
             pieces.push(Piece::Fixed(events(&details.events)));
@@ -116,13 +117,19 @@ impl Which {
         }
         let second = device["latency"]["second"].as_u64().unwrap_or_default();
         format!(
-            "<div id=\"latency-history\" data-live=\"/device/{}/latency?name={}\" data-follows=\"latency\" \
+            "{}<div id=\"latency-history\" data-live=\"/device/{}/latency?name={}\" data-follows=\"latency\" \
              data-shown=\"{second}\">{}</div>\n",
+            plots("latency", "Latency over time"),
             self.pid,
             encoded(&self.name),
             over_time(said)
         )
     }
+}
+
+/// Where the script draws, once it has something: without it the tables say the same.
+fn plots(what: &str, heading: &str) -> String {
+    format!("<section id=\"{what}-plots\" class=\"plots\" hidden><h2>{heading}</h2></section>\n")
 }
 
 /// A heading and what stands below it, as one element; empty without content.
@@ -252,7 +259,13 @@ fn traffic(status: &Status, process: &Value, device: &Value) -> String {
     rows.extend(
         counts.filter_map(|(name, count)| Some(vec![escaped(name), count.as_u64()?.to_string(), String::new()])),
     );
-    section("traffic", "Traffic", &table("What passed in the present use", &["What", "So far", "Now"], &rows))
+    let section =
+        section("traffic", "Traffic", &table("What passed in the present use", &["What", "So far", "Now"], &rows));
+    match now {
+        // What is drawn over time.
+        Some([from, to]) => section.replacen("<section ", &format!("<section data-rates=\"{from} {to}\" "), 1),
+        None => section,
+    }
 }
 
 fn links(device: &Value) -> String {
