@@ -109,6 +109,15 @@ fn plot_of_latency_is_read_enlarged_and_reset_with_the_mouse_and_a_line_is_left_
     browser.wait_for("document.querySelector('#latency-plots .legend > button:last-child').hidden");
     assert_eq!(shown(&browser), (whole.0 + 1.0, whole.1 + 1.0));
 
+    // Another session counts its seconds anew: they are drawn where they are, and nothing of the former is left.
+    made_up.change(|devices| devices[0] = device(0, 9));
+    browser.wait_for("document.querySelector('#latency-history').dataset.shown === '10'");
+    let (_, end) = shown(&browser);
+    let now = browser.script("return Date.now() / 1000").as_f64().unwrap();
+    let seconds = browser.script(&format!("{PLOTS} return boxes[0].plot.data[0].length"));
+    // A stall of the machine may have passed meanwhile; the former session ended at second 180.
+    assert!((now - end).abs() < 60.0 && seconds == 10, "{end} {now} {seconds}");
+
     // Without its legend's button a line is there again.
     let press = "document.querySelectorAll('#latency-plots .legend button')[2].click()";
     let are_shown = format!("{PLOTS} return boxes.map((box) => box.plot.series[3].show)");
