@@ -31,11 +31,18 @@ const LATENCY = {
 };
 const RATES = {
   key: "rates",
-  panels: ["Rate"],
+  named: () => "Rate",
   lines: [["from the device", "--link", []], ["to the device", "--alert", [5, 3]]],
   what: "bytes a second since this page was opened; the table of its traffic has the present ones",
   written: (bytes) => scaled(bytes, 1000, ["B", "kB", "MB", "GB"]) + "/s",
   isLogarithmic: false,
+};
+const LINKS = {
+  ...RATES,
+  key: "links",
+  named: (lane) => "Lane " + lane,
+  lines: [["received", "--link", []], ["sent", "--alert", [5, 3]]],
+  what: "bytes a second since this page was opened; the table of its links has the present ones",
 };
 
 function made(kind, into, attributes = {}, text = "") {
@@ -71,6 +78,7 @@ class Plots {
   constructor(section, kind) {
     this.kind = kind;
     this.zoom = null;
+    this.hidden = new Set();
     this.whole = [0, 1];
     this.bounds = [0.1, 1];
     section.hidden = false;
@@ -83,17 +91,19 @@ class Plots {
     });
     this.all = made("button", legend, { type: "button", hidden: "" }, "Show all");
     this.all.addEventListener("click", () => this.enlarge(null));
-    this.panels = kind.panels.map((name) => this.panel(section, name));
+    this.section = section;
+    this.panels = [];
     dark.addEventListener("change", () => this.panels.forEach(({ u }) => u.redraw(false)));
     calm.addEventListener("change", () => this.scale());
     new ResizeObserver(() => requestAnimationFrame(() => this.fit())).observe(section);
   }
 
-  panel(section, name) {
-    const { kind } = this;
+  // Adds a panel below the others.
+  add(name) {
+    const { kind, section } = this;
     const figure = made("figure", section);
     const caption = made("figcaption", figure, {}, name + " ");
-    const reading = made("span", caption, { id: "reading-" + kind.key + "-" + name.toLowerCase() });
+    const reading = made("span", caption, { id: "reading-" + kind.key + "-" + name.toLowerCase().replace(" ", "-") });
     const label = "Plot over time, " + name + ": " + kind.what;
     const box = made("div", figure, { role: "img", tabindex: "0", "aria-label": label, "aria-describedby": reading.id });
     const axis = {
@@ -148,7 +158,8 @@ class Plots {
     });
     box.addEventListener("blur", () => u.setCursor({ left: -10, top: -10 }, true, true));
     box.plot = u;
-    return { u, box, reading };
+    kind.lines.forEach((_, at) => u.setSeries(at + 1, { show: !this.hidden.has(at) }));
+    this.panels.push({ u, box, reading });
   }
 
   // Says what the lines have where the cursor is, or else at last.
@@ -168,6 +179,7 @@ class Plots {
   toggle(at, button) {
     const isShown = button.getAttribute("aria-pressed") !== "true";
     button.setAttribute("aria-pressed", isShown);
+    if (isShown) { this.hidden.delete(at); } else { this.hidden.add(at); }
     this.panels.forEach(({ u, reading }) => { u.setSeries(at + 1, { show: isShown }); this.read(u, reading); });
   }
 
@@ -195,7 +207,7 @@ class Plots {
   // Draws other numbers: for each panel rows of a time and the values of its lines.
   draw(panels) {
     const width = this.kind.lines.length;
-    const last = panels[0].at(-1)[0];
+    const last = Math.max(...panels.map((rows) => rows.at(-1)?.[0] ?? 0));
     const end = calm.matches ? Math.ceil(last / CALM_S) * CALM_S : last;
     this.whole = [end - WINDOW_S, end];
     const values = panels.flat().flatMap((row) => row.slice(1)).filter((value) => value !== null);
@@ -231,24 +243,41 @@ function drawLatency() {
     latency.epoch + (number ?? -ago),
     ...values.slice(panel * lines, (panel + 1) * lines).map((us) => us > 0 ? us : null),
   ]);
-  latency.plots ??= new Plots(section, LATENCY);
+  if (!latency.plots) {
+    latency.plots = new Plots(section, LATENCY);
+    LATENCY.panels.forEach((name) => latency.plots.add(name));
+  }
   latency.plots.draw(LATENCY.panels.map((_, panel) => rows(panel)));
 }
 
 // Rates: the server has the present ones. What they were is known since this page was opened.
-const rates = { plots: null, rows: [] };
-function drawRates() {
-  const section = document.getElementById("rates-plots");
-  const said = document.getElementById("traffic")?.dataset.rates;
-  if (!section || said === undefined || events?.readyState !== EventSource.OPEN) { return; }
-  const now = Date.now() / 1000;
-  const before = rates.rows.length > 1 ? rates.rows.at(-2)[0] : 0;
-  if (now - before < SAMPLE_S) { rates.rows.pop(); }
-  rates.rows = rates.rows.filter(([at]) => now - at < WINDOW_S);
-  rates.rows.push([now, ...said.split(" ").map(Number)]);
-  rates.plots ??= new Plots(section, RATES);
-  rates.plots.draw([rates.rows]);
+function sampler(kind, source) {
+  let plots = null;
+  const all = new Map();
+  return () => {
+    const section = document.getElementById(kind.key + "-plots");
+    const said = document.getElementById(source)?.dataset.rates;
+    if (!section || said === undefined || events?.readyState !== EventSource.OPEN) { return; }
+    const now = Date.now() / 1000;
+    for (const [name, ...rates] of said.split(" ").map((text) => text.split(":"))) {
+      if (!all.has(name)) {
+        all.set(name, []);
+        plots ??= new Plots(section, kind);
+        plots.add(kind.named(name));
+      }
+      const rows = all.get(name);
+      if (rows.length > 1 && now - rows.at(-2)[0] < SAMPLE_S) { rows.pop(); }
+      rows.push([now, ...rates.map(Number)]);
+    }
+    // What has gone stays until its last moment is out of sight.
+    for (const rows of all.values()) {
+      while (rows.length > 0 && now - rows[0][0] > WINDOW_S) { rows.shift(); }
+    }
+    plots.draw([...all.values()]);
+  };
 }
+const samplers = [sampler(RATES, "traffic"), sampler(LINKS, "links")];
+const drawRates = () => samplers.forEach((sample) => sample());
 
 document.addEventListener("shown", () => { drawLatency(); drawRates(); });
 // A rate that stays as it is makes no event.

@@ -273,24 +273,50 @@ fn rates_of_a_device_are_drawn_over_time_as_they_come_in() {
         return;
     }
     let harness = Harness::new();
-    let of = |bytes: u64| {
+    let of = |bytes: u64, lanes: u64| {
+        let link = |lane: u64| {
+            json!({ "lane": lane, "is_up": true, "since_s": 9, "peer": "10.0.0.3:1", "bytes_in": bytes / (lane + 1),
+                "bytes_out": 0 })
+        };
         json!({
             "name": "board", "title": "Example board", "state": "in use", "user": "desk",
             "meters": { "urbs": 7, "bytes_in": bytes, "bytes_out": 0 },
+            "links": { "up": lanes, "each": (0..lanes).map(link).collect::<Vec<_>>() },
         })
     };
-    let (_page, made_up, browser) = open_device(&harness, &of(0));
+    let (_page, made_up, browser) = open_device(&harness, &of(0, 2));
     let rows = "(document.querySelector('#rates-plots [role=img]')?.plot.data[0].length ?? 0)";
-    for step in 1..=6_u64 {
-        let before = browser.script(&format!("return {rows}")).as_u64().unwrap();
-        made_up.change(|devices| devices[0] = of(step * step * 1_000_000));
-        browser.wait_for(&format!("{rows} > {before}"));
-    }
+    let mut step = 0;
+    let mut pass = |rounds: u64, lanes: u64| {
+        for _ in 0..rounds {
+            step += 1;
+            let before = browser.script(&format!("return {rows}")).as_u64().unwrap();
+            made_up.change(|devices| devices[0] = of(step * step * 1_000_000, lanes));
+            browser.wait_for(&format!("{rows} > {before}"));
+        }
+    };
+    pass(5, 2);
+    // A line that is left out is so in the panel of a link that comes later, too.
+    browser.script("document.querySelector('#links-plots [aria-pressed]').click()");
+    pass(3, 3);
+    browser.wait_for("document.querySelectorAll('#links-plots figure').length === 3");
+    let of_links = browser.script(
+        "return [...document.querySelectorAll('#links-plots [role=img]')].map((box) => \
+         [Math.max(...box.plot.data[1]), box.plot.series[1].show, box.plot.series[2].show])",
+    );
+    let rate = |lane: usize| of_links[lane][0].as_f64().unwrap();
+    assert!(rate(0) > 1.9 * rate(1) && rate(1) > rate(2) && rate(2) > 0.0, "{of_links}");
+    assert!((0..3).all(|lane| of_links[lane][1] == false && of_links[lane][2] == true), "{of_links}");
+    browser.script("document.querySelector('#links-plots [aria-pressed]').click()");
+    let readings = texts(&browser, "#links-plots figcaption");
+    assert!(readings[2].starts_with("Lane 2 ") && readings[2].contains("received "), "{readings:?}");
+    let told = browser.script("return document.querySelector('#links').textContent");
+    assert!(told.as_str().unwrap().contains("MB/s"), "the table has the present rates: {told}");
     browser.wait_for("document.querySelector('#reading-rates-rate').textContent.includes('MB/s')");
     let drawn = browser.script("return document.querySelector('#rates-plots [role=img]').plot.data");
     let of_device: Vec<f64> = drawn[1].as_array().unwrap().iter().filter_map(Value::as_f64).collect();
     assert!(of_device.iter().any(|rate| *rate > 1e6) && drawn[2][0] == 0, "{drawn}");
-    browser.script("document.querySelector('#traffic').scrollIntoView()");
+    browser.script("document.querySelector('#rates-plots').scrollIntoView()");
     browser.keep_picture("plots-rates");
     assert_accessible(&browser, "rates over time");
     assert_no_complaint(&browser);
