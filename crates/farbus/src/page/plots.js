@@ -135,8 +135,13 @@ class Plots {
           values: (_, splits) => splits.map((at) => at === null ? "" : kind.written(at)),
         },
       ],
-      series: [{}, ...kind.lines.map(([label, name, dash]) => ({
-        label, dash, width: 1.5, stroke: () => colour(name), points: { show: false, size: 4, filter: alone },
+      series: [{}, ...kind.lines.map(([label, name, dash], at) => ({
+        label,
+        dash,
+        show: !this.hidden.has(at),
+        width: 1.5,
+        stroke: () => colour(name),
+        points: { show: false, size: 4, filter: alone },
       }))],
       hooks: {
         setCursor: [(u) => this.read(u, reading)],
@@ -158,7 +163,6 @@ class Plots {
     });
     box.addEventListener("blur", () => u.setCursor({ left: -10, top: -10 }, true, true));
     box.plot = u;
-    kind.lines.forEach((_, at) => u.setSeries(at + 1, { show: !this.hidden.has(at) }));
     this.panels.push({ u, box, reading });
   }
 

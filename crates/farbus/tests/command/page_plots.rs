@@ -72,6 +72,14 @@ fn plot_of_latency_is_read_enlarged_and_reset_with_the_mouse_and_a_line_is_left_
     // Of the device, half of all: the second 0, and the row that keeps the line from the gap.
     assert_eq!((&drawn[1][0], &drawn[2][0], &drawn[3][0]), (&json!(50), &json!(150), &json!(500)), "{drawn}");
     assert_eq!((&drawn[1][99], &drawn[1][100], &drawn[1][101]), (&json!(500), &Value::Null, &json!(50)), "{drawn}");
+    // All of one scale, from the least of the network to the most of all.
+    let scales =
+        browser.script(&format!("{PLOTS} return boxes.map(({{ plot }}) => [plot.scales.y.min, plot.scales.y.max])"));
+    assert_eq!(scales, json!([[10, 10_000], [10, 10_000], [10, 10_000], [10, 10_000]]));
+    for at in 0..4 {
+        let coloured = browser.script(&format!("const panel = {at}; {COLOURED}")).as_u64().unwrap();
+        assert!(coloured > 500, "{coloured} pixels have the colours of the lines");
+    }
     let readings = texts(&browser, "#latency-plots figcaption");
     let last = ", median 1 ms, 99 % 3 ms, 99.9 % 10 ms";
     assert!(readings[0].starts_with("All ") && readings[0].ends_with(last), "{readings:?}");
@@ -171,6 +179,19 @@ fn plot_of_latency_is_read_with_the_keyboard_and_has_a_name_and_the_tables_besid
     }
     assert_no_complaint(&browser);
 }
+
+/// How many pixels of a plot are more blue or more red than grey: those of the median's and the 99.9th percentile's line.
+const COLOURED: &str = "const drawn = document.querySelectorAll('#latency-plots canvas')[panel];\
+    const canvas = document.createElement('canvas');\
+    [canvas.width, canvas.height] = [drawn.width, drawn.height];\
+    const context = canvas.getContext('2d', { willReadFrequently: true });\
+    context.drawImage(drawn, 0, 0);\
+    const { data } = context.getImageData(0, 0, canvas.width, canvas.height);\
+    let count = 0;\
+    for (let at = 0; at < data.length; at += 4) {\
+      if (data[at + 3] > 100 && Math.abs(data[at] - data[at + 2]) > 60) { count += 1; }\
+    }\
+    return count;";
 
 /// The mean brightness of what is drawn in the first plot, 0 to 255.
 const BRIGHTNESS: &str = "const drawn = document.querySelector('#latency-plots canvas');\
@@ -307,6 +328,9 @@ fn rates_of_a_device_are_drawn_over_time_as_they_come_in() {
     let rate = |lane: usize| of_links[lane][0].as_f64().unwrap();
     assert!(rate(0) > 1.9 * rate(1) && rate(1) > rate(2) && rate(2) > 0.0, "{of_links}");
     assert!((0..3).all(|lane| of_links[lane][1] == false && of_links[lane][2] == true), "{of_links}");
+    let tops = "return [...document.querySelectorAll('#links-plots [role=img]')].map((box) => box.plot.scales.y.max)";
+    let tops = browser.script(tops);
+    assert!(tops[0].as_f64() > Some(1e6) && tops[0] == tops[1] && tops[1] == tops[2], "one scale: {tops}");
     browser.script("document.querySelector('#links-plots [aria-pressed]').click()");
     let readings = texts(&browser, "#links-plots figcaption");
     assert!(readings[2].starts_with("Lane 2 ") && readings[2].contains("received "), "{readings:?}");
