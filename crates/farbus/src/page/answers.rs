@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::api::actions::{ACTIONS, Action};
+use super::api::actions::{self, Action};
 use super::api::offers;
 use super::status::Status;
 
@@ -35,5 +35,5 @@ pub fn is_attached(process: &Value, device: &Value) -> bool {
 
 /// The table of actions.
 pub fn actions() -> Value {
-    json!({ "actions": ACTIONS.iter().map(Action::described).collect::<Vec<_>>() })
+    json!({ "actions": actions::all().map(Action::described).collect::<Vec<_>>() })
 }

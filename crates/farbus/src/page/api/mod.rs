@@ -5,6 +5,7 @@
 
 pub mod actions;
 pub mod callers;
+pub mod commands;
 pub mod doing;
 pub mod journal;
 pub mod offers;
