@@ -1,4 +1,4 @@
-//! The one table of actions: what each takes, within which limits, who may do it, and the command line that does it.
+//! Actions: what each takes, within which limits, who may do it, and the command line that does it.
 //!
 //! The page does an action by running farbus with that command line, word by word and without a shell. So what the page
 //! does, and what it shows to be typed, cannot differ.
@@ -10,7 +10,6 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::super::shell::quoted;
-use super::commands::COMMANDS;
 
 /// Characters of a path.
 const PATH_CHARS_MAX: u64 = 4096;
@@ -150,7 +149,7 @@ const ADDRESSES: Kind = Kind::Texts { chars_max: 128 };
 const MODULES: Kind = Kind::Texts { chars_max: NAME_CHARS_MAX };
 
 /// The actions that the page offers, in the order in which they are listed and described. What programs do besides is
-/// in [`COMMANDS`].
+/// in [`super::commands`].
 pub const ACTIONS: &[Action] = &[
     Action {
         name: "share",
@@ -403,16 +402,6 @@ pub const ACTIONS: &[Action] = &[
         runs: Runs::Recording,
     },
 ];
-
-/// Every action: those that the page offers, then those for programs.
-pub fn all() -> impl Iterator<Item = &'static Action> {
-    ACTIONS.iter().chain(COMMANDS)
-}
-
-/// The action with this name.
-pub fn action(name: &str) -> Option<&'static Action> {
-    all().find(|action| action.name == name)
-}
 
 /// Why an action is not begun: which parameter is wrong, and what it may be.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -678,12 +667,13 @@ impl CommandLine {
 
 #[cfg(test)]
 pub mod tests {
+    use super::super::table;
     use super::*;
 
     /// The command of this action with these parameters.
     fn command(name: &str, given: Value) -> Result<CommandLine, Wrong> {
         let Value::Object(given) = given else { panic!("an object") };
-        action(name).unwrap().command(&given)
+        table::action(name).unwrap().command(&given)
     }
 
     /// A text that the option of this parameter takes, hostile where it takes any.
@@ -703,7 +693,7 @@ pub mod tests {
     /// Each action with all of its parameters, and with as few as it takes; all of them hostile.
     pub fn examples() -> Vec<CommandLine> {
         let mut all = Vec::new();
-        for action in super::all() {
+        for action in table::all() {
             let mut required = Map::new();
             for parameter in action.parameters {
                 let value = match parameter.kind {

@@ -6,11 +6,12 @@ use hyper::StatusCode;
 use serde_json::{Map, Value, json};
 use tokio::time::timeout;
 
-use super::actions::{Wrong, action};
+use super::actions::Wrong;
 use super::callers::Caller;
 use super::operations::{self, Operation, Operations, State};
 use super::refusal::Refusal;
 use super::routes::{Found, OPERATIONS_AT};
+use super::table::action;
 use crate::common::failure::Attribute;
 
 /// How long the end of a command that takes seconds is waited for; then it goes on as an operation.

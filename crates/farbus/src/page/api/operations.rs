@@ -17,8 +17,9 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use super::actions::{CommandLine, Runs, action};
+use super::actions::{CommandLine, Runs};
 use super::journal::{Journal, Kind};
+use super::table::action;
 use super::transcript::Transcript;
 use crate::common::control::{Answer, Question, ask_in_turn};
 use crate::common::failure::{Attribute, FailureReport};
