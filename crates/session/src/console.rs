@@ -34,7 +34,8 @@ const VENDOR_SPECIFIC: u8 = 0xff;
 /// Bytes at the front of each packet of an FTDI chip: the state of modem and line.
 const FTDI_STATUS_BYTES: usize = 2;
 
-/// The chips whose ports are known without a class: vendor, products, kind.
+/// The chips whose ports are known without a class: vendor, products, kind. The drivers `ftdi_sio`, `cp210x`, `ch341`
+/// and `pl2303` of Linux list these, and others' products with the same chips.
 const CHIPS: [(u16, &[u16], PortKind); 4] = [
     (0x0403, &[0x6001, 0x6010, 0x6011, 0x6014, 0x6015], PortKind::FTDI),
     (0x10c4, &[0xea60, 0xea61, 0xea63, 0xea70, 0xea71], PortKind::CP210X),
@@ -72,11 +73,19 @@ impl Port {
     }
 }
 
+/// Whether vendor and product id are those of a common serial adapter whose class is the vendor's own.
+pub fn is_adapter(ids: (u16, u16)) -> bool {
+    chip(ids).is_some()
+}
+
+fn chip((vendor, product): (u16, u16)) -> Option<PortKind> {
+    let chip = CHIPS.iter().find(|(of, products, _)| *of == vendor && products.contains(&product));
+    chip.map(|(.., kind)| *kind)
+}
+
 /// The serial ports of a device, at most [`CONSOLE_PORTS_MAX`] of each configuration.
 pub fn ports(all: &Descriptors) -> Vec<Port> {
-    let (vendor, product) = (all.device.vendor, all.device.product);
-    let chip = CHIPS.iter().find(|(of, products, _)| *of == vendor && products.contains(&product));
-    let chip = chip.map(|(.., kind)| *kind);
+    let chip = chip((all.device.vendor, all.device.product));
     let of = |configuration| ports_of(configuration, chip).take(CONSOLE_PORTS_MAX);
     all.configurations.iter().flat_map(of).collect()
 }

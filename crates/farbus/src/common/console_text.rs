@@ -24,8 +24,8 @@ pub struct ConsoleText {
     /// The beginning of a character, of at most three bytes.
     begun: Vec<u8>,
     state: State,
-    /// Whether the last character ended a line or there was none.
-    is_line_empty: bool,
+    /// Whether the last line has text and is not ended.
+    is_in_line: bool,
     /// Whether the last byte was a CR that has ended no line yet.
     has_returned: bool,
 }
@@ -46,11 +46,6 @@ enum State {
 }
 
 impl ConsoleText {
-    /// Nothing was sent yet.
-    pub fn new() -> Self {
-        Self { is_line_empty: true, ..Self::default() }
-    }
-
     /// Adds the text of these bytes, and of those before that were no whole character.
     pub fn add(&mut self, bytes: &[u8], to: &mut String) {
         let joined = [&std::mem::take(&mut self.begun)[..], bytes].concat();
@@ -77,11 +72,6 @@ impl ConsoleText {
                 }
             }
         }
-    }
-
-    /// Whether what was added ends within a line.
-    pub fn is_in_line(&self) -> bool {
-        !self.is_line_empty
     }
 
     fn character(&mut self, c: char, to: &mut String) {
@@ -113,15 +103,15 @@ impl ConsoleText {
     }
 
     fn plain(&mut self, c: char, to: &mut String) {
-        if std::mem::take(&mut self.has_returned) && !self.is_line_empty {
+        if std::mem::take(&mut self.has_returned) && self.is_in_line {
             to.push('\n');
-            self.is_line_empty = true;
+            self.is_in_line = false;
         }
         if c.is_control() && c != '\t' {
             return;
         }
         to.push(if c == '\t' || is_shown(c) { c } else { char::REPLACEMENT_CHARACTER });
-        self.is_line_empty = false;
+        self.is_in_line = true;
     }
 
     /// LF ends a line; CR ends one that has text, unless the LF of the pair does or has done it.
@@ -132,7 +122,7 @@ impl ConsoleText {
         }
         self.has_returned = false;
         to.push('\n');
-        self.is_line_empty = true;
+        self.is_in_line = false;
     }
 }
 
@@ -141,7 +131,7 @@ mod tests {
     use super::*;
 
     fn text(bytes: &[u8], piece: usize) -> String {
-        let (mut console, mut text) = (ConsoleText::new(), String::new());
+        let (mut console, mut text) = (ConsoleText::default(), String::new());
         bytes.chunks(piece).for_each(|bytes| console.add(bytes, &mut text));
         text
     }

@@ -48,6 +48,8 @@ pub enum Runs {
     Swap,
     /// Until it is stopped; what it prints is kept as a recording.
     Recording,
+    /// Until it is stopped; the latest of the text that it prints is kept.
+    Console,
     /// As long as what it began lasts: it is done when it prints the first value.
     OnAfterValue,
     /// The same: it is done when it prints a line that begins so, or, with this switch, when it ends.
@@ -329,6 +331,14 @@ pub const ACTIONS: &[Action] = &[
         ],
         runs: Runs::Recording,
     },
+    Action {
+        name: "console",
+        words: &["observe", "--console"],
+        summary: "Show what the serial ports of an observable device send, until the operation is stopped.",
+        scope: Scope::Observe,
+        parameters: &[parameter("target", Kind::Text { chars_max: NAME_CHARS_MAX }, At::Word, "[HOST[:PORT]/]DEVICE.")],
+        runs: Runs::Console,
+    },
 ];
 
 /// The action with this name.
@@ -539,7 +549,7 @@ impl CommandLine {
     pub fn prints_json(&self) -> bool {
         match self.action.runs {
             Runs::OnAfterLine { unless, .. } => self.has.contains(&unless),
-            Runs::Recording => false,
+            Runs::Recording | Runs::Console => false,
             _ => true,
         }
     }
@@ -549,7 +559,7 @@ impl CommandLine {
         match self.action.runs {
             Runs::OnAfterValue => true,
             Runs::OnAfterLine { unless, .. } => !self.has.contains(&unless),
-            Runs::Briefly | Runs::Long | Runs::Swap | Runs::Recording => false,
+            Runs::Briefly | Runs::Long | Runs::Swap | Runs::Recording | Runs::Console => false,
         }
     }
 }
@@ -572,7 +582,7 @@ pub mod tests {
             for parameter in action.parameters {
                 let value = match parameter.kind {
                     Kind::Text { .. } if parameter.name == "rate" => json!("100M"),
-                    Kind::Text { .. } if action.name == "observe" => json!("lab3/$(a);b'"),
+                    Kind::Text { .. } if action.scope == Scope::Observe => json!("lab3/$(a);b'"),
                     Kind::Text { .. } => json!("-a;b'\n"),
                     Kind::Words if action.name == "share" => json!("disk:/a b.img,ro"),
                     Kind::Words => json!("block:/a b.img"),

@@ -7,6 +7,7 @@ pub mod actions;
 pub mod callers;
 pub mod doing;
 pub mod journal;
+pub mod kept;
 pub mod offers;
 pub mod openapi;
 pub mod operations;
