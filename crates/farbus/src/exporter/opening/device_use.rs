@@ -273,9 +273,15 @@ impl DeviceUse {
     /// Opens a device for an observer, whether or not another importer uses it.
     fn open_observer(&self, bus_id: &str) -> Result<OpenedDevice, native::End> {
         self.may_observe(bus_id)?;
-        let observable = self.shared.registry.lock().observe(bus_id);
-        let observable =
-            observable.ok_or_else(|| refusal(native::Cause::Class, "it sends nothing that is shown".to_owned()))?;
+        let (observable, console) = {
+            let registry = self.shared.registry.lock();
+            (registry.observe(bus_id), registry.console(bus_id))
+        };
+        let why = match console {
+            Some(_) => "it sends nothing that is shown but a console: 'farbus observe … --console'",
+            None => "it sends nothing that is shown",
+        };
+        let observable = observable.ok_or_else(|| refusal(native::Cause::Class, why.to_owned()))?;
         let Bell { wake, readiness, hush } = hang_bell()?;
         let observer = observable.audience.join(move || wake.wake());
         let observer = observer.map(|observer| Box::new(observer) as Box<dyn Shown>);
