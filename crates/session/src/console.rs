@@ -1,5 +1,5 @@
-//! Serial consoles of USB devices: which bulk endpoints an observer may be shown, and what of their transfers is what the
-//! port sent (requirement N6).
+//! Serial consoles of USB devices: which bulk endpoints an observer may be shown, and what of their transfers is what
+//! the port sent (requirement N6).
 //!
 //! | device | interface | what of a transfer is shown |
 //! |---|---|---|
@@ -55,8 +55,8 @@ pub struct Port {
 }
 
 impl Port {
-    /// Whether this endpoint is the port while that is selected: in another configuration or setting it may be something
-    /// else.
+    /// Whether this endpoint is the port while that is selected: in another configuration or setting it may be
+    /// something else.
     pub fn is_at(&self, endpoint: EpAddr, selection: &Selection) -> bool {
         self.port.endpoint == endpoint
             && selection.configuration() == self.configuration
@@ -151,8 +151,8 @@ pub fn described(ports: &[Port]) -> Option<Description> {
     (!told.is_empty()).then_some(Description { ports: told })
 }
 
-/// What waits for one observer of a console: at most [`CONSOLE_BYTES_MAX`] in [`CONSOLE_EVENTS_MAX`] pieces. What is too
-/// much displaces the oldest.
+/// What waits for one observer of a console: at most [`CONSOLE_BYTES_MAX`] in [`CONSOLE_EVENTS_MAX`] pieces. What is
+/// too much displaces the oldest.
 #[derive(Debug, Default)]
 pub struct Queue {
     pieces: VecDeque<Piece>,

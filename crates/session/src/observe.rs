@@ -51,16 +51,16 @@ struct Events {
 }
 
 /// An observer's place in the audience; dropping it ends the observation.
-struct Seat {
+struct Joined {
     inner: Arc<Inner>,
     place: Arc<Place>,
 }
 
 /// One observer of a device; dropping it ends the observation.
-pub struct Observer(Seat);
+pub struct Observer(Joined);
 
 /// One observer of a device's serial ports; dropping it ends the observation.
-pub struct ConsoleObserver(Seat);
+pub struct ConsoleObserver(Joined);
 
 impl fmt::Debug for Audience {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -76,15 +76,15 @@ impl Audience {
     /// Adds an observer. Any thread calls `wake` when there is an event and there was none before. `None`: there are
     /// [`OBSERVERS_MAX`] already.
     pub fn join(&self, wake: impl Fn() + Send + Sync + 'static) -> Option<Observer> {
-        self.seat(Waiting::Events(Mutex::default()), wake).map(Observer)
+        self.place(Waiting::Events(Mutex::default()), wake).map(Observer)
     }
 
     /// Adds an observer of the device's serial ports; otherwise as [`Audience::join`]. Both count for the limit.
     pub fn join_console(&self, wake: impl Fn() + Send + Sync + 'static) -> Option<ConsoleObserver> {
-        self.seat(Waiting::Console(Mutex::default()), wake).map(ConsoleObserver)
+        self.place(Waiting::Console(Mutex::default()), wake).map(ConsoleObserver)
     }
 
-    fn seat(&self, waiting: Waiting, wake: impl Fn() + Send + Sync + 'static) -> Option<Seat> {
+    fn place(&self, waiting: Waiting, wake: impl Fn() + Send + Sync + 'static) -> Option<Joined> {
         let mut observers = locked(&self.0.observers);
         if observers.len() >= OBSERVERS_MAX {
             return None;
@@ -92,7 +92,7 @@ impl Audience {
         let place = Arc::new(Place { waiting, wake: Box::new(wake) });
         observers.push(Arc::clone(&place));
         self.0.count.store(observers.len(), Ordering::Release);
-        Some(Seat { inner: Arc::clone(&self.0), place })
+        Some(Joined { inner: Arc::clone(&self.0), place })
     }
 
     /// Tells all observers that the device is no longer shared.
@@ -206,13 +206,13 @@ impl ConsoleObserver {
     }
 }
 
-impl Seat {
+impl Joined {
     fn is_over(&self) -> bool {
         self.inner.is_closed.load(Ordering::Acquire)
     }
 }
 
-impl Drop for Seat {
+impl Drop for Joined {
     fn drop(&mut self) {
         let mut observers = locked(&self.inner.observers);
         observers.retain(|place| !Arc::ptr_eq(place, &self.place));

@@ -7,8 +7,8 @@
 
 use farbus_io::trust::is_shown;
 
-/// Characters of a string in an escape sequence (OSC, DCS and others) that are left out; then it counts as text, so that
-/// a port that begins one and does not end it is not silent for ever.
+/// Characters of a string in an escape sequence (OSC, DCS and others) that are left out; then it counts as text, so
+/// that a port that begins one and does not end it is not silent for ever.
 const STRING_CHARS_MAX: usize = 1024;
 /// The same of any other escape sequence.
 const SEQUENCE_CHARS_MAX: usize = 64;

@@ -6,7 +6,7 @@ use std::io::{self, Write as _};
 use farbus_session::native::console::{Description, Output};
 use serde::Serialize;
 
-use super::hex;
+use super::hex::hex;
 use crate::common::console_text::ConsoleText;
 
 /// A piece of text, as JSON.

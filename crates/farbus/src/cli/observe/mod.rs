@@ -1,8 +1,8 @@
 //! `farbus observe`.
 
 mod console;
+mod hex;
 
-use std::fmt::Write as _;
 use std::io::{self, Write as _};
 use std::sync::Arc;
 use std::thread;
@@ -19,6 +19,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use self::console::Console;
+use self::hex::hex;
 use super::Failure;
 use super::output::say;
 use crate::broker::confined::{give_rights_away, start_broker};
@@ -236,14 +237,4 @@ fn show(event: &Event, at_ns: u64, as_json: bool) -> io::Result<()> {
         format!("{} bytes in {} packets{failed}", bytes.len(), event.packets.len())
     };
     writeln!(out, "{at_s:>12.6}  {endpoint}  {kind}{wrong}  {what}")
-}
-
-fn hex(bytes: &[u8], between: &str) -> String {
-    let mut text = String::new();
-    for (at, byte) in bytes.iter().enumerate() {
-        let between = if at > 0 { between } else { "" };
-        // Writing to memory does not fail.
-        let _ = write!(text, "{between}{byte:02x}");
-    }
-    text
 }

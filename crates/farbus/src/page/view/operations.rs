@@ -175,8 +175,8 @@ pub fn moves(status: &Status, process: &Value, device: &Value) -> String {
     if out.is_empty() { out } else { format!("<ul class=\"operations\">\n{out}</ul>\n") }
 }
 
-/// What the recordings and consoles of a device hold, as text: each by itself, so that only its text changes. The key of
-/// each.
+/// What the recordings and consoles of a device hold, as text: each by itself, so that only its text changes. The key
+/// of each.
 pub fn texts(status: &Status, process: &Value, device: &Value) -> Vec<(String, String)> {
     let text = |operation: &Value| {
         let id = operation["id"].as_u64().unwrap_or_default();
