@@ -17,6 +17,7 @@ mod cluster;
 mod conform;
 mod conform_session;
 mod congestion;
+mod console;
 mod containers;
 mod control_socket;
 mod cuts;
