@@ -15,6 +15,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use super::api::refusal::{Refusal, only};
+use super::connection::Limited;
 use super::line::hex;
 use super::line::messages::{AUTHORIZATION_BYTES_MAX, BeginTls};
 
@@ -45,7 +46,7 @@ impl Acceptor {
     }
 
     /// The connection once its client has done its handshake; `None`: it has not, or not in time.
-    pub async fn accept(&self, stream: TcpStream) -> Option<TlsStream<TcpStream>> {
+    pub async fn accept(&self, stream: Limited<TcpStream>) -> Option<TlsStream<Limited<TcpStream>>> {
         let handshake = self.0.accept_with(stream, |tls| tls.set_buffer_limit(Some(UNSENT_BYTES_MAX)));
         timeout(HANDSHAKE_TIME_MAX, handshake).await.ok()?.ok()
     }

@@ -67,6 +67,7 @@ mod page_actions;
 mod page_browser;
 mod page_confined;
 mod page_crowd;
+mod page_crowd_tls;
 mod page_daemon;
 mod page_ended;
 mod page_latency;

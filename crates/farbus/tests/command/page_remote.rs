@@ -24,23 +24,23 @@ use super::page_confined::http_processes;
 use super::rights::{assert_without_rights, of_process};
 
 /// The name by which the tests ask for a page.
-const NAME: &str = "lab3.example";
+pub const NAME: &str = "lab3.example";
 
 /// A page that browsers of other machines reach, too.
-struct Remote {
-    process: Running,
-    local: String,
-    site: TlsSite,
+pub struct Remote {
+    pub process: Running,
+    pub local: String,
+    pub site: TlsSite,
 }
 
 /// Where browsers of other machines come in.
-struct TlsSite {
-    port: u16,
+pub struct TlsSite {
+    pub port: u16,
     fingerprint: String,
     certificate: Vec<u8>,
 }
 
-fn open(harness: &Harness) -> Remote {
+pub fn open(harness: &Harness) -> Remote {
     let process = Running::start(harness.command(&[
         "page",
         "--listen",
@@ -120,19 +120,23 @@ impl TlsSite {
         (Ipv4Addr::LOCALHOST, self.port).into()
     }
 
-    fn connect(&self) -> io::Result<Tls> {
+    /// What a client does that trusts this page alone.
+    pub fn config(&self) -> Arc<ClientConfig> {
         let provider = Arc::new(ring::default_provider());
         let verifier = Arc::new(Pinned(self.certificate.clone(), Arc::clone(&provider)));
         let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
-        let config = config.dangerous().with_custom_certificate_verifier(verifier).with_no_client_auth();
+        Arc::new(config.dangerous().with_custom_certificate_verifier(verifier).with_no_client_auth())
+    }
+
+    fn connect(&self) -> io::Result<Tls> {
         let name = ServerName::try_from(NAME).unwrap();
         let stream = TcpStream::connect(self.address())?;
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
-        Ok(StreamOwned::new(ClientConnection::new(Arc::new(config), name).unwrap(), stream))
+        Ok(StreamOwned::new(ClientConnection::new(self.config(), name).unwrap(), stream))
     }
 
-    fn host(&self) -> String {
+    pub fn host(&self) -> String {
         format!("{NAME}:{}", self.port)
     }
 
