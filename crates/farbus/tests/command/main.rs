@@ -74,6 +74,7 @@ mod page_latency;
 mod page_observe;
 mod page_recording;
 mod page_remote;
+mod page_remote_attacks;
 mod page_schema;
 mod page_tokens;
 mod pipe;

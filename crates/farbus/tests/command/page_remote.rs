@@ -113,7 +113,7 @@ impl ServerCertVerifier for Pinned {
     }
 }
 
-type Tls = StreamOwned<ClientConnection, TcpStream>;
+pub type Tls = StreamOwned<ClientConnection, TcpStream>;
 
 impl TlsSite {
     fn address(&self) -> SocketAddr {
@@ -128,7 +128,7 @@ impl TlsSite {
         Arc::new(config.dangerous().with_custom_certificate_verifier(verifier).with_no_client_auth())
     }
 
-    fn connect(&self) -> io::Result<Tls> {
+    pub fn connect(&self) -> io::Result<Tls> {
         let name = ServerName::try_from(NAME).unwrap();
         let stream = TcpStream::connect(self.address())?;
         stream.set_read_timeout(Some(PATIENCE))?;
@@ -140,14 +140,14 @@ impl TlsSite {
         format!("{NAME}:{}", self.port)
     }
 
-    fn get(&self, path: &str, more: &str) -> Reply {
+    pub fn get(&self, path: &str, more: &str) -> Reply {
         let host = self.host();
         let request = format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{more}\r\n");
         send(self.connect().unwrap(), request.as_bytes())
     }
 
     /// The answer to a change that the page's own script asks for.
-    fn post(&self, path: &str, more: &str, body: &Value) -> Reply {
+    pub fn post(&self, path: &str, more: &str, body: &Value) -> Reply {
         let (host, body) = (self.host(), body.to_string());
         let request = format!(
             "POST {path} HTTP/1.1\r\nHost: {host}\r\nOrigin: https://{host}\r\nSec-Fetch-Site: same-origin\r\n\
@@ -157,19 +157,19 @@ impl TlsSite {
         send(self.connect().unwrap(), request.as_bytes())
     }
 
-    fn enter(&self, code: &str) -> Reply {
+    pub fn enter(&self, code: &str) -> Reply {
         self.post("/api/v1/enter", "", &json!({ "code": code }))
     }
 
     /// The cookie of a browser that is let in with this scope.
-    fn let_in(&self, harness: &Harness, arguments: &[&str]) -> String {
+    pub fn let_in(&self, harness: &Harness, arguments: &[&str]) -> String {
         let entered = self.enter(&self.invite(harness, arguments));
         assert_eq!(entered.status, 200, "{entered:?}");
         cookie_of(&entered)
     }
 
     /// A code.
-    fn invite(&self, harness: &Harness, arguments: &[&str]) -> String {
+    pub fn invite(&self, harness: &Harness, arguments: &[&str]) -> String {
         let said = harness.json(&[&["page", "invite", "--json"], arguments].concat());
         assert_eq!(said["fingerprint"], json!(self.fingerprint));
         let (url, code) = said["url"].as_str().unwrap().split_once('#').unwrap();
@@ -380,8 +380,7 @@ fn a_real_browser_is_let_in_by_the_link_and_keeps_neither_code_nor_token_where_a
     let browser = Browser::start(&harness, &["--ignore-certificate-errors"]);
     let code = page.invite(&harness, &["--scope", "own", "--name", "phone"]);
     let url = format!("https://localhost:{}", page.port);
-    browser.open(&format!("{url}/enter#{code}"));
-    browser.wait_for("document.querySelector('#live')?.textContent === 'live'");
+    browser.open_invitation(&format!("{url}/enter#{code}"));
     assert_eq!(browser.script("return location.href"), format!("{url}/"));
     assert_eq!(browser.script("return document.cookie"), "");
     assert!(!browser.script("return JSON.stringify(performance.getEntries())").to_string().contains(&code));
