@@ -24,24 +24,29 @@ use super::page_confined::http_processes;
 use super::rights::{assert_without_rights, of_process};
 
 /// The name by which the tests ask for a page.
-const NAME: &str = "lab3.example";
+pub const NAME: &str = "lab3.example";
 
 /// A page that browsers of other machines reach, too.
-struct Remote {
-    process: Running,
-    local: String,
-    site: TlsSite,
+pub struct Remote {
+    pub process: Running,
+    pub local: String,
+    pub site: TlsSite,
 }
 
 /// Where browsers of other machines come in.
-struct TlsSite {
-    port: u16,
+pub struct TlsSite {
+    pub port: u16,
     fingerprint: String,
     certificate: Vec<u8>,
 }
 
-fn open(harness: &Harness) -> Remote {
-    let process = Running::start(harness.command(&[
+pub fn open(harness: &Harness) -> Remote {
+    open_of(harness, "run", "state")
+}
+
+/// The page of a user with these folders.
+pub fn open_of(harness: &Harness, run: &str, state: &str) -> Remote {
+    let mut command = harness.command(&[
         "page",
         "--listen",
         "127.0.0.1:0",
@@ -51,14 +56,16 @@ fn open(harness: &Harness) -> Remote {
         NAME,
         "--name",
         "localhost",
-    ]));
+    ]);
+    command.env("XDG_RUNTIME_DIR", harness.path(run)).env("FARBUS_STATE", harness.path(state));
+    let process = Running::start(command);
     let line = process.wait_for_line("page at http://");
     let local = line.split_whitespace().nth(2).unwrap().trim_start_matches("http://").trim_end_matches('/').to_owned();
     let line = process.wait_for_line("for browsers of other machines at https://lab3.example:");
     let port = line.split("lab3.example:").nth(1).unwrap().split_whitespace().next().unwrap().parse().unwrap();
     let line = process.wait_for_line("certificate SHA-256 ");
     let fingerprint = line.split_whitespace().last().unwrap().to_owned();
-    let key = PageKey::load(&Folder::at(harness.path("state"))).unwrap().unwrap();
+    let key = PageKey::load(&Folder::at(harness.path(state))).unwrap().unwrap();
     assert_eq!(fingerprint, key.fingerprint());
     Remote { process, local, site: TlsSite { port, fingerprint, certificate: key.certificate } }
 }
@@ -132,18 +139,18 @@ impl TlsSite {
         Ok(StreamOwned::new(ClientConnection::new(Arc::new(config), name).unwrap(), stream))
     }
 
-    fn host(&self) -> String {
+    pub fn host(&self) -> String {
         format!("{NAME}:{}", self.port)
     }
 
-    fn get(&self, path: &str, more: &str) -> Reply {
+    pub fn get(&self, path: &str, more: &str) -> Reply {
         let host = self.host();
         let request = format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{more}\r\n");
         send(self.connect().unwrap(), request.as_bytes())
     }
 
     /// The answer to a change that the page's own script asks for.
-    fn post(&self, path: &str, more: &str, body: &Value) -> Reply {
+    pub fn post(&self, path: &str, more: &str, body: &Value) -> Reply {
         let (host, body) = (self.host(), body.to_string());
         let request = format!(
             "POST {path} HTTP/1.1\r\nHost: {host}\r\nOrigin: https://{host}\r\nSec-Fetch-Site: same-origin\r\n\
@@ -153,19 +160,19 @@ impl TlsSite {
         send(self.connect().unwrap(), request.as_bytes())
     }
 
-    fn enter(&self, code: &str) -> Reply {
+    pub fn enter(&self, code: &str) -> Reply {
         self.post("/api/v1/enter", "", &json!({ "code": code }))
     }
 
     /// The cookie of a browser that is let in with this scope.
-    fn let_in(&self, harness: &Harness, arguments: &[&str]) -> String {
+    pub fn let_in(&self, harness: &Harness, arguments: &[&str]) -> String {
         let entered = self.enter(&self.invite(harness, arguments));
         assert_eq!(entered.status, 200, "{entered:?}");
         cookie_of(&entered)
     }
 
     /// A code.
-    fn invite(&self, harness: &Harness, arguments: &[&str]) -> String {
+    pub fn invite(&self, harness: &Harness, arguments: &[&str]) -> String {
         let said = harness.json(&[&["page", "invite", "--json"], arguments].concat());
         assert_eq!(said["fingerprint"], json!(self.fingerprint));
         let (url, code) = said["url"].as_str().unwrap().split_once('#').unwrap();
@@ -175,7 +182,7 @@ impl TlsSite {
 }
 
 /// The header that shows the cookie that was set.
-fn cookie_of(reply: &Reply) -> String {
+pub fn cookie_of(reply: &Reply) -> String {
     let line = reply.head.lines().find(|line| line.starts_with("set-cookie: ")).expect("a cookie");
     let cookie = line.trim_start_matches("set-cookie: ").split(';').next().unwrap();
     // The head is in lower case here.
