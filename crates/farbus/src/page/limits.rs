@@ -9,9 +9,8 @@
 use farbus_model::budget::sum;
 
 use super::api::journal::{EVENT_BYTES_MAX, KEPT_MAX};
-use super::api::operations::{
-    LASTING_MAX, OUTPUT_BYTES_MAX, RECORDING_BYTES_MAX, RECORDINGS_MAX, REMEMBERED_MAX, RUNNING_MAX, STACK_BYTES,
-};
+use super::api::operations::{OUTPUT_BYTES_MAX, RECORDING_BYTES_MAX, STACK_BYTES};
+use super::api::remembered::{LASTING_MAX, RECORDINGS_MAX, REMEMBERED_MAX, RUNNING_MAX};
 use super::api::requests::BODY_BYTES_MAX;
 use super::api::transcript::TEXT_BYTES_MAX;
 use super::drawn::VIEW_BYTES_MAX;

@@ -8,8 +8,9 @@ use tokio::time::timeout;
 
 use super::actions::{Runs, Wrong};
 use super::callers::Caller;
-use super::operations::{self, Operation, Operations, State};
+use super::operations::{self, Operations};
 use super::refusal::Refusal;
+use super::remembered::{Operation, State};
 use super::routes::{Found, OPERATIONS_AT};
 use crate::common::failure::Attribute;
 

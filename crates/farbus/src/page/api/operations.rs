@@ -12,33 +12,23 @@ use std::time::{Duration, SystemTime};
 
 use farbus_io::trust::{Audit, Event, Folder, Outcome, timestamp};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
-use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use super::actions::{CommandLine, Runs, action};
 use super::callers::Caller;
 use super::journal::{Journal, Kind};
-use super::remembered::{Remembered, Table};
+use super::remembered::{Operation, Remembered, State, Table};
 use super::transcript::Transcript;
 use crate::common::control::{Answer, Question, ask_in_turn};
 use crate::common::failure::{Attribute, FailureReport};
 
-/// Operations that are remembered; the oldest that has ended is forgotten of the caller that has most.
-pub const REMEMBERED_MAX: usize = 96;
-/// Commands that run at a time because somebody waits for their end.
-pub const RUNNING_MAX: usize = 16;
-/// Commands that run as long as what they began: each is a process and a thread.
-pub const LASTING_MAX: usize = 48;
 /// What is kept of the output of a command, bytes.
 pub const OUTPUT_BYTES_MAX: u64 = 256 << 10;
 /// What is kept of its warnings, bytes.
 const WARNINGS_BYTES_MAX: u64 = 4 << 10;
 /// What is recorded in one operation, bytes; then its command is ended.
 pub const RECORDING_BYTES_MAX: usize = 4 << 20;
-/// Recordings that are kept, of all callers. Each has so many ([`Table::has_room_for_a_recording`]) and loses its own
-/// oldest that has ended; if none has, it begins no further one.
-pub const RECORDINGS_MAX: usize = 12;
 /// What is read of a recording at once, bytes.
 const RECORDING_READ_BYTES: usize = 16 << 10;
 /// The stack of a thread that reads the output of a command.
@@ -49,55 +39,6 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 const READERS_MAX: usize = 256;
 /// Characters of the log's fields.
 const RECORDED_MAX: usize = 256;
-
-/// How far an operation is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum State {
-    /// Its command has not done it yet.
-    Running,
-    /// It is done.
-    Done,
-    /// It was refused or failed.
-    Failed,
-}
-
-/// An action that was begun.
-#[derive(Clone, Debug, Serialize)]
-pub struct Operation {
-    /// Its number in this process; the first is 1.
-    pub id: u64,
-    /// The name of the action.
-    pub action: &'static str,
-    /// What it is about, as its command line names it: a device, or what is shared.
-    pub subject: String,
-    /// The command line that does the same.
-    pub command: String,
-    /// Who asked for it.
-    pub by: String,
-    /// How far it is.
-    pub state: State,
-    /// When it began: RFC 3339, UTC.
-    pub begun: String,
-    /// The process of its command, while that runs. A share or an attachment goes on after it is done.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub pid: Option<u32>,
-    /// How far it is: what `farbus swap --json` says; of a recording, how many `bytes` it has and whether it `is_full`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub progress: Option<Value>,
-    /// What the command printed with `--json`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub answer: Option<Value>,
-    /// What it warned of.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub warnings: Option<String>,
-    /// Why it failed.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub failure: Option<FailureReport>,
-    /// Whether the command line was not as farbus takes it; `failure` says how.
-    #[serde(skip)]
-    pub is_misused: bool,
-}
 
 /// Why an operation is not begun.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -202,8 +143,8 @@ impl Operations {
         has_room
     }
 
-    /// Ends the command of an operation as Ctrl-C does, for `by`, which the audit log says, with `why`. `None`: there is
-    /// no such operation, or its command has ended.
+    /// Ends the command of an operation as Ctrl-C does, for `by`, which the audit log says, with `why`. `None`: there
+    /// is no such operation, or its command has ended.
     pub fn stop(&self, id: u64, by: &str, why: Option<&str>) -> Option<Operation> {
         let (operation, is_first) = {
             let mut has = self.has();

@@ -6,10 +6,22 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::OwnedFd;
 
-use super::callers::Caller;
-use super::operations::{LASTING_MAX, Operation, RECORDINGS_MAX, REMEMBERED_MAX, RUNNING_MAX};
-use super::transcript::Transcript;
+use serde::Serialize;
+use serde_json::Value;
 
+use super::callers::Caller;
+use super::transcript::Transcript;
+use crate::common::failure::FailureReport;
+
+/// Operations that are remembered; the oldest that has ended is forgotten of the caller that has most.
+pub const REMEMBERED_MAX: usize = 96;
+/// Commands that run at a time because somebody waits for their end.
+pub const RUNNING_MAX: usize = 16;
+/// Commands that run as long as what they began: each is a process and a thread.
+pub const LASTING_MAX: usize = 48;
+/// Recordings that are kept, of all callers. Each has so many ([`Table::has_room_for_a_recording`]) and loses its own
+/// oldest that has ended; if none has, it begins no further one.
+pub const RECORDINGS_MAX: usize = 12;
 /// Recordings that are kept of one caller that is an owner, and of all of them.
 const RECORDINGS_OF_OWNER_MAX: usize = 4;
 const RECORDINGS_OF_OWNERS_MAX: usize = 8;
@@ -23,6 +35,55 @@ const _: () = assert!(
     REMEMBERED_MAX > RUNNING_MAX + LASTING_MAX + RECORDINGS_MAX,
     "in a full table there is one that has ended and has no recording"
 );
+
+/// How far an operation is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    /// Its command has not done it yet.
+    Running,
+    /// It is done.
+    Done,
+    /// It was refused or failed.
+    Failed,
+}
+
+/// An action that was begun.
+#[derive(Clone, Debug, Serialize)]
+pub struct Operation {
+    /// Its number in this process; the first is 1.
+    pub id: u64,
+    /// The name of the action.
+    pub action: &'static str,
+    /// What it is about, as its command line names it: a device, or what is shared.
+    pub subject: String,
+    /// The command line that does the same.
+    pub command: String,
+    /// Who asked for it.
+    pub by: String,
+    /// How far it is.
+    pub state: State,
+    /// When it began: RFC 3339, UTC.
+    pub begun: String,
+    /// The process of its command, while that runs. A share or an attachment goes on after it is done.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+    /// How far it is: what `farbus swap --json` says; of a recording, how many `bytes` it has and whether it `is_full`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub progress: Option<Value>,
+    /// What the command printed with `--json`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub answer: Option<Value>,
+    /// What it warned of.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub warnings: Option<String>,
+    /// Why it failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub failure: Option<FailureReport>,
+    /// Whether the command line was not as farbus takes it; `failure` says how.
+    #[serde(skip)]
+    pub is_misused: bool,
+}
 
 /// The operations, the oldest first, and the commands that run.
 #[derive(Debug, Default)]
@@ -153,7 +214,6 @@ impl Table {
 mod tests {
     use farbus_io::trust::Scope;
 
-    use super::super::operations::State;
     use super::*;
 
     fn caller(called: &str, scope: Scope) -> Caller {

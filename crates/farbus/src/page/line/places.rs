@@ -1,5 +1,5 @@
-//! Places for questions that are under way. Both processes of a page count them: the confined one lets a client wait for
-//! a place, the other one refuses what has none.
+//! Places for questions that are under way. Both processes of a page count them: the confined one lets a client wait
+//! for a place, the other one refuses what has none.
 //!
 //! A question may take ten seconds, where a process is asked that does not answer. So a token, or a connection, has few
 //! places at a time, and owners have some that nobody else takes.
