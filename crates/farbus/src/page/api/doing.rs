@@ -6,7 +6,7 @@ use hyper::StatusCode;
 use serde_json::{Map, Value, json};
 use tokio::time::timeout;
 
-use super::actions::{Runs, Wrong};
+use super::actions::Wrong;
 use super::callers::Caller;
 use super::operations::{self, Operations};
 use super::refusal::Refusal;
@@ -52,7 +52,7 @@ pub async fn change(
             Refusal::of(StatusCode::INTERNAL_SERVER_ERROR, "the action cannot be begun: the page's log says why")
         }
     })?;
-    if action.runs == Runs::Briefly {
+    if action.is_brief() {
         // Its thread tells the end before it ends.
         let _ = timeout(BRIEF_TIME_MAX, ended.wait_for(|has_ended| *has_ended)).await;
     }

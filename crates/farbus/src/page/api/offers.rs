@@ -6,7 +6,8 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::super::status::devices_of;
-use super::actions::{Runs, action};
+use super::actions::Runs;
+use super::table::action;
 use crate::common::host_address::DEFAULT_PORT;
 
 /// An action that is offered for a device.
@@ -53,6 +54,9 @@ pub fn of(process: &Value, device: &Value) -> Vec<Offer> {
         if device["is_observable"] == true {
             offer("observe", "record what it sends to its user", json!({ "target": target_of(process, &name) }));
         }
+        if device["has_console"] == true {
+            offer("console", "show its serial console", json!({ "target": target_of(process, &name) }));
+        }
         match device["medium"]["is_swapping"].as_bool() {
             Some(true) => {
                 offer("swap-cancel", "cancel the swap: its data stay where they are", json!({ "device": name }))
@@ -78,6 +82,7 @@ pub fn of(process: &Value, device: &Value) -> Vec<Offer> {
         // Of a disk nothing is recorded; of anything else, if its owner permits it.
         if device["mode"].is_null() && target.contains('/') {
             offer("observe", "record what it sends, if its owner permits it", json!({ "target": target }));
+            offer("console", "show its serial console, if it has one", json!({ "target": target }));
         }
         let modules = device["modules"].as_array().into_iter().flatten();
         if modules.filter_map(|module| module.as_str()?.split(':').next()).any(|name| name == "pause") {
@@ -127,7 +132,7 @@ fn offer(name: &str, what: &'static str, given: Value) -> Option<Offer> {
     let missing: Vec<_> = action.required().into_iter().filter(|name| !parameters.contains_key(*name)).collect();
     let mut filled = parameters.clone();
     for parameter in action.parameters.iter().filter(|parameter| missing.contains(&parameter.name)) {
-        filled.insert(parameter.name.to_owned(), json!(parameter.placeholder()));
+        filled.insert(parameter.name.to_owned(), parameter.placeholder());
     }
     // Others name devices: one with a name that no command takes is offered nothing.
     let mut line = action.command(&filled).ok()?.line();
@@ -182,9 +187,10 @@ mod tests {
         let attached = json!({ "name": "disk", "title": "lab3/disk", "state": "attached" });
         assert_eq!(line("attach", attached, "migrate").as_deref(), Some("farbus migrate lab3/disk --to=HOST"));
         // Every parameter that may be missing has a word that its action takes.
-        for action in super::super::actions::ACTIONS {
+        for action in super::super::table::all() {
             let offer = offer(action.name, "", json!({})).unwrap_or_else(|| panic!("{}", action.name));
-            assert_eq!((offer.missing, offer.command), (action.required(), None));
+            assert_eq!(offer.command.is_none(), !action.required().is_empty(), "{}", action.name);
+            assert_eq!(offer.missing, action.required());
         }
     }
 
@@ -221,6 +227,23 @@ mod tests {
         let mut disk = attached;
         disk["mode"] = json!("exclusive");
         assert_eq!(observe("attach", disk), None);
+    }
+
+    #[test]
+    fn a_console_is_offered_where_there_is_one_or_may_be_one() {
+        let console = |role: &str, device: Value| {
+            let offers = of(&json!({ "role": role }), &device);
+            offers.into_iter().find(|offer| offer.action == "console").map(|offer| (offer.command, offer.line))
+        };
+        let shared = |has_console: bool| json!({ "name": "a b", "bus_id": "1-1", "state": "in use", "has_console": has_console });
+        let line = "farbus observe --console 'a b'".to_owned();
+        assert_eq!(console("share", shared(true)), Some((Some(line.clone()), line)));
+        assert_eq!(console("share", shared(false)), None);
+        let mut attached = json!({ "name": "serial", "title": "lab3/serial", "state": "attached" });
+        let line = "farbus observe --console lab3/serial".to_owned();
+        assert_eq!(console("attach", attached.clone()), Some((Some(line.clone()), line)));
+        attached["mode"] = json!("exclusive");
+        assert_eq!(console("attach", attached), None, "a disk");
     }
 
     #[test]

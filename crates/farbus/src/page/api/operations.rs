@@ -15,20 +15,22 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use super::actions::{CommandLine, Runs, action};
+use super::actions::{CommandLine, Runs};
 use super::callers::Caller;
 use super::journal::{Journal, Kind};
+use super::kept::{Kept, Scrollback};
 use super::remembered::{Operation, Remembered, State, Table};
+use super::table::action;
 use super::transcript::Transcript;
 use crate::common::control::{Answer, Question, ask_in_turn};
 use crate::common::failure::{Attribute, FailureReport};
 
 /// What is kept of the output of a command, bytes.
 pub const OUTPUT_BYTES_MAX: u64 = 256 << 10;
+/// What is said in place of an answer of more.
+const LONG: &str = "the answer is longer than 256 KiB and was left out: ask for less";
 /// What is kept of its warnings, bytes.
 const WARNINGS_BYTES_MAX: u64 = 4 << 10;
-/// What is recorded in one operation, bytes; then its command is ended.
-pub const RECORDING_BYTES_MAX: usize = 4 << 20;
 /// What is read of a recording at once, bytes.
 const RECORDING_READ_BYTES: usize = 16 << 10;
 /// The stack of a thread that reads the output of a command.
@@ -80,7 +82,7 @@ impl Operations {
         let has = self.has();
         let is_drawn = |remembered: &&Remembered| {
             let runs = action(remembered.operation.action).map(|action| action.runs);
-            matches!(runs, Some(Runs::Swap | Runs::Long | Runs::Recording))
+            matches!(runs, Some(Runs::Swap | Runs::Long | Runs::Recording | Runs::Console))
         };
         let drawn = |remembered: &Remembered| {
             let Operation { id, action, subject, command, by, state, begun, pid, progress, failure, .. } =
@@ -88,7 +90,7 @@ impl Operations {
             json!({
                 "id": id, "action": action, "subject": subject, "command": command, "by": by, "state": state,
                 "begun": begun, "pid": pid, "progress": progress, "failure": failure,
-                "is_recorded": remembered.recording.is_some(),
+                "is_recorded": remembered.kept.is_some(),
             })
         };
         has.all.iter().rev().filter(is_drawn).map(drawn).collect()
@@ -103,7 +105,7 @@ impl Operations {
     pub fn recording(&self, id: u64, by: &str) -> Option<Vec<u8>> {
         let recording = {
             let has = self.has();
-            has.find(id)?.recording.clone()?
+            has.find(id)?.kept.recording()?.clone()
         };
         let what = format!("operation {id}, {} bytes", recording.len());
         self.note("page-recording", by, "", Some(&what), Outcome::Ok);
@@ -113,18 +115,19 @@ impl Operations {
     /// The latest of what an operation has recorded, as text, for `by`; `None`: nothing, or it is forgotten. The audit
     /// log gets a line of each who reads it.
     pub fn text(&self, id: u64, by: &str) -> Option<String> {
-        let (text, is_first) = {
+        let (text, is_first, action) = {
             let mut has = self.has();
             let found = has.find_mut(id)?;
-            found.recording.as_ref()?;
+            let text = found.kept.text()?;
             let is_first = !found.has_read.contains(by);
             if is_first && found.has_read.len() < READERS_MAX {
                 found.has_read.insert(by.chars().take(RECORDED_MAX).collect());
             }
-            (found.transcript.text(), is_first)
+            (text, is_first, found.operation.action)
         };
         if is_first {
-            self.note("page-recording-text", by, "", Some(&format!("operation {id}")), Outcome::Ok);
+            let event = if action == "console" { "page-console-text" } else { "page-recording-text" };
+            self.note(event, by, "", Some(&format!("operation {id}")), Outcome::Ok);
         }
         Some(text)
     }
@@ -133,13 +136,8 @@ impl Operations {
     fn record_more(&self, id: u64, bytes: &[u8]) -> bool {
         let mut has = self.has();
         let Some(found) = has.find_mut(id) else { return false };
-        let Some(recording) = &mut found.recording else { return false };
-        let has_room = recording.len() + bytes.len() <= RECORDING_BYTES_MAX;
-        if has_room {
-            recording.extend_from_slice(bytes);
-            found.transcript.add(bytes);
-        }
-        found.operation.progress = Some(json!({ "bytes": recording.len(), "is_full": !has_room }));
+        let has_room = found.kept.add(bytes);
+        found.operation.progress = Some(json!({ "bytes": found.kept.bytes(), "is_full": !has_room }));
         has_room
     }
 
@@ -189,7 +187,7 @@ impl Operations {
     /// Whose recordings run.
     pub fn recorders(&self) -> Vec<(u64, String)> {
         let has = self.has();
-        let runs = |remembered: &&Remembered| remembered.recording.is_some() && remembered.process.is_some();
+        let runs = |remembered: &&Remembered| remembered.kept.is_some() && remembered.process.is_some();
         has.all.iter().filter(runs).map(|found| (found.operation.id, found.operation.by.clone())).collect()
     }
 
@@ -205,16 +203,21 @@ impl Operations {
         counts: &dyn Fn(&str) -> bool,
     ) -> Result<(u64, watch::Receiver<bool>), Refusal> {
         let is_lasting = command.goes_on();
+        let kept = match command.action.runs {
+            Runs::Recording => Kept::Recording(Vec::new(), Transcript::default()),
+            Runs::Console => Kept::Console(Scrollback::default()),
+            _ => Kept::Nothing,
+        };
         let id = {
             let mut has = self.has();
             let id = has.take_place(is_lasting).ok_or(Refusal::TooMany)?;
-            if command.action.runs == Runs::Recording && !has.has_room_for_a_recording(caller, counts) {
+            if !has.has_room_for(&kept, caller, counts) {
                 has.free_running();
                 return Err(Refusal::TooManyRecordings);
             }
             id
         };
-        let begun = self.start(id, &command, caller, is_lasting);
+        let begun = self.start(id, &command, caller, kept);
         if begun.is_err() {
             self.has().free_running();
             if is_lasting {
@@ -229,9 +232,9 @@ impl Operations {
         id: u64,
         line: &CommandLine,
         caller: &Caller,
-        is_lasting: bool,
+        kept: Kept,
     ) -> std::io::Result<watch::Receiver<bool>> {
-        let by = &caller.called;
+        let (by, is_lasting) = (&caller.called, line.goes_on());
         let is_json = line.prints_json();
         // The program that runs, even if another one was installed meanwhile; in a group of its own, so that Ctrl-C at
         // the page ends nothing else.
@@ -260,19 +263,18 @@ impl Operations {
             failure: None,
             is_misused: false,
         };
-        let is_recording = line.action.runs == Runs::Recording;
+        let is_recording = kept.is_some();
         self.has().remember(Remembered {
             operation,
             is_owners: caller.is_owner(),
             process,
-            recording: is_recording.then(Vec::new),
-            transcript: Transcript::default(),
+            kept,
             has_read: BTreeSet::new(),
             stopped_by: None,
         });
         self.tell();
         if is_recording {
-            self.note("page-observe", by, &line.subject, None, Outcome::Ok);
+            self.note(&format!("page-{}", line.action.name), by, &line.subject, None, Outcome::Ok);
         }
         let (tell_end, ended) = watch::channel(false);
         let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
@@ -385,11 +387,12 @@ impl Runner {
         let mut is_done_early = false;
         if let Some(stdout) = &mut stdout {
             printed = match (self.runs, self.is_json) {
-                (Runs::Recording, _) => {
+                (Runs::Recording | Runs::Console, _) => {
                     self.record_all(stdout);
                     None
                 }
-                (_, true) => self.read_value(stdout),
+                (Runs::BrieflyInLines, true) => Some(read_values(stdout)),
+                (_, true) => read_value(stdout),
                 (Runs::OnAfterLine { line, .. }, false) => read_until(stdout, line),
                 (_, false) => None,
             };
@@ -409,7 +412,11 @@ impl Runner {
                 self.operations.change(self.id, |operation| operation.pid = None);
                 self.operations.record(self.id, &self.subject, true);
             }
-            Some(0) => self.done(printed, warnings, false),
+            Some(0) => {
+                let is_lost = self.is_json && printed.is_none();
+                let warnings = if is_lost { format!("{warnings}\n{LONG}").trim().to_owned() } else { warnings };
+                self.done(printed, warnings, false);
+            }
             code => self.failed(code, printed, warnings),
         }
         if self.is_lasting {
@@ -426,12 +433,6 @@ impl Runner {
                 return;
             }
         }
-    }
-
-    /// The first value that the command prints.
-    fn read_value(&self, stdout: &mut BufReader<ChildStdout>) -> Option<Value> {
-        let limited = stdout.take(OUTPUT_BYTES_MAX);
-        serde_json::Deserializer::from_reader(limited).into_iter::<Value>().next()?.ok()
     }
 
     fn done(&self, printed: Option<Value>, warnings: String, goes_on: bool) {
@@ -470,7 +471,7 @@ impl Runner {
     fn end(&self, change: impl FnOnce(&mut Operation)) {
         self.operations.change(self.id, change);
         self.operations.has().free_running();
-        self.operations.record(self.id, &self.subject, self.runs == Runs::Recording);
+        self.operations.record(self.id, &self.subject, matches!(self.runs, Runs::Recording | Runs::Console));
         self.tell_end.send_replace(true);
     }
 
@@ -493,6 +494,18 @@ impl Runner {
         // Without the thread it is not told how far the swap is.
         let _ = thread::Builder::new().name(format!("swap-{id}")).stack_size(STACK_BYTES).spawn(follow);
     }
+}
+
+/// The first value that the command prints.
+fn read_value(stdout: &mut BufReader<ChildStdout>) -> Option<Value> {
+    let limited = stdout.take(OUTPUT_BYTES_MAX);
+    serde_json::Deserializer::from_reader(limited).into_iter::<Value>().next()?.ok()
+}
+
+/// All values that the command prints; those behind [`OUTPUT_BYTES_MAX`] are left out.
+fn read_values(stdout: &mut BufReader<ChildStdout>) -> Value {
+    let limited = stdout.take(OUTPUT_BYTES_MAX);
+    serde_json::Deserializer::from_reader(limited).into_iter::<Value>().map_while(Result::ok).collect()
 }
 
 /// Reads lines until one begins so; returns it as a value.

@@ -4,13 +4,14 @@
 //! it may loses its own oldest. Callers that are not owners have less, and owners have places that no other takes.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::mem::discriminant;
 use std::os::fd::OwnedFd;
 
 use serde::Serialize;
 use serde_json::Value;
 
 use super::callers::Caller;
-use super::transcript::Transcript;
+use super::kept::Kept;
 use crate::common::failure::FailureReport;
 
 /// Operations that are remembered; the oldest that has ended is forgotten of the caller that has most.
@@ -19,9 +20,11 @@ pub const REMEMBERED_MAX: usize = 96;
 pub const RUNNING_MAX: usize = 16;
 /// Commands that run as long as what they began: each is a process and a thread.
 pub const LASTING_MAX: usize = 48;
-/// Recordings that are kept, of all callers. Each has so many ([`Table::has_room_for_a_recording`]) and loses its own
+/// Recordings that are kept, of all callers. Each has so many ([`Table::has_room_for`]) and loses its own
 /// oldest that has ended; if none has, it begins no further one.
 pub const RECORDINGS_MAX: usize = 12;
+/// Consoles that are kept, in the same way.
+pub const CONSOLES_MAX: usize = RECORDINGS_MAX;
 /// Recordings that are kept of one caller that is an owner, and of all of them.
 const RECORDINGS_OF_OWNER_MAX: usize = 4;
 const RECORDINGS_OF_OWNERS_MAX: usize = 8;
@@ -32,7 +35,7 @@ const RECORDINGS_OF_OTHERS_MAX: usize = RECORDINGS_MAX - RECORDINGS_OF_OWNERS_MA
 const REMEMBERED_OF_ONE_MAX: usize = 8;
 
 const _: () = assert!(
-    REMEMBERED_MAX > RUNNING_MAX + LASTING_MAX + RECORDINGS_MAX,
+    REMEMBERED_MAX > RUNNING_MAX + LASTING_MAX + RECORDINGS_MAX + CONSOLES_MAX,
     "in a full table there is one that has ended and has no recording"
 );
 
@@ -68,7 +71,8 @@ pub struct Operation {
     /// The process of its command, while that runs. A share or an attachment goes on after it is done.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
-    /// How far it is: what `farbus swap --json` says; of a recording, how many `bytes` it has and whether it `is_full`.
+    /// How far it is: what `farbus swap --json` says; of a recording or a console, how many `bytes`
+    /// it has had and whether it `is_full`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub progress: Option<Value>,
     /// What the command printed with `--json`.
@@ -107,10 +111,8 @@ pub struct Remembered {
     pub is_owners: bool,
     /// The process, so that no other one is ended in its place.
     pub process: Option<OwnedFd>,
-    /// What it has recorded.
-    pub recording: Option<Vec<u8>>,
-    /// The same as text.
-    pub transcript: Transcript,
+    /// What is kept of what a device sent.
+    pub kept: Kept,
     /// Who has read the text: the audit log has a line of each.
     pub has_read: BTreeSet<String>,
     /// Who has stopped it.
@@ -120,11 +122,6 @@ pub struct Remembered {
 impl Remembered {
     fn is_over(&self) -> bool {
         self.operation.pid.is_none()
-    }
-
-    fn forget_recording(&mut self) {
-        self.recording = None;
-        self.transcript = Transcript::default();
     }
 }
 
@@ -160,18 +157,22 @@ impl Table {
         self.lasting -= 1;
     }
 
-    /// Whether there is room for one more recording of a caller. Its own oldest that has ended is forgotten if that
-    /// makes room, or else one of a caller that `counts` no more: nobody who may still come for a recording loses it.
-    pub fn has_room_for_a_recording(&mut self, caller: &Caller, counts: &dyn Fn(&str) -> bool) -> bool {
+    /// Whether there is room for one more recording, or console, of a caller. Its own oldest that has ended is forgotten
+    /// if that makes room, or else one of a caller that `counts` no more: nobody who may still come for one loses it.
+    pub fn has_room_for(&mut self, kept: &Kept, caller: &Caller, counts: &dyn Fn(&str) -> bool) -> bool {
+        if !kept.is_some() {
+            return true;
+        }
         let (of_one_max, all_max) = match caller.is_owner() {
             true => (RECORDINGS_OF_OWNER_MAX, RECORDINGS_OF_OWNERS_MAX),
             false => (RECORDINGS_OF_OTHER_MAX, RECORDINGS_OF_OTHERS_MAX),
         };
         let is_own = |remembered: &Remembered| remembered.operation.by == caller.called;
-        let is_alike = |one: &&Remembered| one.recording.is_some() && one.is_owners == caller.is_owner();
-        let kept = || self.all.iter().filter(is_alike);
-        let own = kept().filter(|remembered| is_own(remembered)).count();
-        if own < of_one_max && kept().count() < all_max {
+        let kind = discriminant(kept);
+        let is_alike = |one: &&Remembered| discriminant(&one.kept) == kind && one.is_owners == caller.is_owner();
+        let all = || self.all.iter().filter(is_alike);
+        let own = all().filter(|remembered| is_own(remembered)).count();
+        if own < of_one_max && all().count() < all_max {
             return true;
         }
         let can_go = |remembered: &Remembered| is_alike(&remembered) && remembered.is_over();
@@ -179,7 +180,7 @@ impl Table {
         let oldest = self.all.iter().position(|remembered| can_go(remembered) && is_own(remembered));
         let oldest = oldest.or_else(|| self.all.iter().position(|one| can_go(one) && is_left(one)));
         let Some(oldest) = oldest.and_then(|at| self.all.get_mut(at)) else { return false };
-        oldest.forget_recording();
+        oldest.kept = Kept::Nothing;
         true
     }
 
@@ -192,7 +193,7 @@ impl Table {
         }
         if self.all.len() >= REMEMBERED_MAX {
             let mut ended: BTreeMap<&str, usize> = BTreeMap::new();
-            for one in self.all.iter().filter(|one| one.is_over() && one.recording.is_none()) {
+            for one in self.all.iter().filter(|one| one.is_over() && !one.kept.is_some()) {
                 *ended.entry(&one.operation.by).or_default() += 1;
             }
             if let Some(most) = ended.into_iter().max_by_key(|(_, count)| *count).map(|(by, _)| by.to_owned()) {
@@ -203,7 +204,7 @@ impl Table {
     }
 
     fn forget_oldest_of(&mut self, by: &str) {
-        let is_its = |one: &Remembered| one.operation.by == by && one.is_over() && one.recording.is_none();
+        let is_its = |one: &Remembered| one.operation.by == by && one.is_over() && !one.kept.is_some();
         if let Some(oldest) = self.all.iter().position(is_its) {
             self.all.remove(oldest);
         }
@@ -214,10 +215,15 @@ impl Table {
 mod tests {
     use farbus_io::trust::Scope;
 
+    use super::super::transcript::Transcript;
     use super::*;
 
     fn caller(called: &str, scope: Scope) -> Caller {
         Caller { scope: Some(scope), has_token: true, called: called.to_owned() }
+    }
+
+    fn recording() -> Kept {
+        Kept::Recording(vec![1], Transcript::default())
     }
 
     /// An operation of `by`; one that runs has a process.
@@ -241,15 +247,14 @@ mod tests {
             operation,
             is_owners: by == "page",
             process: None,
-            recording: is_recording.then(|| vec![1]),
-            transcript: Transcript::default(),
+            kept: if is_recording { recording() } else { Kept::Nothing },
             has_read: BTreeSet::new(),
             stopped_by: None,
         }
     }
 
     fn recorded(table: &Table) -> Vec<(u64, &str)> {
-        let kept = table.all.iter().filter(|one| one.recording.is_some());
+        let kept = table.all.iter().filter(|one| one.kept.is_some());
         kept.map(|one| (one.operation.id, one.operation.by.as_str())).collect()
     }
 
@@ -307,7 +312,7 @@ mod tests {
         let mut table = Table::default();
         let mut id = 0;
         let mut begin = |table: &mut Table, caller: &Caller, runs: bool, counts: &dyn Fn(&str) -> bool| {
-            let has_room = table.has_room_for_a_recording(caller, counts);
+            let has_room = table.has_room_for(&recording(), caller, counts);
             id += 1;
             if has_room {
                 table.remember(operation(id, &caller.called, runs, true));

@@ -294,7 +294,10 @@ impl Half {
 
     async fn answer(&self, id: u64, by: By, question: Question) {
         // These are long, and none of them waits for another process: there is one at a time.
-        let is_long = matches!(question, Question::Operations | Question::Recording { .. } | Question::Audit);
+        let is_long = matches!(
+            question,
+            Question::Operations | Question::Recording { .. } | Question::RecordedText { .. } | Question::Audit
+        );
         let _long = if is_long { Some(self.long.lock().await) } else { None };
         let answer = match self.carry_out(by, question).await {
             Ok(answer) => answer,
