@@ -46,7 +46,7 @@ use super::guard::{Passed, Site, check};
 use super::line::asking::Line;
 use super::line::hex;
 use super::line::messages::{Answer, Begin, By, Elsewhere, Question};
-use super::secure::{self, Acceptor};
+use super::secure::{self, Acceptor, CookieName};
 use super::status::Status;
 use super::view::{Details, View, Which};
 use super::{answers, html, metrics, view};
@@ -155,6 +155,7 @@ async fn first_of(one: impl Future<Output = ()>, other: impl Future<Output = ()>
 struct Server {
     line: Arc<Line>,
     streams: Arc<Semaphore>,
+    streams_max: usize,
     /// Room for answers that are not read yet, KiB.
     unread: Arc<Semaphore>,
     /// Room for bodies that arrive.
@@ -164,6 +165,8 @@ struct Server {
     site: Site,
     elsewhere: Option<Elsewhere>,
     tls: Option<Acceptor>,
+    /// What the cookie is called with which a browser shows its token; `None`: none does.
+    cookie: Option<CookieName>,
 }
 
 /// Tells the other process that a connection is closed.
@@ -189,11 +192,13 @@ impl Server {
         Ok(Self {
             line,
             streams: Arc::new(Semaphore::new(streams_max)),
+            streams_max,
             drawn: Arc::new(Drawn::new(Arc::clone(&unread))),
             unread,
             bodies: Semaphore::new(BODIES_MAX),
             is_tcp: port.is_some(),
             site,
+            cookie: elsewhere.as_ref().filter(|_| tls.is_some()).map(|of| CookieName::of(&of.fingerprint)),
             elsewhere,
             tls: tls.as_ref().map(Acceptor::new).transpose()?,
         })
@@ -279,12 +284,14 @@ impl Server {
     ) -> Result<Response<Body>, Refusal> {
         // What everybody gets, a browser gets also with a cookie that counts no more.
         let is_for_all = routes::find(request.uri().path()).is_some_and(|found| found.scope().is_none());
-        let shown = secure::shown_by(request.headers(), site.is_remote() && !is_for_all)?;
-        let by = &By { client, authorization: shown.authorization };
-        let caller = match self.line.ask(by, Question::Who).await? {
+        let shown = secure::shown_by(request.headers(), self.cookie.as_ref().filter(|_| !is_for_all))?;
+        let mut by = By { client, authorization: shown.authorization, scope: None };
+        let caller = match self.line.ask(&by, Question::Who).await? {
             Answer::Who { scope, has_token, called } => Caller { scope, has_token, called },
             _ => return Err(no_answer()),
         };
+        by.scope = caller.scope;
+        let by = &by;
         let passed = check(request.method(), request.uri(), request.headers(), &caller, (site, shown.is_cookie));
         let Passed { found, length } = match passed {
             Ok(passed) => passed,
@@ -335,7 +342,11 @@ impl Server {
                 Ok(text("text/html; charset=utf-8", view::latency(&said)))
             }
             Endpoint::Table => of_status(|status| text("text/html; charset=utf-8", html::table(status))).await,
-            Endpoint::Metrics => of_status(|status| text(metrics::CONTENT_TYPE, metrics::metrics(status))).await,
+            Endpoint::Metrics => {
+                let streams = self.streams_max - self.streams.available_permits().min(self.streams_max);
+                let status = self.line.status(by).await?;
+                Ok(text(metrics::CONTENT_TYPE, metrics::metrics(&status, streams)))
+            }
             Endpoint::Status => of_status(|status| json_of(StatusCode::OK, &status.processes)).await,
             Endpoint::Devices => Ok(json_of(StatusCode::OK, &answers::devices(&*self.line.status(by).await?, all))),
             Endpoint::Shares => {
@@ -390,7 +401,8 @@ impl Server {
         match self.line.ask(by, Question::Enter { code }).await {
             Ok(Answer::Entered { token, scope, lasts_s }) => {
                 let mut response = json_of(StatusCode::OK, &json!({ "scope": scope, "lasts_s": lasts_s }));
-                let cookie = secure::set_cookie(&token, lasts_s).ok_or_else(no_answer)?;
+                let cookie = self.cookie.as_ref().and_then(|name| name.set_cookie(&token, lasts_s));
+                let cookie = cookie.ok_or_else(no_answer)?;
                 response.headers_mut().insert(SET_COOKIE, cookie);
                 Ok(response)
             }
@@ -448,6 +460,7 @@ impl Server {
         let missing = || Refusal::of(StatusCode::NOT_FOUND, "this process has no such device, or does not time it");
         let pid = u32::try_from(process).map_err(|_| missing())?;
         let which = Which::with_pid(pid, uri.query().unwrap_or_default()).ok_or_else(missing)?;
+        let pid = which.pid_in(&*self.line.status(by).await?);
         match self.line.ask(by, Question::Latency { pid, name: which.name().to_owned() }).await? {
             Answer::Value(said) if said.is_object() => Ok(said),
             _ => Err(missing()),
@@ -456,10 +469,11 @@ impl Server {
 
     /// The document of a view.
     async fn view(&self, by: &By, view: View, uri: &Uri) -> Result<Response<Body>, Refusal> {
+        let status = self.line.status(by).await?;
         let details = match view.device() {
             None => None,
             Some(which) => {
-                let question = Question::Details { pid: which.pid(), name: which.name().to_owned() };
+                let question = Question::Details { pid: which.pid_in(&status), name: which.name().to_owned() };
                 match self.line.ask(by, question).await? {
                     Answer::Value(details) => Some(serde_json::from_value::<Details>(details).unwrap_or_default()),
                     _ => return Err(no_answer()),
@@ -467,7 +481,6 @@ impl Server {
             }
         };
         let address = uri.path_and_query().map_or("/", |address| address.as_str());
-        let status = self.line.status(by).await?;
         let (is_there, document) = html::document(&view, address, &status, details.as_ref(), self.elsewhere.as_ref());
         let mut response = text("text/html; charset=utf-8", document);
         if !is_there {

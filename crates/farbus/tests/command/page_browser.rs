@@ -61,7 +61,7 @@ fn device_that_comes_and_goes_is_seen_within_a_second_and_without_a_reload() {
 }
 
 /// Texts that become elements, attributes, links or scripts if one place forgets what they are.
-fn hostile_texts() -> Vec<&'static str> {
+pub fn hostile_texts() -> Vec<&'static str> {
     vec![
         "<script>window.evil = 1; alert(1)</script>",
         "<img src=x onerror=\"window.evil = 1\">",

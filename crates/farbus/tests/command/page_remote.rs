@@ -41,7 +41,12 @@ pub struct TlsSite {
 }
 
 pub fn open(harness: &Harness) -> Remote {
-    let process = Running::start(harness.command(&[
+    open_of(harness, "run", "state")
+}
+
+/// The page of a user with these folders.
+pub fn open_of(harness: &Harness, run: &str, state: &str) -> Remote {
+    let mut command = harness.command(&[
         "page",
         "--listen",
         "127.0.0.1:0",
@@ -51,14 +56,16 @@ pub fn open(harness: &Harness) -> Remote {
         NAME,
         "--name",
         "localhost",
-    ]));
+    ]);
+    command.env("XDG_RUNTIME_DIR", harness.path(run)).env("FARBUS_STATE", harness.path(state));
+    let process = Running::start(command);
     let line = process.wait_for_line("page at http://");
     let local = line.split_whitespace().nth(2).unwrap().trim_start_matches("http://").trim_end_matches('/').to_owned();
     let line = process.wait_for_line("for browsers of other machines at https://lab3.example:");
     let port = line.split("lab3.example:").nth(1).unwrap().split_whitespace().next().unwrap().parse().unwrap();
     let line = process.wait_for_line("certificate SHA-256 ");
     let fingerprint = line.split_whitespace().last().unwrap().to_owned();
-    let key = PageKey::load(&Folder::at(harness.path("state"))).unwrap().unwrap();
+    let key = PageKey::load(&Folder::at(harness.path(state))).unwrap().unwrap();
     assert_eq!(fingerprint, key.fingerprint());
     Remote { process, local, site: TlsSite { port, fingerprint, certificate: key.certificate } }
 }
@@ -179,7 +186,7 @@ impl TlsSite {
 }
 
 /// The header that shows the cookie that was set.
-fn cookie_of(reply: &Reply) -> String {
+pub fn cookie_of(reply: &Reply) -> String {
     let line = reply.head.lines().find(|line| line.starts_with("set-cookie: ")).expect("a cookie");
     let cookie = line.trim_start_matches("set-cookie: ").split(';').next().unwrap();
     // The head is in lower case here.

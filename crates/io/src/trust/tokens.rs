@@ -187,8 +187,8 @@ impl Tokens {
         self.tokens.iter()
     }
 
-    /// Makes a token. Returns what is kept of it, and the token itself, which is kept nowhere. The inner error is a
-    /// sentence for a person; nothing is made then.
+    /// Makes a token. Returns what is kept of it, and the token itself, which is kept nowhere. One whose time is over
+    /// loses its place and its name to it. The inner error is a sentence for a person; nothing is made then.
     ///
     /// # Errors
     /// [`StateError`]; nothing is made then.
@@ -198,22 +198,36 @@ impl Tokens {
         name: Option<&str>,
         lasts: Option<Duration>,
     ) -> Result<Result<(Token, String), String>, StateError> {
+        let _lock = folder.lock()?;
+        Self::make_in_locked(folder, scope, name, lasts, SystemTime::now())
+    }
+
+    /// The same, in a folder that the caller has locked.
+    pub(super) fn make_in_locked(
+        folder: &Folder,
+        scope: Scope,
+        name: Option<&str>,
+        lasts: Option<Duration>,
+        now: SystemTime,
+    ) -> Result<Result<(Token, String), String>, StateError> {
         if let Some(name) = name.filter(|name| !is_name(name)) {
             return Ok(Err(format!(
                 "'{}' is no name: 1 to {TOKEN_NAME_CHARS_MAX} characters that are shown",
                 shown(name)
             )));
         }
-        let now = SystemTime::now();
         let end = match lasts.map(|lasts| now.checked_add(lasts).filter(|_| lasts <= limits::PAGE_TOKEN_TIME_MAX)) {
             Some(None) => return Ok(Err("a token lasts 3660 days at most, or until it is revoked".to_owned())),
             end => end.flatten(),
         };
-        let _lock = folder.lock()?;
         if let Some(why) = why_not(folder, scope)? {
             return Ok(Err(why));
         }
         let mut all = Self::read(folder)?;
+        // As long as nobody needs the place of one that has expired, its bearer is told that it has.
+        let is_full = all.tokens.len() >= limits::PAGE_TOKENS_MAX;
+        all.tokens
+            .retain(|token| !token.has_expired(now) || !(is_full || (name.is_some() && token.name.as_deref() == name)));
         if all.tokens.len() >= limits::PAGE_TOKENS_MAX {
             let most = limits::PAGE_TOKENS_MAX;
             return Ok(Err(format!("there are {most} tokens already\n  revoke one: farbus page token list")));
@@ -243,6 +257,11 @@ impl Tokens {
         all.tokens.push(token.clone());
         all.store(folder)?;
         Ok(Ok((token, format!("{PREFIX}{id}-{secret}"))))
+    }
+
+    /// Whether a token has this id or name, in a folder that the caller has locked.
+    pub(super) fn has_name(folder: &Folder, name: &str, now: SystemTime) -> Result<bool, StateError> {
+        Ok(Self::read(folder)?.find(name).is_some_and(|token| !token.has_expired(now)))
     }
 
     /// The token with this id or name.
@@ -341,6 +360,28 @@ mod tests {
         let all = Tokens::load(folder).unwrap();
         assert_eq!(all.check(&token, now), Err(NoToken::Unknown), "revoked");
         assert_eq!(all.check(&other, now).map(|token| token.scope), Ok(Scope::Own));
+    }
+
+    #[test]
+    fn a_token_that_has_expired_takes_neither_place_nor_name_from_another() {
+        let scratch = Scratch::new("tokens-expired");
+        let folder = &scratch.0;
+        let before = SystemTime::now() - 2 * HOUR;
+        let make = |name: Option<&str>, at| {
+            Tokens::make_in_locked(folder, Scope::Read, name, Some(HOUR), at).unwrap().map(|(token, _)| token)
+        };
+        let stays = made(folder, Scope::Read, Some("stays"), None).0;
+        let old = make(Some("ci"), before).unwrap();
+        let new = make(Some("ci"), SystemTime::now()).unwrap();
+        assert!(new.id != old.id && Tokens::load(folder).unwrap().find(&old.id).is_none());
+        assert!(make(Some("ci"), SystemTime::now()).unwrap_err().contains("already"), "this one counts");
+        for _ in 2..limits::PAGE_TOKENS_MAX {
+            make(None, before).unwrap();
+        }
+        make(None, SystemTime::now()).unwrap();
+        let left = Tokens::load(folder).unwrap();
+        assert_eq!(left.iter().count(), 3, "those whose time is over are gone");
+        assert!(left.find(&stays.id).is_some() && left.find(&new.id).is_some());
     }
 
     #[test]

@@ -13,6 +13,7 @@ pub mod offers;
 pub mod openapi;
 pub mod operations;
 pub mod refusal;
+pub mod remembered;
 pub mod requests;
 pub mod routes;
 pub mod table;

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
+use super::super::status::devices_of;
 use super::actions::Runs;
 use super::table::action;
 use crate::common::host_address::DEFAULT_PORT;
@@ -37,10 +38,9 @@ pub fn of(process: &Value, device: &Value) -> Vec<Offer> {
     let (role, state) = (text(process, "role").unwrap_or_default(), text(device, "state").unwrap_or_default());
     // What a program has ends with the program, and what 'farbus nbd' serves with that.
     let Some(name) = text(device, "name").filter(|_| role != "run" && role != "nbd") else { return Vec::new() };
-    let is_shared = !device["bus_id"].is_null() || matches!(&state[..], "available" | "in use" | "moved away");
     let mut offers = Vec::new();
     let mut offer = |name: &str, what: &'static str, given: Value| offers.extend(self::offer(name, what, given));
-    if is_shared {
+    if is_shared(device) {
         if state == "in use" {
             offer("release", "take it back from its user", json!({ "device": name }));
         }
@@ -91,6 +91,22 @@ pub fn of(process: &Value, device: &Value) -> Vec<Offer> {
         }
     }
     offers
+}
+
+/// Whether a command with this target observes a device that one of the processes has: shared here, or attached here.
+pub fn is_listed(processes: &[Value], target: &str) -> bool {
+    devices_of(processes).any(|(process, device)| {
+        let name = device["name"].as_str().unwrap_or_default();
+        match is_shared(device) {
+            true => !name.is_empty() && target == target_of(process, name),
+            false => target.contains('/') && [device["title"].as_str(), Some(name)].contains(&Some(target)),
+        }
+    })
+}
+
+/// Whether a device is shared here; else it is attached here.
+fn is_shared(device: &Value) -> bool {
+    !device["bus_id"].is_null() || matches!(device["state"].as_str(), Some("available" | "in use" | "moved away"))
 }
 
 /// A device that a process of this machine shares, as a command finds it: by its name alone only where names are looked

@@ -154,6 +154,15 @@ impl Clients {
         self.open.get(&number).and_then(|open| open.remote.as_ref()).map(|remote| remote.from)
     }
 
+    /// What the client of a connection may do who shows this, or nothing, if it has shown that before.
+    pub fn scope_of(&self, number: u64, authorization: Option<&str>) -> Option<Scope> {
+        let open = self.open.get(&number).filter(|open| !open.has_ended)?;
+        match authorization {
+            None => (open.client == Client::Owner).then_some(Scope::Own),
+            Some(said) => open.shown.as_ref().filter(|shown| shown.authorization == said)?.scope,
+        }
+    }
+
     /// The client of a connection has shown a token that counts. Returns whether there is a place for it: one of
     /// another machine is no stranger from now on.
     pub fn show(&mut self, number: u64, shown: Shown) -> bool {

@@ -21,10 +21,15 @@ pub const QUERY_BYTES_MAX: usize = 8 << 10;
 const ROWS_MAX: usize = 64;
 
 /// Names a device: two processes may have one of the same name.
+///
+/// A daemon that is restarted is another process. So a device that the process has no more is found by its name: at the
+/// daemon, if a link says that it was there, or where it is alone with that name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Which {
     pid: u32,
     name: String,
+    /// The role that its process had, if the link says it.
+    role: Option<String>,
 }
 
 /// What does not change while the device's page is looked at.
@@ -40,7 +45,8 @@ pub struct Details {
 }
 
 impl Which {
-    /// `/device/PID?name=NAME`. A name in a path would be read as a way through folders.
+    /// `/device/PID?name=NAME`, or `/device/PID?name=NAME&role=daemon`. A name in a path would be read as a way through
+    /// folders.
     pub fn of(path: &str, query: &str) -> Option<Self> {
         Self::with_pid(path.strip_prefix("/device/")?.parse().ok()?, query)
     }
@@ -48,19 +54,27 @@ impl Which {
     /// The device of this process that a query names.
     pub fn with_pid(pid: u32, query: &str) -> Option<Self> {
         let query = Some(query).filter(|query| query.len() <= QUERY_BYTES_MAX)?;
-        Some(Self { pid, name: value_in(query, "name")? })
+        Some(Self { pid, name: value_in(query, "name")?, role: value_in(query, "role") })
     }
 
     fn find<'s>(&self, status: &'s Status) -> Option<(&'s Value, &'s Value)> {
-        let is_it = |process: &Value, device: &Value| {
-            process["pid"].as_u64() == Some(self.pid.into()) && device["name"].as_str() == Some(&self.name)
-        };
-        status.devices().find(|(process, device)| is_it(process, device))
+        let named = || status.devices().filter(|(_, device)| device["name"].as_str() == Some(&self.name));
+        if let Some(found) = named().find(|(process, _)| process["pid"].as_u64() == Some(self.pid.into())) {
+            return Some(found);
+        }
+        match &self.role {
+            Some(role) => named().find(|(process, _)| process["role"].as_str() == Some(role)),
+            None => {
+                let mut all = named();
+                all.next().filter(|_| all.next().is_none())
+            }
+        }
     }
 
-    /// The number of the process that has it.
-    pub fn pid(&self) -> u32 {
-        self.pid
+    /// The number of the process that has it now.
+    pub fn pid_in(&self, status: &Status) -> u32 {
+        let found = self.find(status).and_then(|(process, _)| process["pid"].as_u64());
+        found.and_then(|pid| u32::try_from(pid).ok()).unwrap_or(self.pid)
     }
 
     /// Its name.
@@ -120,11 +134,12 @@ impl Which {
         }
         let second = device["latency"]["second"].as_u64().unwrap_or_default();
         format!(
-            "{}<div id=\"latency-history\" data-live=\"/device/{}/latency?name={}\" data-follows=\"latency\" \
+            "{}<div id=\"latency-history\" data-live=\"/device/{}/latency?name={}{}\" data-follows=\"latency\" \
              data-shown=\"{second}\">{}</div>\n",
             plots("latency", "Latency over time"),
             self.pid,
             encoded(&self.name),
+            self.role.as_deref().map(|role| format!("&amp;role={}", encoded(role))).unwrap_or_default(),
             over_time(said)
         )
     }
@@ -353,4 +368,33 @@ fn events(events: &[Value]) -> String {
     let line = escaped_whole(&command("audit", &[]));
     let more = format!("<p>More, of other hosts: <code>{line}</code></p>\n");
     section("events", "What happened", &(listed + &more))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::super::status::tests::status;
+    use super::*;
+
+    #[test]
+    fn a_device_of_a_process_that_was_restarted_is_found_by_its_name_and_no_other_one_is() {
+        let process = |pid: u32, role: &str, names: &[&str]| {
+            let devices: Vec<Value> = names.iter().map(|name| json!({ "name": name })).collect();
+            json!({ "pid": pid, "role": role, "devices": devices })
+        };
+        let found = |path: &str, query: &str, processes: &Value| {
+            let which = Which::of(path, query).unwrap();
+            which.find(&status(processes.clone())).map(|(process, _)| process["pid"].as_u64().unwrap())
+        };
+        let before = json!([process(7, "daemon", &["disk"]), process(9, "attach", &["disk"])]);
+        assert_eq!(found("/device/9", "name=disk", &before), Some(9), "its process has it");
+        assert_eq!(found("/device/7", "name=disk&role=daemon", &before), Some(7));
+        let after = json!([process(9, "attach", &["disk"]), process(8, "daemon", &["zero", "disk"])]);
+        assert_eq!(found("/device/7", "name=disk&role=daemon", &after), Some(8));
+        assert_eq!(found("/device/7", "name=zero", &after), Some(8), "an older link, to the only one of that name");
+        assert_eq!(found("/device/7", "name=disk", &after), None, "it may be either");
+        assert_eq!(found("/device/7", "name=disk&role=share", &after), None);
+        assert_eq!(Which::of("/device/7", "name=tape").unwrap().pid_in(&status(after)), 7);
+    }
 }
