@@ -710,7 +710,9 @@ pub mod tests {
                     Kind::Text { .. } if parameter.name == "rate" => json!("100M"),
                     Kind::Text { .. } if matches!(action.name, "lease-list" | "status-of") => json!("lab3"),
                     Kind::Text { .. } if parameter.name == "uri" => json!("tcp:lab3:7"),
-                    Kind::Text { .. } if action.scope == Scope::Observe || action.name.starts_with("lease-") => {
+                    Kind::Text { .. }
+                        if matches!(action.name, "observe" | "console") || action.name.starts_with("lease-") =>
+                    {
                         json!("lab3/$(a);b'")
                     }
                     Kind::Text { .. } if matches!(parameter.at, At::Option(_)) => json!(valid(action, parameter.name)),
