@@ -151,7 +151,7 @@ pub const ROUTES: &[Route] = &[
         "/api/v1/operations/{id}/text",
         Endpoint::RecordedText,
         OBSERVE,
-        "The latest of it as text: keys as letters.",
+        "The latest of it as text: keys as letters; of 'console', what was printed.",
     ),
 ];
 
@@ -287,7 +287,7 @@ mod tests {
             assert_eq!(is_change, may_be, "{path}");
             assert_eq!(found.route.takes(&Method::POST), is_change, "{path}");
             assert_eq!(found.route.takes(&Method::GET), !is_change, "{path}");
-            let may_observe = path.ends_with("/actions/observe") || path.ends_with("/stop");
+            let may_observe = ["/actions/observe", "/actions/console", "/stop"].iter().any(|end| path.ends_with(end));
             let needed = if may_observe { Scope::Observe } else { Scope::Own };
             assert!(!is_change || found.scope() == Some(needed) || path == ENTER_AT, "{path}");
             assert!(found.scope().is_some() || path == "/healthz" || found.route.is_for_others(), "{path}");

@@ -10,6 +10,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
+use farbus_io::sys::descriptors;
 use farbus_io::sys::passing::Passage;
 use farbus_io::trust::Scope;
 use hyper::StatusCode;
@@ -50,6 +51,9 @@ const FOLLOWED_MAX: usize = if CONNECTIONS_MAX > REMOTE_MAX { CONNECTIONS_MAX } 
 /// may connect at once.
 const PASS_TRIES_MAX: u32 = 500;
 const PASS_PAUSE: Duration = Duration::from_millis(2);
+/// Descriptors that this process has besides connections of other machines: for its confined processes, for those that
+/// it asks and starts, and for connections that are being passed.
+const DESCRIPTORS_OF_PAGE: usize = 64;
 /// How often it is looked whether the tokens still count that clients have shown.
 const TOKENS_EVERY: Duration = Duration::from_millis(250);
 /// Characters of a reason in the audit log.
@@ -176,7 +180,7 @@ impl Half {
             sending: AsyncMutex::default(),
             long: AsyncMutex::default(),
             events_sent: AsyncMutex::default(),
-            clients: Mutex::default(),
+            clients: Mutex::new(Clients::with_descriptors(descriptors_for_others())),
             followed: watch::Sender::default(),
             places: Arc::new(Semaphore::new(QUESTIONS_MAX)),
             token_shown: Notify::new(),
@@ -288,7 +292,10 @@ impl Half {
 
     async fn answer(&self, id: u64, by: By, question: Question) {
         // These are long, and none of them waits for another process: there is one at a time.
-        let is_long = matches!(question, Question::Operations | Question::Recording { .. } | Question::Audit);
+        let is_long = matches!(
+            question,
+            Question::Operations | Question::Recording { .. } | Question::RecordedText { .. } | Question::Audit
+        );
         let _long = if is_long { Some(self.long.lock().await) } else { None };
         let answer = match self.carry_out(by, question).await {
             Ok(answer) => answer,
@@ -507,6 +514,13 @@ impl Half {
             }
         }
     }
+}
+
+/// How many descriptors this process may have for connections of other machines: what the owner's programs and itself
+/// need is left out.
+fn descriptors_for_others() -> usize {
+    let soft = descriptors::limit().soft.and_then(|soft| usize::try_from(soft).ok()).unwrap_or(usize::MAX);
+    soft.saturating_sub(DESCRIPTORS_OF_PAGE)
 }
 
 /// Locks it, also after a panic elsewhere.

@@ -87,6 +87,8 @@ impl Which {
                 part("moves", section("moves", "Swap and migration", &operations::moves(status, process, device)));
                 let recordings = operations::recordings(status, process, device);
                 part("recordings", section("recordings", "Recordings", &recordings));
+                let consoles = operations::consoles(status, process, device);
+                part("consoles", section("consoles", "Consoles", &consoles));
                 for (key, text) in operations::texts(status, process, device) {
                     part(&key, text);
                 }

@@ -11,7 +11,7 @@ use base64::Engine;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
-use super::harness::{Harness, PATIENCE, Running, has, has_program};
+use super::harness::{Harness, PATIENCE, Running, has, has_program, wait_until};
 
 mod made_up;
 mod server;
@@ -86,6 +86,14 @@ impl Browser {
     /// Opens an address and waits until it is loaded.
     pub fn open(&self, url: &str) {
         self.command("url", &json!({ "url": url }));
+    }
+
+    /// Opens the link of an invitation, and waits until the page has let this browser in and is live. Its script leads
+    /// from one document to another: what waits in the first would not be answered.
+    pub fn open_invitation(&self, url: &str) {
+        self.open(url);
+        wait_until(PATIENCE, "the browser is let in", || self.script("return location.pathname") == "/");
+        self.wait_for("document.querySelector('#live')?.textContent === 'live'");
     }
 
     /// What a script returns: the body of a function.
