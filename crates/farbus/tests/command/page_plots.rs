@@ -180,7 +180,7 @@ fn plot_of_latency_is_read_with_the_keyboard_and_has_a_name_and_the_tables_besid
     assert_no_complaint(&browser);
 }
 
-/// How many pixels of a plot are more blue or more red than grey: those of the median's and the 99.9th percentile's line.
+/// How many pixels of a plot are blue or red rather than grey: those of the median's and the 99.9th percentile's line.
 const COLOURED: &str = "const drawn = document.querySelectorAll('#latency-plots canvas')[panel];\
     const canvas = document.createElement('canvas');\
     [canvas.width, canvas.height] = [drawn.width, drawn.height];\
