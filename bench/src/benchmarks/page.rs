@@ -1,5 +1,5 @@
-//! The page with a thousand devices in Chromium: how long its first paint takes, and what one change, and a further second
-//! of a plot, cost its script; and a thousand clients that follow its events.
+//! The page with a thousand devices in Chromium: how long its first paint takes, and what one change, and a further
+//! second of a plot, cost its script.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};

@@ -127,7 +127,7 @@ class Plots {
         y: kind.isLogarithmic ? { distr: 3, log: 10, range: () => this.bounds } : { range: () => this.bounds },
       },
       axes: [
-        { ...axis, size: 30, space: 64, values: (_, splits) => splits.map(clock), incrs: [1, 5, 10, 15, 30, 60, 300] },
+        { ...axis, size: 30, space: 64, values: (_, splits) => splits.map(clock), incrs: [1, 5, 10, 15, 30, 60, 90] },
         {
           ...axis,
           size: AXIS_WIDTH,

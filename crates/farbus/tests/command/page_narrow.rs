@@ -9,7 +9,7 @@ use super::page_plots::device;
 
 /// Headings, of tables and of lists, too, that are broken within a word.
 const BROKEN: &str = "const broken = [];\
-    for (const heading of document.querySelectorAll('h1, h2, h3, th, dt, caption, summary, legend, figcaption')) {\
+    for (const heading of document.querySelectorAll('h1, h2, h3, th, dt, caption, summary, legend, figcaption, button')) {\
       const walker = document.createTreeWalker(heading, NodeFilter.SHOW_TEXT);\
       for (let node = walker.nextNode(); node; node = walker.nextNode()) {\
         if (!node.parentElement.checkVisibility()) { continue; }\

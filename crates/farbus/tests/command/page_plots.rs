@@ -180,7 +180,7 @@ fn plot_of_latency_is_read_with_the_keyboard_and_has_a_name_and_the_tables_besid
     assert_no_complaint(&browser);
 }
 
-/// How many pixels of a plot are more blue or more red than grey: those of the median's and the 99.9th percentile's line.
+/// How many pixels of a plot are blue or red rather than grey: those of the median's and the 99.9th percentile's line.
 const COLOURED: &str = "const drawn = document.querySelectorAll('#latency-plots canvas')[panel];\
     const canvas = document.createElement('canvas');\
     [canvas.width, canvas.height] = [drawn.width, drawn.height];\
@@ -232,6 +232,9 @@ fn plots_follow_the_colours_that_are_preferred_the_width_of_a_phone_and_the_wish
     browser.wait_for("document.querySelector('#latency-plots [role=img]').plot.width <= 320");
     let widest = browser.script("return document.documentElement.scrollWidth").as_u64().unwrap();
     assert!(widest <= 320, "{widest} pixels");
+    // Its time axis has two marks at least.
+    let marks = "document.querySelector('#latency-plots [role=img]').plot.axes[0]._splits.length";
+    assert!(browser.script(&format!("return {marks}")).as_u64() >= Some(2));
     browser.script("document.querySelector('#latency-plots').scrollIntoView()");
     browser.keep_picture("plots-latency-320");
     browser.resize(1280, 1000);
