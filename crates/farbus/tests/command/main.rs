@@ -76,6 +76,7 @@ mod page_remote;
 mod page_schema;
 mod page_tokens;
 mod pipe;
+mod processes;
 mod quic;
 mod redir;
 mod redir_links;
