@@ -70,6 +70,7 @@ mod page_crowd;
 mod page_daemon;
 mod page_ended;
 mod page_latency;
+mod page_moves;
 mod page_observe;
 mod page_recording;
 mod page_remote;

@@ -88,6 +88,13 @@ pub fn of(process: &Value, device: &Value) -> Vec<Offer> {
     offers
 }
 
+/// The word in capitals that stands for a parameter of an action in a command line.
+pub fn placeholder(name: &str, parameter: &str) -> &'static str {
+    let parameters = action(name).map(|action| action.parameters).unwrap_or_default();
+    let found = parameters.iter().find(|known| known.name == parameter);
+    found.map(super::actions::Parameter::placeholder).unwrap_or_default()
+}
+
 /// A device that a process of this machine shares, as a command finds it: by its name alone only where names are looked
 /// for (a share's own socket, the default port).
 fn target_of(process: &Value, name: &str) -> String {

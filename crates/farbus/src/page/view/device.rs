@@ -205,17 +205,18 @@ fn commands(process: &Value, device: &Value) -> String {
     };
     let offers = offers::of(process, device);
     for offer in &offers {
-        // One that lacks nothing can be done at once, by the same command.
-        let doing = offer.command.as_ref().map_or_else(String::new, |_| {
-            let given = serde_json::to_string(&offer.parameters).unwrap_or_default();
-            format!(
-                " <button type=\"button\" class=\"do\" data-action=\"{}\" data-given=\"{}\" \
-                 aria-label=\"Do it: {}\">Do it</button>",
-                offer.action,
-                escaped_whole(&given),
-                offer.what
-            )
-        });
+        // It is done by the same command. What that lacks is typed first.
+        let given = serde_json::to_string(&offer.parameters).unwrap_or_default();
+        let (action, what, given) = (offer.action, offer.what, escaped_whole(&given));
+        let field = |name: &&str| {
+            let word = offers::placeholder(action, name);
+            format!(" <input name=\"{name}\" placeholder=\"{word}\" aria-label=\"{word}: {what}\" size=\"12\">")
+        };
+        let fields: String = offer.missing.iter().map(field).collect();
+        let doing = format!(
+            "{fields} <button type=\"button\" class=\"do\" data-action=\"{action}\" data-given=\"{given}\" \
+             aria-label=\"Do it: {what}\">Do it</button>"
+        );
         item(offer.what, &offer.line, &doing);
     }
     // What can be allowed is shared here.
