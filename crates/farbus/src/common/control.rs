@@ -63,7 +63,7 @@ pub enum Question {
         /// Name or bus id.
         device: String,
     },
-    /// Attach, daemon: how long the requests of an attached device took in each of the last seconds.
+    /// Attach, daemon, run: how long the requests of an attached device took in each of the last seconds.
     Latency {
         /// The device by name or target.
         device: String,

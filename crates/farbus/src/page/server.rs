@@ -316,6 +316,9 @@ impl Server {
             Endpoint::Health => Ok(text("text/plain; charset=utf-8", "ok\n".into())),
             Endpoint::Style => Ok(text("text/css; charset=utf-8", html::STYLE.into())),
             Endpoint::Script => Ok(text("text/javascript; charset=utf-8", html::SCRIPT.into())),
+            Endpoint::Plots => Ok(text("text/javascript; charset=utf-8", html::PLOTS.into())),
+            Endpoint::Uplot => Ok(kept("text/javascript; charset=utf-8", html::UPLOT)),
+            Endpoint::UplotStyle => Ok(kept("text/css; charset=utf-8", html::UPLOT_STYLE)),
             Endpoint::EnterPage => Ok(text("text/html; charset=utf-8", ENTER_PAGE.into())),
             Endpoint::EnterScript => Ok(text("text/javascript; charset=utf-8", ENTER_SCRIPT.into())),
             Endpoint::Enter => self.enter(by, request, length).await,
@@ -507,6 +510,13 @@ fn json_of(status: StatusCode, value: &impl Serialize) -> Response<Body> {
 
 fn text(kind: &'static str, text: String) -> Response<Body> {
     response(StatusCode::OK, kind, Body::Whole(Some(Bytes::from(text))))
+}
+
+/// A text that its address never has another of: its browser keeps it for a year.
+fn kept(kind: &'static str, text: &'static str) -> Response<Body> {
+    let mut response = response(StatusCode::OK, kind, Body::Whole(Some(Bytes::from_static(text.as_bytes()))));
+    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("private, max-age=31536000, immutable"));
+    response
 }
 
 fn error(status: StatusCode, why: &'static str) -> Response<Body> {

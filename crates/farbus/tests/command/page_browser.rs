@@ -342,7 +342,7 @@ fn page_fits_a_phone_and_a_screen_by_day_and_by_night() {
 /// What a page of a thousand devices may have: bytes, elements, and milliseconds of script for each event.
 const PAGE_BYTES_MAX: u64 = 120 << 10;
 const ELEMENTS_MAX: u64 = 3000;
-const SCRIPT_MS_MAX: f64 = 50.0;
+pub const SCRIPT_MS_MAX: f64 = 50.0;
 /// Bytes of the event that tells of one change.
 const EVENT_BYTES_MAX: u64 = 8 << 10;
 

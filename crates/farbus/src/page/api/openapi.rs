@@ -169,8 +169,8 @@ fn kind_of(endpoint: Endpoint) -> &'static str {
         | Endpoint::Table
         | Endpoint::LatencyPart
         | Endpoint::EnterPage => "text/html",
-        Endpoint::Style => "text/css",
-        Endpoint::Script | Endpoint::EnterScript => "text/javascript",
+        Endpoint::Style | Endpoint::UplotStyle => "text/css",
+        Endpoint::Script | Endpoint::Plots | Endpoint::Uplot | Endpoint::EnterScript => "text/javascript",
         Endpoint::PageEvents | Endpoint::Events => "text/event-stream",
         Endpoint::Recording => RECORDING_TYPE,
         _ => "text/plain",
@@ -200,6 +200,9 @@ fn schema_of(endpoint: Endpoint) -> Option<&'static str> {
         | Endpoint::Ready
         | Endpoint::Style
         | Endpoint::Script
+        | Endpoint::Plots
+        | Endpoint::Uplot
+        | Endpoint::UplotStyle
         | Endpoint::Page
         | Endpoint::Buses
         | Endpoint::Network
@@ -258,7 +261,7 @@ fn schemas() -> Value {
             ("bus_us", percentiles()),
             ("back_end_us", percentiles()),
         ],
-        &[],
+        &[("number", number())],
     );
     let attributes = ["device", "network", "refused", "gone", "local"];
     json!({
@@ -353,7 +356,7 @@ fn schemas() -> Value {
 
 #[cfg(test)]
 mod tests {
-    use super::super::actions::ACTIONS;
+    use super::super::table;
     use super::*;
 
     #[test]
@@ -371,7 +374,7 @@ mod tests {
             assert!(described["responses"].as_object().is_some_and(|all| all.len() >= 6), "{path}");
         }
         assert_eq!(document["paths"].as_object().map(Map::len), Some(all().count()));
-        for action in ACTIONS {
+        for action in table::all() {
             let path = format!("/api/v1/actions/{}", action.name);
             let body = &document["paths"][&path]["post"]["requestBody"]["content"]["application/json"]["schema"];
             assert_eq!(body["properties"].as_object().map(Map::len), Some(action.parameters.len()), "{path}");

@@ -3,7 +3,8 @@
 use farbus_io::trust::Scope;
 use hyper::Method;
 
-use super::actions::{ACTIONS, Action, action};
+use super::actions::Action;
+use super::table::{self, action};
 
 /// Where actions are: their name follows.
 pub const ACTIONS_AT: &str = "/api/v1/actions/";
@@ -33,6 +34,12 @@ pub enum Endpoint {
     Style,
     /// The page's script.
     Script,
+    /// The script that draws plots over time.
+    Plots,
+    /// The library that it draws with.
+    Uplot,
+    /// The style of that.
+    UplotStyle,
     /// The page with all devices, for a browser.
     Page,
     /// What is reserved on the buses.
@@ -113,6 +120,9 @@ pub const ROUTES: &[Route] = &[
     route("/readyz", Endpoint::Ready, READ, "Whether the processes can be asked."),
     route("/page.css", Endpoint::Style, READ, "The page's style."),
     route("/page.js", Endpoint::Script, READ, "The page's script."),
+    route("/plots.js", Endpoint::Plots, READ, "The script that draws plots over time."),
+    route("/uplot-1.6.32.js", Endpoint::Uplot, READ, "The library that it draws with: uPlot, of this version."),
+    route("/uplot-1.6.32.css", Endpoint::UplotStyle, READ, "The style of that."),
     route("/", Endpoint::Page, READ, "The page, for a browser."),
     route("/buses", Endpoint::Buses, READ, "What is reserved on the buses, for a browser."),
     route("/network", Endpoint::Network, READ, "The network of hosts, for a browser."),
@@ -231,7 +241,7 @@ pub fn all() -> impl Iterator<Item = (String, Found)> {
             let of = move |action: &'static Action| {
                 (format!("{ACTIONS_AT}{}", action.name), Found { route, action: Some(action), number: 0 })
             };
-            ACTIONS.iter().map(of).collect::<Vec<_>>()
+            table::all().map(of).collect::<Vec<_>>()
         }
         _ => vec![(route.path.to_owned(), Found { route, action: None, number: 0 })],
     })

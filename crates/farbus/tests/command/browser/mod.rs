@@ -125,6 +125,13 @@ impl Browser {
         self.command("actions", &json!({ "actions": [keyboard] }));
     }
 
+    /// What a mouse does, as WebDriver has it: moves, presses and releases, in this order.
+    pub fn mouse(&self, actions: &[Value]) {
+        let mouse =
+            json!({ "type": "pointer", "id": "mouse", "parameters": { "pointerType": "mouse" }, "actions": actions });
+        self.command("actions", &json!({ "actions": [mouse] }));
+    }
+
     /// The answer to a command of the DevTools protocol.
     pub fn devtools(&self, command: &str, parameters: &Value) -> Value {
         self.command("goog/cdp/execute", &json!({ "cmd": command, "params": parameters }))
@@ -138,7 +145,13 @@ impl Browser {
 
     /// What its user prefers: `light` or `dark`.
     pub fn prefer(&self, scheme: &str) {
-        let features = json!([{ "name": "prefers-color-scheme", "value": scheme }]);
+        self.prefer_all(&[("prefers-color-scheme", scheme)]);
+    }
+
+    /// What its user prefers, by the names that CSS has for that; what is not named is as at first.
+    pub fn prefer_all(&self, preferred: &[(&str, &str)]) {
+        let feature = |(name, value): &(&str, &str)| json!({ "name": name, "value": value });
+        let features: Vec<Value> = preferred.iter().map(feature).collect();
         self.devtools("Emulation.setEmulatedMedia", &json!({ "features": features }));
     }
 
