@@ -89,11 +89,11 @@ pub fn of(process: &Value, device: &Value) -> Vec<Offer> {
     offers
 }
 
-/// The word in capitals that stands for a parameter of an action in a command line.
-pub fn placeholder(name: &str, parameter: &str) -> &'static str {
+/// The word that stands for a parameter of an action in a command line; `None`: its value is no text.
+pub fn placeholder(name: &str, parameter: &str) -> Option<String> {
     let parameters = action(name).map(|action| action.parameters).unwrap_or_default();
     let found = parameters.iter().find(|known| known.name == parameter);
-    found.map(super::actions::Parameter::placeholder).unwrap_or_default()
+    found?.placeholder().as_str().map(str::to_owned)
 }
 
 /// A device that a process of this machine shares, as a command finds it: by its name alone only where names are looked

@@ -217,15 +217,15 @@ fn commands(process: &Value, device: &Value) -> String {
         let given = serde_json::to_string(&offer.parameters).unwrap_or_default();
         let (action, what, given) = (offer.action, offer.what, escaped_whole(&given));
         let field = |name: &&str| {
-            let word = offers::placeholder(action, name);
-            format!(" <input name=\"{name}\" placeholder=\"{word}\" aria-label=\"{word}: {what}\" size=\"12\">")
+            let word = offers::placeholder(action, name)?;
+            Some(format!(" <input name=\"{name}\" placeholder=\"{word}\" aria-label=\"{word}: {what}\" size=\"12\">"))
         };
-        let fields: String = offer.missing.iter().map(field).collect();
-        let doing = format!(
-            "{fields} <button type=\"button\" class=\"do\" data-action=\"{action}\" data-given=\"{given}\" \
+        let fields: Option<String> = offer.missing.iter().map(field).collect();
+        let button = format!(
+            " <button type=\"button\" class=\"do\" data-action=\"{action}\" data-given=\"{given}\" \
              aria-label=\"Do it: {what}\">Do it</button>"
         );
-        item(offer.what, &offer.line, &doing);
+        item(offer.what, &offer.line, &fields.map(|fields| fields + &button).unwrap_or_default());
     }
     // What can be allowed is shared here.
     if let Some(name) = device["name"].as_str().filter(|_| offers.iter().any(|offer| offer.action == "allow")) {
