@@ -218,7 +218,10 @@ fn commands(process: &Value, device: &Value) -> String {
         let (action, what, given) = (offer.action, offer.what, escaped_whole(&given));
         let field = |name: &&str| {
             let word = offers::placeholder(action, name)?;
-            Some(format!(" <input name=\"{name}\" placeholder=\"{word}\" aria-label=\"{word}: {what}\" size=\"12\">"))
+            Some(format!(
+                " <label>{word} <input name=\"{name}\" placeholder=\"{word}\" aria-label=\"{word}: {what}\" \
+                 size=\"12\"></label>"
+            ))
         };
         let fields: Option<String> = offer.missing.iter().map(field).collect();
         let button = format!(
