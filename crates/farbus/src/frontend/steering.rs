@@ -49,8 +49,10 @@ pub fn steer(question: Question, handle_of: impl FnOnce(&str) -> Option<Option<H
         (Question::Pause { is_paused, .. }, handle) => {
             with(handle, Refused::NoModules, |handle| handle.pause(*is_paused))
         }
-        (Question::Follow { successor, .. }, handle) => match successor.parse::<Fingerprint>() {
-            Ok(successor) => with(handle, Refused::NoGate, |handle| handle.follow(successor)),
+        (Question::Follow { device, successor, to }, handle) => match successor.parse::<Fingerprint>() {
+            Ok(key) => with(handle, Refused::NoGate, |handle| {
+                handle.noting(device, to.as_ref().unwrap_or(successor), |handle| handle.follow(key))
+            }),
             Err(_) => return Ok(Answer::Refused("that is no key".to_owned())),
         },
         (Question::Depart { process, .. }, handle) => with(handle, Refused::NoGate, |handle| handle.depart(*process)),
@@ -60,8 +62,9 @@ pub fn steer(question: Question, handle_of: impl FnOnce(&str) -> Option<Option<H
                 may.map_or_else(|why| Answer::Refused(why.to_string()), |held| Answer::Ok(json!({ "held": held })))
             );
         }
-        (Question::Migrate { successor, discard, .. }, handle) => {
-            return Ok(migrate(handle.as_ref(), successor, *discard));
+        (Question::Migrate { device, successor, discard, to }, handle) => {
+            let named = (device.as_str(), to.as_ref().unwrap_or(successor).as_str());
+            return Ok(migrate(handle.as_ref(), named, successor, *discard));
         }
         _ => return Err(question),
     };
@@ -146,13 +149,19 @@ pub(super) fn swap_usb(swap: &UsbSwap, question: Question) -> Answer {
     }
 }
 
-fn migrate(handle: Option<&Handle>, successor: &str, is_discarding: bool) -> Answer {
+fn migrate(handle: Option<&Handle>, (device, to): (&str, &str), successor: &str, is_discarding: bool) -> Answer {
     let Ok(successor) = successor.parse::<Fingerprint>() else { return Answer::Refused("that is no key".to_owned()) };
     let Some(handle) = handle else { return Answer::Refused(Refused::NoSession.to_string()) };
     let hold_ms = handle.longest_hold().map(|hold| hold.as_millis() as u64);
     let done = match is_discarding {
-        true => handle.discard(successor).map(|discarded| json!({ "discarded": discarded })),
-        false => handle.migrate(successor).map(|migration| json!({ "machine": migration == Migration::AfterItsUser })),
+        true => {
+            let discarded = handle.noting(device, to, |handle| handle.discard(successor));
+            discarded.map(|discarded| json!({ "discarded": discarded }))
+        }
+        false => {
+            let migration = handle.noting(device, to, |handle| handle.migrate(successor));
+            migration.map(|migration| json!({ "machine": migration == Migration::AfterItsUser }))
+        }
     };
     match done {
         Ok(mut answer) => {

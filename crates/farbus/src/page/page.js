@@ -162,12 +162,17 @@ document.addEventListener("click", async (event) => {
   const button = event.target.closest("button.do");
   if (!button) { return; }
   const line = button.parentElement.querySelector("code").textContent;
+  const given = JSON.parse(button.dataset.given);
+  for (const field of button.parentElement.querySelectorAll("input")) {
+    given[field.name] = field.value.trim();
+    if (given[field.name] === "") { live.textContent = field.placeholder + " is missing"; field.focus(); return; }
+  }
   button.disabled = true;
   live.textContent = line + " …";
   try {
     const headers = { "Content-Type": "application/json" };
     const at = button.dataset.at ?? "/api/v1/actions/" + button.dataset.action;
-    const answer = await fetch(at, { method: "POST", headers, body: button.dataset.given });
+    const answer = await fetch(at, { method: "POST", headers, body: JSON.stringify(given) });
     const text = await answer.text();
     const isJson = answer.headers.get("Content-Type") === "application/json";
     const failure = isJson ? JSON.parse(text).failure : { message: text };

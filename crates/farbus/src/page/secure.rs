@@ -189,7 +189,7 @@ mod tests {
             "host: 127.0.0.1:7241\ncookie: __Host-farbus=x\norigin: https://127.0.0.1:7242\nsec-fetch-site: same-site\ncontent-type: text/plain\ncontent-length: 16384",
             "host: evil.example:7241\norigin: null\nsec-fetch-site: cross-site\nsec-fetch-mode: navigate\nsec-fetch-dest: document\ntransfer-encoding: chunked",
         ];
-        const WORDS: [&str; 14] = [
+        const WORDS: [&str; 15] = [
             "__Host-farbus=",
             "__Host-farbus-0a1b2c3d4e5f6071=",
             "__host-farbus=",

@@ -149,16 +149,11 @@ fn fuzz_page_files() {
         }
         assert_eq!(before, names.map(read), "what is read is not changed");
 
-        let taken = Invitation::take(&folder, ID, now);
-        if let Ok(Ok(taken)) = &taken {
-            assert!(before[1].contains(&of_code) && taken.name.as_deref().is_none_or(is_name), "{taken:?}");
-            assert!(Invitation::take(&folder, ID, now).unwrap().is_err(), "a code counts once");
-            let lasts = Duration::from_secs(taken.lasts_s);
-            if let Ok(Ok((kept, token))) = Tokens::make(&folder, taken.scope, None, Some(lasts)) {
-                assert!(kept.expires.is_some(), "{kept:?}: it ends");
-                let all = Tokens::load(&folder).unwrap();
-                assert!(all.check(&token, now).is_ok() || lasts < Duration::from_secs(5));
-            }
+        let redeemed = Invitation::redeem(&folder, ID, now);
+        if let Ok(Ok((kept, token, lasts_s))) = &redeemed {
+            assert!(before[1].contains(&of_code) && is_name(kept.called()) && kept.expires.is_some(), "{kept:?}");
+            assert!(Invitation::redeem(&folder, ID, now).unwrap().is_err(), "a code counts once");
+            assert!(Tokens::load(&folder).unwrap().check(token, now).is_ok() || *lasts_s < 5);
         } else {
             assert_eq!(before[1], read(names[1]), "what is damaged is not replaced");
         }

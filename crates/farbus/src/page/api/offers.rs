@@ -109,6 +109,13 @@ fn is_shared(device: &Value) -> bool {
     !device["bus_id"].is_null() || matches!(device["state"].as_str(), Some("available" | "in use" | "moved away"))
 }
 
+/// The word that stands for a parameter of an action in a command line; `None`: its value is no text.
+pub fn placeholder(name: &str, parameter: &str) -> Option<String> {
+    let parameters = action(name).map(|action| action.parameters).unwrap_or_default();
+    let found = parameters.iter().find(|known| known.name == parameter);
+    found?.placeholder().as_str().map(str::to_owned)
+}
+
 /// A device that a process of this machine shares, as a command finds it: by its name alone only where names are looked
 /// for (a share's own socket, the default port).
 fn target_of(process: &Value, name: &str) -> String {

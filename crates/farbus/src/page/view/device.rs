@@ -230,18 +230,22 @@ fn commands(process: &Value, device: &Value) -> String {
     };
     let offers = offers::of(process, device);
     for offer in &offers {
-        // One that lacks nothing can be done at once, by the same command.
-        let doing = offer.command.as_ref().map_or_else(String::new, |_| {
-            let given = serde_json::to_string(&offer.parameters).unwrap_or_default();
-            format!(
-                " <button type=\"button\" class=\"do\" data-action=\"{}\" data-given=\"{}\" \
-                 aria-label=\"Do it: {}\">Do it</button>",
-                offer.action,
-                escaped_whole(&given),
-                offer.what
-            )
-        });
-        item(offer.what, &offer.line, &doing);
+        // It is done by the same command. What that lacks is typed first.
+        let given = serde_json::to_string(&offer.parameters).unwrap_or_default();
+        let (action, what, given) = (offer.action, offer.what, escaped_whole(&given));
+        let field = |name: &&str| {
+            let word = offers::placeholder(action, name)?;
+            Some(format!(
+                " <label>{word} <input name=\"{name}\" placeholder=\"{word}\" aria-label=\"{word}: {what}\" \
+                 size=\"12\"></label>"
+            ))
+        };
+        let fields: Option<String> = offer.missing.iter().map(field).collect();
+        let button = format!(
+            " <button type=\"button\" class=\"do\" data-action=\"{action}\" data-given=\"{given}\" \
+             aria-label=\"Do it: {what}\">Do it</button>"
+        );
+        item(offer.what, &offer.line, &fields.map(|fields| fields + &button).unwrap_or_default());
     }
     // What can be allowed is shared here.
     if let Some(name) = device["name"].as_str().filter(|_| offers.iter().any(|offer| offer.action == "allow")) {

@@ -48,6 +48,10 @@ impl Browser {
         // What a user of this machine set for browsers is not part of a test.
         command.env_remove("CHROMIUM_FLAGS").env_remove("http_proxy").env_remove("https_proxy");
         let profile = harness.path("chromium").display().to_string();
+        // It is killed if it does not end soon, and leaves what it has there; a test may look at the harness's own.
+        let temporary = harness.path("tmp-of-chromium");
+        fs::create_dir_all(&temporary).unwrap();
+        command.env("TMPDIR", temporary);
         command.env(MARK, &profile);
         let driver = Running::start(command);
         let line = driver.wait_for_line("started successfully on port ");
