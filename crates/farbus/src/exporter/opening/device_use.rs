@@ -29,6 +29,8 @@ use crate::exporter::state::registry::HandedOver;
 use crate::exporter::state::shared::{STACK_BYTES, Shared};
 use crate::hosts::trust::Use;
 
+const SOURCE_OVER: &str = "its source has ended, or as many read it as may";
+
 /// One session's use of one device. The table of sessions has an entry for it as long as it lasts.
 #[derive(Clone)]
 pub(crate) struct DeviceUse {
@@ -121,7 +123,7 @@ impl DeviceUse {
         self.shared.serving.clock.now()
     }
 
-    /// Opens a device that was not handed over. The mode is `None` for an observer of a USB device.
+    /// Opens a device that was not handed over. The mode is `None` for an observer.
     pub fn open_anew(&self, bus_id: &str, open: &native::Open) -> Result<(OpenedDevice, Option<Mode>), native::End> {
         if open.mode != native::Mode::Observe {
             let refused = |exceeded: Exceeded| format!("{LIMIT}{}: {exceeded}", exceeded.name);
@@ -145,6 +147,9 @@ impl DeviceUse {
                 let claimed = claimed?;
                 let mode = claimed.mode;
                 self.open_block(bus_id, claimed).map(|opened_device| (opened_device, Some(mode)))
+            }
+            native::Class::STREAM if open.mode == native::Mode::Observe => {
+                self.open_stream_observer(bus_id).map(|opened_device| (opened_device, None))
             }
             native::Class::STREAM => self.open_stream(bus_id, open.mode),
             _ => Err(refusal(native::Cause::Class, format!("'{}' is nothing of that kind", open.name))),
@@ -268,22 +273,51 @@ impl DeviceUse {
         Ok(OpenedDevice::Disk { disk: Box::new(disk), durability, give_back, suspension })
     }
 
-    /// Opens a device for an observer, whether or not another importer uses it.
-    fn open_observer(&self, bus_id: &str) -> Result<OpenedDevice, native::End> {
-        let refused = |what: &str| refusal(native::Cause::Refused, what.to_owned());
+    /// Whether the peer may look on while another importer uses a device.
+    fn may_observe(&self, bus_id: &str) -> Result<(), native::End> {
         self.offer().admit(bus_id).map_err(|status| match status {
             OpStatus::NoDevice => refusal(native::Cause::Gone, status.to_string()),
-            _ => refused(&status.to_string()),
+            _ => refusal(native::Cause::Refused, status.to_string()),
         })?;
         if !self.shared.permissions.is_observable() {
-            return Err(refused("its owner lets nobody look on: 'farbus share --observable' would"));
+            let why = "its owner lets nobody look on: 'farbus share --observable' would";
+            return Err(refusal(native::Cause::Refused, why.to_owned()));
         }
+        Ok(())
+    }
+
+    /// Opens a device for an observer, whether or not another importer uses it.
+    fn open_observer(&self, bus_id: &str) -> Result<OpenedDevice, native::End> {
+        self.may_observe(bus_id)?;
+        let refused = |what: &str| refusal(native::Cause::Refused, what.to_owned());
         let observable = self.shared.registry.lock().observe(bus_id);
         let observable =
             observable.ok_or_else(|| refusal(native::Cause::Class, "it sends nothing that is shown".to_owned()))?;
         let Bell { wake, readiness, hush } = Bell::hang().map_err(|error| refused(&error.to_string()))?;
         let observer = observable.audience.join(move || wake.wake());
         let observer = Box::new(observer.ok_or_else(|| refused("as many look on as may"))?);
+        let leave = self.looks_on(bus_id);
+        let description = observable.description;
+        Ok(OpenedDevice::Observer { observer, readiness, hush, description, leave, suspension: None })
+    }
+
+    /// Opens a stream for an observer, whether or not others read it: it gets the latest frames, and nobody waits for
+    /// it.
+    fn open_stream_observer(&self, bus_id: &str) -> Result<OpenedDevice, native::End> {
+        self.may_observe(bus_id)?;
+        let stage = self.shared.registry.lock().observe_stream(bus_id);
+        let stage = stage.ok_or_else(|| refusal(native::Cause::Class, "it is no stream of frames".to_owned()))?;
+        let Bell { wake, readiness, hush } =
+            Bell::hang().map_err(|error| refusal(native::Cause::Refused, error.to_string()))?;
+        let observer = stage.join(Policy::Latest, move || wake.wake());
+        let over = || refusal(native::Cause::Device, SOURCE_OVER.to_owned());
+        let observer = Box::new(observer.ok_or_else(over)?);
+        let (description, leave) = (stage.description().encode(), self.looks_on(bus_id));
+        Ok(OpenedDevice::Observer { observer, readiness, hush, description, leave, suspension: None })
+    }
+
+    /// Notes that the peer looks on; what is returned notes the end of it.
+    fn looks_on(&self, bus_id: &str) -> Box<dyn FnOnce(Instant) + Send> {
         self.session.observes.get_or_init(|| bus_id.to_owned());
         info!(device = bus_id, peer = self.session.peer, "observed");
         if !self.session.is_successor() {
@@ -294,8 +328,7 @@ impl DeviceUse {
             info!(device = used.session.observes.get(), peer = used.session.peer, "observed no more");
             used.end();
         };
-        let (description, leave) = (observable.description, Box::new(leave));
-        Ok(OpenedDevice::Observer { observer, readiness, hush, description, leave, suspension: None })
+        Box::new(leave)
     }
 
     /// Opens a stream: every frame for an exclusive reader, the latest frames for one of several.
@@ -305,9 +338,7 @@ impl DeviceUse {
         let observer = Bell::hang().map_err(|error| error.to_string()).and_then(|bell| {
             let wake = Arc::clone(&bell.wake);
             let observer = stage.join(policy, move || wake.wake());
-            observer
-                .map(|observer| (bell, observer))
-                .ok_or_else(|| "its source has ended, or as many read it as may".to_owned())
+            observer.map(|observer| (bell, observer)).ok_or_else(|| SOURCE_OVER.to_owned())
         });
         let (Bell { readiness, hush, .. }, observer) = observer.map_err(|what| {
             self.shared.registry.lock().release(bus_id, &self.session.peer, None, Ending::Detached, self.now());
