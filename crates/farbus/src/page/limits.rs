@@ -12,6 +12,7 @@ use super::api::journal::{EVENT_BYTES_MAX, KEPT_MAX};
 use super::api::operations::{
     LASTING_MAX, OUTPUT_BYTES_MAX, RECORDING_BYTES_MAX, RECORDINGS_MAX, REMEMBERED_MAX, RUNNING_MAX, STACK_BYTES,
 };
+use super::api::picture::{PICTURE_BYTES_MAX, PICTURES_MAX, READ_BYTES};
 use super::api::requests::BODY_BYTES_MAX;
 use super::api::transcript::TEXT_BYTES_MAX;
 use super::drawn::VIEW_BYTES_MAX;
@@ -21,7 +22,7 @@ use super::secure::TLS_BYTES_MAX;
 use super::server::{BODIES_MAX, HEAD_BYTES_MAX, STREAMS_MAX, UNREAD_KIB_MAX};
 
 /// The most that is held for clients, part by part, bytes.
-const PARTS: [(&str, usize); 14] = [
+const PARTS: [(&str, usize); 15] = [
     ("heads that arrive and that leave", (CONNECTIONS_MAX + OTHERS_MAX + REMOTE_MAX) * 2 * HEAD_BYTES_MAX),
     ("TLS of browsers of other machines", REMOTE_MAX * TLS_BYTES_MAX),
     ("bodies that arrive", BODIES_MAX * BODY_BYTES_MAX as usize),
@@ -32,12 +33,14 @@ const PARTS: [(&str, usize); 14] = [
     ("output of commands that run", RUNNING_MAX * OUTPUT_BYTES_MAX as usize),
     ("what was recorded of devices", RECORDINGS_MAX * RECORDING_BYTES_MAX),
     ("what was recorded, as text", RECORDINGS_MAX * size_of::<char>() * TEXT_BYTES_MAX),
+    // The newest, and the one that comes.
+    ("pictures of streams", PICTURES_MAX * (2 * PICTURE_BYTES_MAX + 2 * READ_BYTES)),
     ("answers that are not read yet", UNREAD_KIB_MAX << 10),
     ("questions to the process with the rights", 2 * QUESTIONS_MAX * QUESTION_BYTES_MAX),
     ("answers that it sends, one at a time", 2 * ANSWER_BYTES_MAX),
     ("threads that read it", (2 * RUNNING_MAX + LASTING_MAX) * STACK_BYTES),
 ];
 /// The most that all of that may be.
-const BYTES_MAX: usize = 288 << 20;
+const BYTES_MAX: usize = 336 << 20;
 
 const _: () = assert!(sum(&PARTS) <= BYTES_MAX, "the limits of the page are its budget");

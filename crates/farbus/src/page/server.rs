@@ -50,6 +50,7 @@ use super::secure::{self, Acceptor};
 use super::status::Status;
 use super::view::{Details, View, Which};
 use super::{answers, html, metrics, view};
+use crate::common::pictures::Kind;
 
 /// The type of a text.
 const PLAIN: &str = "text/plain; charset=utf-8";
@@ -375,6 +376,10 @@ impl Server {
                 Answer::Value(Value::String(said)) => Ok(text(PLAIN, said)),
                 _ => Err(no_answer()),
             },
+            Endpoint::NewestPicture => match self.line.ask(by, Question::Picture { id: found.number }).await? {
+                Answer::Bytes(hex) => picture(hex::decode(&hex).ok_or_else(no_answer)?),
+                _ => Err(no_answer()),
+            },
             Endpoint::Action | Endpoint::Stop => self.change(by, request, found, length).await,
         }
     }
@@ -487,6 +492,12 @@ fn recording(id: u64, bytes: Vec<u8>) -> Response<Body> {
     response
 }
 
+/// A picture of a stranger's stream: what it begins with says its type, which is one of two.
+fn picture(bytes: Vec<u8>) -> Result<Response<Body>, Refusal> {
+    let kind = Kind::of(&bytes).ok_or_else(no_answer)?;
+    Ok(response(StatusCode::OK, kind.media_type(), Body::Whole(Some(Bytes::from(bytes)))))
+}
+
 fn events(events: Events) -> Response<Body> {
     response(StatusCode::OK, "text/event-stream", Body::Events(events))
 }
@@ -532,7 +543,7 @@ fn refused(refusal: &Refusal) -> Response<Body> {
 const FOR_BROWSERS: [(&str, &str); 6] = [
     (
         "content-security-policy",
-        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; \
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; \
          form-action 'self'; frame-ancestors 'none'",
     ),
     ("referrer-policy", "no-referrer"),

@@ -71,6 +71,7 @@ mod page_daemon;
 mod page_ended;
 mod page_latency;
 mod page_observe;
+mod page_picture;
 mod page_recording;
 mod page_remote;
 mod page_schema;

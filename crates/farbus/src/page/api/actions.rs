@@ -48,6 +48,8 @@ pub enum Runs {
     Swap,
     /// Until it is stopped; what it prints is kept as a recording.
     Recording,
+    /// Until it is stopped or nobody looks; it prints pictures, of which the newest is kept.
+    Picture,
     /// As long as what it began lasts: it is done when it prints the first value.
     OnAfterValue,
     /// The same: it is done when it prints a line that begins so, or, with this switch, when it ends.
@@ -329,6 +331,19 @@ pub const ACTIONS: &[Action] = &[
         ],
         runs: Runs::Recording,
     },
+    Action {
+        name: "picture",
+        words: &["stream", "read", "--observe", "--pictures", "--rate", "4"],
+        summary: "Show the picture of a stream that is observable, while somebody looks at it: 10 minutes at most.",
+        scope: Scope::Observe,
+        parameters: &[parameter(
+            "target",
+            Kind::Text { chars_max: NAME_CHARS_MAX },
+            At::Word,
+            "[HOST[:PORT]/]DEVICE, a stream.",
+        )],
+        runs: Runs::Picture,
+    },
 ];
 
 /// The action with this name.
@@ -539,7 +554,7 @@ impl CommandLine {
     pub fn prints_json(&self) -> bool {
         match self.action.runs {
             Runs::OnAfterLine { unless, .. } => self.has.contains(&unless),
-            Runs::Recording => false,
+            Runs::Recording | Runs::Picture => false,
             _ => true,
         }
     }
@@ -549,7 +564,7 @@ impl CommandLine {
         match self.action.runs {
             Runs::OnAfterValue => true,
             Runs::OnAfterLine { unless, .. } => !self.has.contains(&unless),
-            Runs::Briefly | Runs::Long | Runs::Swap | Runs::Recording => false,
+            Runs::Briefly | Runs::Long | Runs::Swap | Runs::Recording | Runs::Picture => false,
         }
     }
 }
@@ -572,7 +587,7 @@ pub mod tests {
             for parameter in action.parameters {
                 let value = match parameter.kind {
                     Kind::Text { .. } if parameter.name == "rate" => json!("100M"),
-                    Kind::Text { .. } if action.name == "observe" => json!("lab3/$(a);b'"),
+                    Kind::Text { .. } if ["observe", "picture"].contains(&action.name) => json!("lab3/$(a);b'"),
                     Kind::Text { .. } => json!("-a;b'\n"),
                     Kind::Words if action.name == "share" => json!("disk:/a b.img,ro"),
                     Kind::Words => json!("block:/a b.img"),

@@ -10,6 +10,7 @@ pub mod journal;
 pub mod offers;
 pub mod openapi;
 pub mod operations;
+pub mod picture;
 pub mod refusal;
 pub mod requests;
 pub mod routes;

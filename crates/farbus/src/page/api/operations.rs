@@ -9,9 +9,10 @@ use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use farbus_io::trust::{Audit, Event, Folder, Outcome, timestamp};
+use hyper::body::Bytes;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -19,6 +20,7 @@ use tokio::sync::watch;
 
 use super::actions::{CommandLine, Runs, action};
 use super::journal::{Journal, Kind};
+use super::picture::{PICTURES_MAX, Screen};
 use super::transcript::Transcript;
 use crate::common::control::{Answer, Question, ask_in_turn};
 use crate::common::failure::{Attribute, FailureReport};
@@ -80,7 +82,9 @@ pub struct Operation {
     /// The process of its command, while that runs. A share or an attachment goes on after it is done.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
-    /// How far it is: what `farbus swap --json` says; of a recording, how many `bytes` it has and whether it `is_full`.
+    /// How far it is: what `farbus swap --json` says; of a recording, how many `bytes` it has and whether it `is_full`;
+    /// of a stream that is looked at, how many `pictures` came, their `width`, `height`, `type` and how many `per_second`,
+    /// and why it `ended`, if the page ended it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub progress: Option<Value>,
     /// What the command printed with `--json`.
@@ -131,11 +135,35 @@ struct Remembered {
     recording: Option<Vec<u8>>,
     /// The same as text.
     transcript: Transcript,
-    /// Who has read the text: the audit log has a line of each.
+    /// What it shows of a stream.
+    screen: Option<Screen>,
+    /// Who has read the text, or looked at the picture: the audit log has a line of each.
     has_read: BTreeSet<String>,
 }
 
+impl Remembered {
+    /// Whether what its device sends is seen here.
+    fn is_observing(&self) -> bool {
+        self.recording.is_some() || self.screen.is_some()
+    }
+
+    /// Whether this one has not read or looked before.
+    fn is_first_look(&mut self, by: &str) -> bool {
+        let is_first = !self.has_read.contains(by);
+        if is_first && self.has_read.len() < READERS_MAX {
+            self.has_read.insert(by.chars().take(RECORDED_MAX).collect());
+        }
+        is_first
+    }
+}
+
 impl Has {
+    /// Whether there is room for one more stream that is looked at.
+    fn has_room_for_a_picture(&self) -> bool {
+        let shows = |remembered: &&Remembered| remembered.screen.is_some() && remembered.operation.pid.is_some();
+        self.all.iter().filter(shows).count() < PICTURES_MAX
+    }
+
     /// Whether there is room for one more recording; forgets the oldest that has ended if that makes room.
     fn has_room_for_a_recording(&mut self) -> bool {
         if self.all.iter().filter(|remembered| remembered.recording.is_some()).count() < RECORDINGS_MAX {
@@ -174,7 +202,7 @@ impl Operations {
         let has = self.has();
         let is_drawn = |remembered: &&Remembered| {
             let runs = action(remembered.operation.action).map(|action| action.runs);
-            matches!(runs, Some(Runs::Swap | Runs::Long | Runs::Recording))
+            matches!(runs, Some(Runs::Swap | Runs::Long | Runs::Recording | Runs::Picture))
         };
         let drawn = |remembered: &Remembered| {
             let Operation { id, action, subject, command, by, state, begun, pid, progress, failure, .. } =
@@ -213,16 +241,34 @@ impl Operations {
             let mut has = self.has();
             let found = has.all.iter_mut().find(|remembered| remembered.operation.id == id)?;
             found.recording.as_ref()?;
-            let is_first = !found.has_read.contains(by);
-            if is_first && found.has_read.len() < READERS_MAX {
-                found.has_read.insert(by.chars().take(RECORDED_MAX).collect());
-            }
-            (found.transcript.text(), is_first)
+            (found.transcript.text(), found.is_first_look(by))
         };
         if is_first {
             self.note("page-recording-text", by, "", Some(&format!("operation {id}")), Outcome::Ok);
         }
         Some(text)
+    }
+
+    /// The newest picture that an operation shows, for `by`; `None`: it shows none now. The audit log gets a line of
+    /// each who looks.
+    pub fn picture(&self, id: u64, by: &str) -> Option<Bytes> {
+        let (picture, is_first) = {
+            let mut has = self.has();
+            let found = has.all.iter_mut().find(|remembered| remembered.operation.id == id)?;
+            let picture = found.screen.as_mut()?.look(Instant::now())?;
+            (picture, found.is_first_look(by))
+        };
+        if is_first {
+            self.note("page-picture-seen", by, "", Some(&format!("operation {id}")), Outcome::Ok);
+        }
+        Some(picture)
+    }
+
+    /// Changes what an operation shows of a stream; `None`: it shows none, or is forgotten.
+    pub fn with_screen<T>(&self, id: u64, change: impl FnOnce(&mut Screen, &mut Operation) -> T) -> Option<T> {
+        let mut has = self.has();
+        let found = has.all.iter_mut().find(|remembered| remembered.operation.id == id)?;
+        found.screen.as_mut().map(|screen| change(screen, &mut found.operation))
     }
 
     /// Adds to what an operation has recorded. Returns whether there was room for all of it.
@@ -263,10 +309,10 @@ impl Operations {
         }
     }
 
-    /// Whose recordings run.
+    /// Whose recordings run, and who began to look at streams.
     pub fn recorders(&self) -> Vec<(u64, String)> {
         let has = self.has();
-        let runs = |remembered: &&Remembered| remembered.recording.is_some() && remembered.process.is_some();
+        let runs = |remembered: &&Remembered| remembered.is_observing() && remembered.process.is_some();
         has.all.iter().filter(runs).map(|found| (found.operation.id, found.operation.by.clone())).collect()
     }
 
@@ -282,6 +328,9 @@ impl Operations {
                 return Err(Refusal::TooMany);
             }
             if command.action.runs == Runs::Recording && !has.has_room_for_a_recording() {
+                return Err(Refusal::TooMany);
+            }
+            if command.action.runs == Runs::Picture && !has.has_room_for_a_picture() {
                 return Err(Refusal::TooMany);
             }
             has.running += 1;
@@ -325,15 +374,17 @@ impl Operations {
             is_misused: false,
         };
         let is_recording = line.action.runs == Runs::Recording;
+        let is_shown = line.action.runs == Runs::Picture;
         self.remember(Remembered {
             operation,
             process,
             recording: is_recording.then(Vec::new),
             transcript: Transcript::default(),
+            screen: is_shown.then(|| Screen::new(Instant::now())),
             has_read: BTreeSet::new(),
         });
-        if is_recording {
-            self.note("page-observe", by, &line.subject, None, Outcome::Ok);
+        if is_recording || is_shown {
+            self.note(&format!("page-{}", line.action.name), by, &line.subject, None, Outcome::Ok);
         }
         let (tell_end, ended) = watch::channel(false);
         let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
@@ -400,14 +451,14 @@ impl Operations {
             Some(_) => Outcome::Failed,
         };
         // The command itself records a permission under its own name. Of what goes on the beginning was recorded.
-        let end = if self.is_recording(id) { "-end" } else { "" };
+        let end = if self.is_observing(id) { "-end" } else { "" };
         let why = operation.failure.as_ref().map(|failure| failure.message.as_str());
         self.note(&format!("page-{}{end}", operation.action), &operation.by, subject, why, outcome);
     }
 
-    fn is_recording(&self, id: u64) -> bool {
+    fn is_observing(&self, id: u64) -> bool {
         let has = self.has();
-        has.all.iter().any(|remembered| remembered.operation.id == id && remembered.recording.is_some())
+        has.all.iter().any(|remembered| remembered.operation.id == id && remembered.is_observing())
     }
 
     /// Writes a line of the audit log.
@@ -457,6 +508,11 @@ impl Runner {
                     self.record_all(stdout);
                     None
                 }
+                (Runs::Picture, _) => {
+                    // Nothing was read through the buffer yet.
+                    self.operations.show_pictures(self.id, stdout.get_mut());
+                    None
+                }
                 (_, true) => self.read_value(stdout),
                 (Runs::OnAfterLine { line, .. }, false) => read_until(stdout, line),
                 (_, false) => None,
@@ -472,7 +528,11 @@ impl Runner {
         }
         let code = child.wait().ok().and_then(|status| status.code());
         is_over.store(true, Ordering::Release);
-        let warnings = warnings.and_then(|thread| thread.join().ok()).unwrap_or_default();
+        let mut warnings = warnings.and_then(|thread| thread.join().ok()).unwrap_or_default();
+        if self.runs == Runs::Picture {
+            // What it said before is no news.
+            warnings = warnings.lines().last().unwrap_or_default().to_owned();
+        }
         if is_done_early {
             self.operations.has().lasting -= 1;
             self.operations.change(self.id, |operation| operation.pid = None);

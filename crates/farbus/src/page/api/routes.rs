@@ -81,6 +81,8 @@ pub enum Endpoint {
     Recording,
     /// The same as text, the latest of it; its number is the last part but one.
     RecordedText,
+    /// The newest picture of a stream; the number of its operation is the last part but one.
+    NewestPicture,
 }
 
 /// A path of the page, what is there and for whom.
@@ -143,6 +145,12 @@ pub const ROUTES: &[Route] = &[
         OBSERVE,
         "The latest of it as text: keys as letters.",
     ),
+    route(
+        "/api/v1/operations/{id}/picture",
+        Endpoint::NewestPicture,
+        OBSERVE,
+        "The newest picture that 'picture' shows.",
+    ),
 ];
 
 /// A route that a path has, with what its variable part names.
@@ -190,6 +198,7 @@ pub fn find(path: &str) -> Option<Found> {
             Some((number, "stop")) => (number, Endpoint::Stop),
             Some((number, "recording")) => (number, Endpoint::Recording),
             Some((number, "text")) => (number, Endpoint::RecordedText),
+            Some((number, "picture")) => (number, Endpoint::NewestPicture),
             Some(_) => return None,
             None => (rest, Endpoint::Operation),
         };
@@ -277,7 +286,7 @@ mod tests {
             assert_eq!(is_change, may_be, "{path}");
             assert_eq!(found.route.takes(&Method::POST), is_change, "{path}");
             assert_eq!(found.route.takes(&Method::GET), !is_change, "{path}");
-            let may_observe = path.ends_with("/actions/observe") || path.ends_with("/stop");
+            let may_observe = ["/actions/observe", "/actions/picture", "/stop"].iter().any(|end| path.ends_with(end));
             let needed = if may_observe { Scope::Observe } else { Scope::Own };
             assert!(!is_change || found.scope() == Some(needed) || path == ENTER_AT, "{path}");
             assert!(found.scope().is_some() || path == "/healthz" || found.route.is_for_others(), "{path}");

@@ -12,7 +12,7 @@ use crate::common::units::format_bytes;
 const DRAWN_MAX: usize = 8;
 
 /// The operations of this page about a device, the latest first.
-fn about<'s>(status: &'s Status, process: &'s Value, device: &'s Value) -> impl Iterator<Item = &'s Value> {
+pub fn about<'s>(status: &'s Status, process: &'s Value, device: &'s Value) -> impl Iterator<Item = &'s Value> {
     let is_about = move |operation: &&Value| {
         let Some(subject) = operation["subject"].as_str() else { return false };
         let text = |of: &'s Value| of.as_str().unwrap_or_default();
@@ -28,8 +28,13 @@ fn is_recording(operation: &Value) -> bool {
     operation["action"] == "observe"
 }
 
+/// Items of operations as a list; empty without one.
+pub fn list(items: String) -> String {
+    if items.is_empty() { items } else { format!("<ul class=\"operations\">\n{items}</ul>\n") }
+}
+
 /// A button that ends an operation, with the command line that does the same; empty if nothing runs.
-fn stop(operation: &Value) -> String {
+pub fn stop(operation: &Value) -> String {
     let Some(pid) = operation["pid"].as_u64().filter(|_| operation["state"] == "running") else {
         return String::new();
     };
@@ -45,7 +50,8 @@ fn why(operation: &Value) -> String {
     message.map(|why| format!(" <span class=\"failed\">{}</span>", escaped(why))).unwrap_or_default()
 }
 
-fn heading(operation: &Value) -> String {
+/// The command line of an operation, how far it is, and who began it.
+pub fn heading(operation: &Value) -> String {
     let (id, by) = (operation["id"].as_u64().unwrap_or_default(), operation["by"].as_str().unwrap_or_default());
     let state = match operation["state"].as_str() {
         Some("running") => "runs",
@@ -152,7 +158,8 @@ pub fn moves(status: &Status, process: &Value, device: &Value) -> String {
     if let Some(progress) = running {
         let _ = writeln!(out, "<li>{}</li>", swap(progress));
     }
-    for operation in about(status, process, device).filter(|operation| !is_recording(operation)) {
+    let is_move = |operation: &&Value| !is_recording(operation) && operation["action"] != "picture";
+    for operation in about(status, process, device).filter(is_move) {
         let is_running = operation["state"] == "running";
         let drawn = match operation["action"].as_str() {
             Some("swap") if is_running && running.is_none() => swap(&operation["progress"]),
@@ -166,7 +173,7 @@ pub fn moves(status: &Status, process: &Value, device: &Value) -> String {
         // Begun by a command.
         let _ = writeln!(out, "<li>{}</li>", migration(device));
     }
-    if out.is_empty() { out } else { format!("<ul class=\"operations\">\n{out}</ul>\n") }
+    list(out)
 }
 
 /// What the recordings of a device hold, as text: each by itself, so that only its text changes. The key of each.
@@ -203,7 +210,7 @@ pub fn recordings(status: &Status, process: &Value, device: &Value) -> String {
         }
         let _ = writeln!(out, "{}</li>", stop(operation));
     }
-    if out.is_empty() { out } else { format!("<ul class=\"operations\">\n{out}</ul>\n") }
+    list(out)
 }
 
 #[cfg(test)]
