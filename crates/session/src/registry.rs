@@ -418,8 +418,8 @@ impl Registry {
         Some(Observable { audience: audience.clone(), description: description.clone() })
     }
 
-    /// Where the frames of a stream are shown, for an observer that claims nothing; `None` if there is no such device, or
-    /// it is no stream.
+    /// Where the frames of a stream are shown, for an observer that claims nothing; `None` if there is no such device,
+    /// or it is no stream.
     pub fn observe_stream(&self, bus_id: &str) -> Option<Stage> {
         let export = self.exports.iter().find(|export| export.record.bus_id == bus_id && !export.is_leaving)?;
         export.stream.as_ref().map(|StreamClass(stage)| stage.clone())

@@ -19,8 +19,8 @@ use farbus_io::sys::descriptors;
 use farbus_io::sys::passing::Passage;
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{
-    ALLOW, CACHE_CONTROL, CONNECTION, CONTENT_DISPOSITION, CONTENT_TYPE, HeaderName, HeaderValue, LOCATION, SET_COOKIE,
-    WWW_AUTHENTICATE,
+    ALLOW, CACHE_CONTROL, CONNECTION, CONTENT_DISPOSITION, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName,
+    HeaderValue, LOCATION, SET_COOKIE, WWW_AUTHENTICATE,
 };
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -317,6 +317,7 @@ impl Server {
             Endpoint::Health => Ok(text("text/plain; charset=utf-8", "ok\n".into())),
             Endpoint::Style => Ok(text("text/css; charset=utf-8", html::STYLE.into())),
             Endpoint::Script => Ok(text("text/javascript; charset=utf-8", html::SCRIPT.into())),
+            Endpoint::Icon => picture(html::ICON.to_vec()),
             Endpoint::EnterPage => Ok(text("text/html; charset=utf-8", ENTER_PAGE.into())),
             Endpoint::EnterScript => Ok(text("text/javascript; charset=utf-8", ENTER_SCRIPT.into())),
             Endpoint::Enter => self.enter(by, request, length).await,
@@ -472,6 +473,7 @@ impl Server {
         let status = self.line.status(by).await?;
         let (is_there, document) = html::document(&view, address, &status, details.as_ref(), self.elsewhere.as_ref());
         let mut response = text("text/html; charset=utf-8", document);
+        response.headers_mut().insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY_OF_VIEWS));
         if !is_there {
             *response.status_mut() = StatusCode::NOT_FOUND;
         }
@@ -492,7 +494,7 @@ fn recording(id: u64, bytes: Vec<u8>) -> Response<Body> {
     response
 }
 
-/// A picture of a stranger's stream: what it begins with says its type, which is one of two.
+/// A picture, perhaps of a stranger's stream: what it begins with says its type, which is one of two.
 fn picture(bytes: Vec<u8>) -> Result<Response<Body>, Refusal> {
     let kind = Kind::of(&bytes).ok_or_else(no_answer)?;
     Ok(response(StatusCode::OK, kind.media_type(), Body::Whole(Some(Bytes::from(bytes)))))
@@ -539,11 +541,14 @@ fn refused(refusal: &Refusal) -> Response<Body> {
     response
 }
 
+/// The policy of a view, which may show pictures of this page besides what every answer may load.
+const POLICY_OF_VIEWS: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; \
+    connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'";
 /// What every answer says to a browser, whatever it answers.
 const FOR_BROWSERS: [(&str, &str); 6] = [
     (
         "content-security-policy",
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; \
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; \
          form-action 'self'; frame-ancestors 'none'",
     ),
     ("referrer-policy", "no-referrer"),

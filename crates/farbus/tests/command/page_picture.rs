@@ -12,7 +12,7 @@ use super::browser::{Browser, Pages, has_browser};
 use super::harness::{Harness, PATIENCE, Share, wait_until};
 use super::page::{Page, open_page};
 use super::page_accessible::assert_accessible;
-use super::page_actions::{act, ended, get, post};
+use super::page_actions::{act, check, ended, get, post};
 use super::page_browser::{assert_no_complaint, open_page as open_page_at};
 use super::page_tokens::make;
 
@@ -77,6 +77,8 @@ fn who_may_observe_sees_the_newest_picture_and_each_step_is_in_the_audit_log() {
     ] {
         assert!(head.contains(line), "{line}: {head}");
     }
+    let path = format!("/api/v1/operations/{id}/picture");
+    check(&page, "get", &path, &page.get(&path, &with(&observer)));
     assert!(first.starts_with(PNG) && first[16..24] == [0, 0, 0, 64, 0, 0, 0, 48], "{first:02x?}");
     wait_until(PATIENCE, "another one is shown", || seen(&observer).2 != first);
     assert_eq!(seen(&reader).0, 403);

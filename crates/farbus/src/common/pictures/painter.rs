@@ -4,9 +4,9 @@ use std::borrow::Cow;
 
 use farbus_session::native::stream::{Description, Format, PixelFormat};
 
+use super::kind::{Kind, is_sane};
 use super::png::{Samples, encode};
 use super::splitter::first_of;
-use super::{Kind, is_sane};
 
 /// The pixel formats whose frames are JPEG, as Video4Linux names them.
 const JPEG: [PixelFormat; 2] = [PixelFormat(*b"MJPG"), PixelFormat(*b"JPEG")];

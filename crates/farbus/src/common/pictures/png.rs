@@ -2,7 +2,7 @@
 
 use miniz_oxide::deflate::compress_to_vec_zlib;
 
-use super::PNG_SIGNATURE;
+use super::kind::PNG_SIGNATURE;
 
 /// How hard is compressed, of 10: pictures are made while somebody looks.
 const LEVEL: u8 = 1;

@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use super::{JPEG_BEGIN, Kind, PNG_SIGNATURE, is_sane};
+use super::kind::{JPEG_BEGIN, Kind, PNG_SIGNATURE, is_sane};
 
 /// Markers of JPEG (ITU-T T.81, table B.1): the second byte.
 mod marker {

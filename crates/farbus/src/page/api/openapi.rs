@@ -178,7 +178,7 @@ fn kind_of(endpoint: Endpoint) -> &'static str {
         Endpoint::Script | Endpoint::EnterScript => "text/javascript",
         Endpoint::PageEvents | Endpoint::Events => "text/event-stream",
         Endpoint::Recording => RECORDING_TYPE,
-        Endpoint::NewestPicture => Kind::Png.media_type(),
+        Endpoint::NewestPicture | Endpoint::Icon => Kind::Png.media_type(),
         _ => "text/plain",
     }
 }
@@ -207,6 +207,7 @@ fn schema_of(endpoint: Endpoint) -> Option<&'static str> {
         | Endpoint::Ready
         | Endpoint::Style
         | Endpoint::Script
+        | Endpoint::Icon
         | Endpoint::Page
         | Endpoint::Buses
         | Endpoint::Network

@@ -83,8 +83,8 @@ pub struct Operation {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
     /// How far it is: what `farbus swap --json` says; of a recording, how many `bytes` it has and whether it `is_full`;
-    /// of a stream that is looked at, how many `pictures` came, their `width`, `height`, `type` and how many `per_second`,
-    /// and why it `ended`, if the page ended it.
+    /// of a stream that is looked at, how many `pictures` came, their `width`, `height`, `type` and how many
+    /// `per_second`, and why it `ended`, if the page ended it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub progress: Option<Value>,
     /// What the command printed with `--json`.
@@ -255,7 +255,7 @@ impl Operations {
         let (picture, is_first) = {
             let mut has = self.has();
             let found = has.all.iter_mut().find(|remembered| remembered.operation.id == id)?;
-            let picture = found.screen.as_mut()?.look(Instant::now())?;
+            let picture = found.screen.as_ref()?.look(Instant::now())?;
             (picture, found.is_first_look(by))
         };
         if is_first {
@@ -264,11 +264,11 @@ impl Operations {
         Some(picture)
     }
 
-    /// Changes what an operation shows of a stream; `None`: it shows none, or is forgotten.
-    pub fn with_screen<T>(&self, id: u64, change: impl FnOnce(&mut Screen, &mut Operation) -> T) -> Option<T> {
-        let mut has = self.has();
-        let found = has.all.iter_mut().find(|remembered| remembered.operation.id == id)?;
-        found.screen.as_mut().map(|screen| change(screen, &mut found.operation))
+    /// Notes how far an operation is that goes on several times a second: no follower of the events is told.
+    fn note_progress(&self, id: u64, progress: Value) {
+        if let Some(found) = self.has().all.iter_mut().find(|remembered| remembered.operation.id == id) {
+            found.operation.progress = Some(progress);
+        }
     }
 
     /// Adds to what an operation has recorded. Returns whether there was room for all of it.
@@ -374,16 +374,16 @@ impl Operations {
             is_misused: false,
         };
         let is_recording = line.action.runs == Runs::Recording;
-        let is_shown = line.action.runs == Runs::Picture;
+        let screen = (line.action.runs == Runs::Picture).then(|| Screen::new(Instant::now()));
         self.remember(Remembered {
             operation,
             process,
             recording: is_recording.then(Vec::new),
             transcript: Transcript::default(),
-            screen: is_shown.then(|| Screen::new(Instant::now())),
+            screen: screen.clone(),
             has_read: BTreeSet::new(),
         });
-        if is_recording || is_shown {
+        if is_recording || screen.is_some() {
             self.note(&format!("page-{}", line.action.name), by, &line.subject, None, Outcome::Ok);
         }
         let (tell_end, ended) = watch::channel(false);
@@ -395,6 +395,7 @@ impl Operations {
             is_json,
             is_lasting,
             subject: line.subject.clone(),
+            screen,
             tell_end,
         };
         let named = thread::Builder::new().name(format!("action-{id}")).stack_size(STACK_BYTES);
@@ -479,6 +480,7 @@ struct Runner {
     is_json: bool,
     is_lasting: bool,
     subject: String,
+    screen: Option<Screen>,
     tell_end: watch::Sender<bool>,
 }
 
@@ -509,8 +511,7 @@ impl Runner {
                     None
                 }
                 (Runs::Picture, _) => {
-                    // Nothing was read through the buffer yet.
-                    self.operations.show_pictures(self.id, stdout.get_mut());
+                    self.show_pictures(stdout);
                     None
                 }
                 (_, true) => self.read_value(stdout),
@@ -552,6 +553,15 @@ impl Runner {
                 self.operations.stop(self.id);
                 return;
             }
+        }
+    }
+
+    /// Shows what the command prints, until it ends or nobody looks.
+    fn show_pictures(&self, stdout: &mut BufReader<ChildStdout>) {
+        let tell = |progress| self.operations.note_progress(self.id, progress);
+        // Nothing was read through the buffer yet.
+        if self.screen.as_ref().is_some_and(|screen| screen.show_all(stdout.get_mut(), tell)) {
+            self.operations.stop(self.id);
         }
     }
 

@@ -33,6 +33,8 @@ pub enum Endpoint {
     Style,
     /// The page's script.
     Script,
+    /// The page's icon.
+    Icon,
     /// The page with all devices, for a browser.
     Page,
     /// What is reserved on the buses.
@@ -115,6 +117,7 @@ pub const ROUTES: &[Route] = &[
     route("/readyz", Endpoint::Ready, READ, "Whether the processes can be asked."),
     route("/page.css", Endpoint::Style, READ, "The page's style."),
     route("/page.js", Endpoint::Script, READ, "The page's script."),
+    route("/favicon.ico", Endpoint::Icon, READ, "The page's icon, PNG."),
     route("/", Endpoint::Page, READ, "The page, for a browser."),
     route("/buses", Endpoint::Buses, READ, "What is reserved on the buses, for a browser."),
     route("/network", Endpoint::Network, READ, "The network of hosts, for a browser."),
