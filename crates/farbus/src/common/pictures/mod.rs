@@ -11,4 +11,4 @@ mod splitter;
 
 pub use self::kind::Kind;
 pub use self::painter::Painter;
-pub use self::splitter::{NoPicture, Splitter, Whole};
+pub use self::splitter::{Splitter, Whole};
