@@ -55,7 +55,7 @@ struct ReadArgs {
     /// Only the newest frames, beside other readers.
     #[arg(long, group = "newest")]
     latest: bool,
-    /// Only the newest frames, whoever reads it.
+    /// Only the newest frames, as an observer.
     ///
     /// The owner has to permit it (share --observable). Nobody is kept out or waits.
     #[arg(long, group = "newest")]

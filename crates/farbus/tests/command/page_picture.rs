@@ -1,4 +1,4 @@
-//! The picture of a stream on the page: for those who may observe, beside whoever reads it, and while somebody looks.
+//! The picture of a stream on the page: for those who may observe, beside every reader, and while somebody looks.
 
 use std::io::{Read, Write};
 use std::time::Duration;

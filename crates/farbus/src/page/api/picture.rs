@@ -24,7 +24,7 @@ pub const PICTURES_MAX: usize = 4;
 pub const READ_BYTES: usize = 64 << 10;
 /// An operation ends when nobody has fetched its picture for so long.
 const UNSEEN_TIME_MAX: Duration = Duration::from_secs(20);
-/// It ends after this time, whoever fetches it.
+/// It ends after this time, also while it is fetched.
 const TIME_MAX: Duration = Duration::from_secs(600);
 /// How often it is looked whether it has to end, while no picture comes.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
