@@ -51,7 +51,11 @@ pub fn of(process: &Value, device: &Value) -> Vec<Offer> {
             offer("attach", "attach it here", json!({ "target": target_of(process, &name) }));
         }
         offer("allow", "let a paired host use it", json!({ "device": name }));
-        if device["is_observable"] == true {
+        if let Some(format) = device["stream"].as_str() {
+            if device["is_observable"] == true && format != "bytes" {
+                offer("picture", "look at its picture", json!({ "target": target_of(process, &name) }));
+            }
+        } else if device["is_observable"] == true {
             offer("observe", "record what it sends to its user", json!({ "target": target_of(process, &name) }));
         }
         if device["has_console"] == true {
@@ -144,8 +148,10 @@ fn offer(name: &str, what: &'static str, given: Value) -> Option<Offer> {
     // Others name devices: one with a name that no command takes is offered nothing.
     let mut line = action.command(&filled).ok()?.line();
     let command = missing.is_empty().then(|| line.clone());
-    if action.runs == Runs::Recording {
-        line.push_str(" > FILE.pcapng");
+    match action.runs {
+        Runs::Recording => line.push_str(" > FILE.pcapng"),
+        Runs::Picture => line.push_str(" > FILE.png"),
+        _ => {}
     }
     Some(Offer { action: action.name, summary: action.summary, parameters, missing, command, what, line })
 }
@@ -251,6 +257,22 @@ mod tests {
         assert_eq!(console("attach", attached.clone()), Some((Some(line.clone()), line)));
         attached["mode"] = json!("exclusive");
         assert_eq!(console("attach", attached), None, "a disk");
+    }
+
+    #[test]
+    fn a_stream_is_offered_to_be_looked_at_if_its_owner_permits_it_and_it_has_pictures() {
+        let offered = |stream: &str, is_observable: bool| {
+            let device = json!({
+                "name": "cam", "bus_id": "1-1", "state": "in use", "stream": stream, "is_observable": is_observable,
+            });
+            let offers = of(&json!({ "role": "share", "address": "127.0.0.1:4000" }), &device);
+            let is_shown = |offer: &Offer| offer.action == "picture" || offer.action == "observe";
+            offers.into_iter().find(is_shown).map(|offer| offer.line)
+        };
+        let line = "farbus stream read --observe --pictures --rate 4 127.0.0.1:4000/cam > FILE.png";
+        assert_eq!(offered("yuyv 640x480 at 30/s", true).as_deref(), Some(line));
+        assert_eq!(offered("yuyv 640x480 at 30/s", false), None);
+        assert_eq!(offered("bytes", true), None);
     }
 
     #[test]

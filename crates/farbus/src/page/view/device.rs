@@ -12,7 +12,7 @@ use super::descriptors;
 use super::devices::{icon, notes};
 use super::drawing::{Drawing, List, Part, Piece};
 use super::text::{encoded, escaped, escaped_whole, span, table, value_in};
-use super::{latency as over_time, operations};
+use super::{latency as over_time, operations, picture};
 use crate::common::units::format_bytes;
 
 /// The longest query that is read, bytes; the rest of a request is limited before.
@@ -99,6 +99,10 @@ impl Which {
                 part("facts", facts(process, device));
                 part("commands", commands(process, device));
                 part("moves", section("moves", "Swap and migration", &operations::moves(status, process, device)));
+                part("pictures", section("pictures", "Picture", &picture::pictures(status, process, device)));
+                for (key, image) in picture::images(status, process, device) {
+                    part(&key, image);
+                }
                 let recordings = operations::recordings(status, process, device);
                 part("recordings", section("recordings", "Recordings", &recordings));
                 let consoles = operations::consoles(status, process, device);
@@ -184,6 +188,7 @@ fn facts(process: &Value, device: &Value) -> String {
     text("Vendor", &device["vendor_name"]);
     text("Product", &device["product_name"]);
     text("Speed", &device["speed"]);
+    text("Frames", &device["stream"]);
     text("Bus id", &device["bus_id"]);
     text("Identity", &device["identity"]["id"]);
     text("Reservation", &device["reservation"]["state"]);

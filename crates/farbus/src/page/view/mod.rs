@@ -9,6 +9,7 @@ mod latency;
 mod live;
 mod network;
 mod operations;
+mod picture;
 mod text;
 
 use self::device::QUERY_BYTES_MAX;

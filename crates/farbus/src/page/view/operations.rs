@@ -14,7 +14,7 @@ const DRAWN_MAX: usize = 8;
 const NEXT_LINES_MAX: usize = 4;
 
 /// The operations of this page about a device, the latest first.
-fn about<'s>(status: &'s Status, process: &'s Value, device: &'s Value) -> impl Iterator<Item = &'s Value> {
+pub fn about<'s>(status: &'s Status, process: &'s Value, device: &'s Value) -> impl Iterator<Item = &'s Value> {
     let is_about = move |operation: &&Value| {
         let Some(subject) = operation["subject"].as_str() else { return false };
         let text = |of: &'s Value| of.as_str().unwrap_or_default();
@@ -34,8 +34,13 @@ fn is_console(operation: &Value) -> bool {
     operation["action"] == "console"
 }
 
+/// Items of operations as a list; empty without one.
+pub fn list(items: String) -> String {
+    if items.is_empty() { items } else { format!("<ul class=\"operations\">\n{items}</ul>\n") }
+}
+
 /// A button that ends an operation, with the command line that does the same; empty if nothing runs.
-fn stop(operation: &Value) -> String {
+pub fn stop(operation: &Value) -> String {
     let Some(pid) = operation["pid"].as_u64().filter(|_| operation["state"] == "running") else {
         return String::new();
     };
@@ -58,7 +63,8 @@ fn why(failed: &Value) -> String {
     out
 }
 
-fn heading(operation: &Value) -> String {
+/// The command line of an operation, how far it is, and who began it.
+pub fn heading(operation: &Value) -> String {
     let (id, by) = (operation["id"].as_u64().unwrap_or_default(), operation["by"].as_str().unwrap_or_default());
     let state = match operation["state"].as_str() {
         Some("running") => "runs",
@@ -204,9 +210,9 @@ pub fn moves(status: &Status, process: &Value, device: &Value) -> String {
     }
     let is_told =
         |name: &str| device[name].is_object() || (name == "swap" && status.swap_of(process, device).is_some());
-    for operation in
-        about(status, process, device).filter(|operation| !is_recording(operation) && !is_console(operation))
-    {
+    let is_move =
+        |operation: &&Value| !is_recording(operation) && !is_console(operation) && operation["action"] != "picture";
+    for operation in about(status, process, device).filter(is_move) {
         let is_running = operation["state"] == "running";
         let drawn = match operation["action"].as_str() {
             Some("swap") if is_running && !is_told("swap") => swap(&operation["progress"]),
@@ -215,7 +221,7 @@ pub fn moves(status: &Status, process: &Value, device: &Value) -> String {
         };
         let _ = writeln!(out, "<li>{}{drawn}{}</li>", heading(operation), stop(operation));
     }
-    if out.is_empty() { out } else { format!("<ul class=\"operations\">\n{out}</ul>\n") }
+    list(out)
 }
 
 /// What the recordings and consoles of a device hold, as text: each by itself, so that only its text changes. The key
@@ -277,7 +283,7 @@ pub fn recordings(status: &Status, process: &Value, device: &Value) -> String {
         }
         let _ = writeln!(out, "{}</li>", stop(operation));
     }
-    if out.is_empty() { out } else { format!("<ul class=\"operations\">\n{out}</ul>\n") }
+    list(out)
 }
 
 #[cfg(test)]
