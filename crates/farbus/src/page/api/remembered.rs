@@ -175,8 +175,9 @@ impl Table {
         self.lasting -= 1;
     }
 
-    /// Whether there is room for one more recording, or console, of a caller. Its own oldest that has ended is forgotten
-    /// if that makes room, or else one of a caller that `counts` no more: nobody who may still come for one loses it.
+    /// Whether there is room for one more recording, or console, of a caller. Its own oldest that has ended is
+    /// forgotten if that makes room, or else one of a caller that `counts` no more: nobody who may still come for one
+    /// loses it.
     pub fn has_room_for(&mut self, kept: &Kept, caller: &Caller, counts: &dyn Fn(&str) -> bool) -> bool {
         if !kept.is_some() {
             return true;
