@@ -10,6 +10,7 @@ mod connection;
 mod drawn;
 mod guard;
 mod html;
+mod lab;
 mod limits;
 mod line;
 mod metrics;
@@ -24,3 +25,6 @@ mod view;
 
 pub use rights::{PageSettings, Place, Served, serve};
 pub use server::{VERB, run};
+
+/// The hidden verb that starts the process that asks other hosts.
+pub const HOSTS_VERB: &str = "page-hosts";

@@ -45,7 +45,7 @@ use super::drawn::Drawn;
 use super::guard::{Passed, Site, check};
 use super::line::asking::Line;
 use super::line::hex;
-use super::line::messages::{Answer, Begin, By, Elsewhere, Question};
+use super::line::messages::{Answer, Begin, By, Elsewhere, Question, Wanted};
 use super::secure::{self, Acceptor};
 use super::status::Status;
 use super::view::{Details, View, Which};
@@ -311,7 +311,8 @@ impl Server {
         length: u64,
     ) -> Result<Response<Body>, Refusal> {
         let all = |_: &Value, _: &Value| true;
-        let of_status = async |answer: fn(&Status) -> Response<Body>| Ok(answer(&*self.line.status(by).await?));
+        let of_status =
+            async |answer: fn(&Status) -> Response<Body>| Ok(answer(&*self.line.status(by, Wanted::Processes).await?));
         match found.route.endpoint {
             Endpoint::Health => Ok(text("text/plain; charset=utf-8", "ok\n".into())),
             Endpoint::Style => Ok(text("text/css; charset=utf-8", html::STYLE.into())),
@@ -320,7 +321,7 @@ impl Server {
             Endpoint::EnterScript => Ok(text("text/javascript; charset=utf-8", ENTER_SCRIPT.into())),
             Endpoint::Enter => self.enter(by, request, length).await,
             Endpoint::Ready => of_status(ready).await,
-            Endpoint::Page | Endpoint::Buses | Endpoint::Network | Endpoint::Device => {
+            Endpoint::Page | Endpoint::HostsPage | Endpoint::Buses | Endpoint::Network | Endpoint::Device => {
                 match View::at(request.uri().path(), request.uri().query()) {
                     Some(view) => self.view(by, view, request.uri()).await,
                     None => Err(Refusal::of(StatusCode::NOT_FOUND, "nothing is here")),
@@ -334,7 +335,15 @@ impl Server {
             Endpoint::Table => of_status(|status| text("text/html; charset=utf-8", html::table(status))).await,
             Endpoint::Metrics => of_status(|status| text(metrics::CONTENT_TYPE, metrics::metrics(status))).await,
             Endpoint::Status => of_status(|status| json_of(StatusCode::OK, &status.processes)).await,
-            Endpoint::Devices => Ok(json_of(StatusCode::OK, &answers::devices(&*self.line.status(by).await?, all))),
+            Endpoint::Devices => {
+                let status = self.line.status(by, Wanted::Processes).await?;
+                Ok(json_of(StatusCode::OK, &answers::devices(&status, all)))
+            }
+            Endpoint::LabDevices => {
+                let status = self.line.status(by, Wanted::Answered).await?;
+                let wanted = View::wanted(request.uri().query());
+                Ok(json_of(StatusCode::OK, &answers::lab(&status, &wanted)))
+            }
             Endpoint::Shares => {
                 of_status(|status| json_of(StatusCode::OK, &answers::devices(status, answers::is_shared))).await
             }
@@ -359,7 +368,13 @@ impl Server {
             }
             Endpoint::Description => Ok(json_of(StatusCode::OK, &openapi::document())),
             Endpoint::Actions => Ok(json_of(StatusCode::OK, &answers::actions())),
-            Endpoint::Hosts => self.value(by, Question::Hosts).await,
+            Endpoint::Hosts => match self.line.ask(by, Question::Hosts).await? {
+                Answer::Value(said) => {
+                    let status = self.line.status(by, Wanted::Answered).await?;
+                    Ok(json_of(StatusCode::OK, &answers::hosts(said, &status.lab)))
+                }
+                _ => Err(no_answer()),
+            },
             Endpoint::Audit => self.value(by, Question::Audit).await,
             Endpoint::Operations => self.value(by, Question::Operations).await,
             Endpoint::Operation => self.value(by, Question::Operation { id: found.number }).await,
@@ -464,7 +479,8 @@ impl Server {
             }
         };
         let address = uri.path_and_query().map_or("/", |address| address.as_str());
-        let status = self.line.status(by).await?;
+        let wanted = if view.has_others() { Wanted::Lab } else { Wanted::Processes };
+        let status = self.line.status(by, wanted).await?;
         let (is_there, document) = html::document(&view, address, &status, details.as_ref(), self.elsewhere.as_ref());
         let mut response = text("text/html; charset=utf-8", document);
         if !is_there {

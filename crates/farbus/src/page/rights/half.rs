@@ -27,6 +27,7 @@ use super::super::api::journal::Journal;
 use super::super::api::operations::Operations;
 use super::super::api::refusal::Refusal;
 use super::super::api::routes;
+use super::super::lab::Lab;
 use super::super::line::frames::{Decoder, TooLong, encoded, receive, send};
 use super::super::line::hex;
 use super::super::line::messages::{
@@ -35,7 +36,7 @@ use super::super::line::messages::{
 };
 use super::super::server::{NO_SANDBOX, VERB};
 use super::super::status::Processes;
-use super::asker::Asker;
+use super::asker::{Asked, Asker};
 use super::clients::{CONNECTIONS_MAX, Clients, REMOTE_MAX, Shown};
 use super::{entering, reading};
 use crate::common::failure::Failure;
@@ -97,6 +98,8 @@ pub struct Half {
     long: AsyncMutex<()>,
     /// The number of the last event that was sent, held while others are.
     events_sent: AsyncMutex<u64>,
+    /// The version of what was sent of other hosts, held while it is.
+    lab_sent: AsyncMutex<u64>,
     clients: Mutex<Clients>,
     followed: watch::Sender<Followed>,
     places: Arc<Semaphore>,
@@ -176,6 +179,7 @@ impl Half {
             sending: AsyncMutex::default(),
             long: AsyncMutex::default(),
             events_sent: AsyncMutex::default(),
+            lab_sent: AsyncMutex::default(),
             clients: Mutex::default(),
             followed: watch::Sender::default(),
             places: Arc::new(Semaphore::new(QUESTIONS_MAX)),
@@ -343,10 +347,10 @@ impl Half {
                 }
                 Ok(Answer::Done)
             }
-            Question::Status { known } => match timeout(STATUS_TIME_MAX, asker.fresh()).await {
+            Question::Status { known, wanted } => match timeout(STATUS_TIME_MAX, asker.fresh(wanted)).await {
                 Ok(Some(asked)) => {
                     if asked.said.version > known {
-                        self.tell_status(&asked.said).await;
+                        self.tell_status(&asked).await;
                     }
                     Ok(Answer::Done)
                 }
@@ -408,7 +412,23 @@ impl Half {
         Ok(())
     }
 
-    async fn tell_status(&self, said: &Processes) {
+    /// Sends what is known of other hosts, unless this process has it.
+    async fn tell_lab(&self, lab: &Lab) {
+        let mut sent = self.lab_sent.lock().await;
+        if *sent >= lab.version {
+            return;
+        }
+        *sent = lab.version;
+        if let Err(error) = self.tell(&Told::Lab(Box::new(lab.clone()))).await {
+            let trouble = Some(format!("what is known of other hosts is too long: {error}"));
+            // This one is not.
+            let _ = self.tell(&Told::Lab(Box::new(Lab { version: lab.version, trouble, ..Lab::default() }))).await;
+        }
+    }
+
+    async fn tell_status(&self, asked: &Asked) {
+        self.tell_lab(&asked.lab).await;
+        let said = &asked.said;
         if let Err(error) = self.tell(&Told::Status(said.clone())).await {
             let failure = Some(format!("what the processes say is too long: {error}"));
             let short = Processes {
@@ -442,10 +462,12 @@ impl Half {
     async fn push_status(self: Arc<Self>) {
         let mut followed = self.followed.subscribe();
         while followed.wait_for(|followed| !followed.status.is_empty()).await.is_ok() {
+            self.shared.asker.want_lab();
             let mut asked = self.shared.asker.follow();
             while !followed.borrow().status.is_empty() && asked.changed().await.is_ok() {
                 let said = Arc::clone(&asked.borrow_and_update());
-                self.tell_status(&said.said).await;
+                self.shared.asker.want_lab();
+                self.tell_status(&said).await;
             }
         }
     }
@@ -537,6 +559,7 @@ fn in_words(status: ExitStatus) -> String {
 mod tests {
     use serde_json::Map;
 
+    use super::super::super::line::messages::Wanted;
     use super::*;
 
     /// A process that says nothing, with a client of its owner's and one of somebody else's.
@@ -572,7 +595,7 @@ mod tests {
         with_clients(async |half, _line| {
             let stop = Question::Change { path: "/api/v1/operations/1/stop".into(), given: Map::new() };
             for question in [
-                Question::Status { known: 0 },
+                Question::Status { known: 0, wanted: Wanted::Lab },
                 Question::Follow { follow: 1, events: true },
                 Question::Details { pid: 1, name: "disk".into() },
                 Question::Latency { pid: 1, name: "disk".into() },

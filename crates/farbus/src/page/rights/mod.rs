@@ -9,6 +9,7 @@ pub mod asker;
 pub mod clients;
 mod entering;
 mod half;
+mod lab;
 mod reading;
 mod remote;
 mod spare;
