@@ -2,6 +2,7 @@
 //! those nearby answer. Others wrote all of it.
 
 use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -28,6 +29,8 @@ pub const LAB_BYTES_MAX: usize = DEVICES_MAX * size_of::<LabDevice>() + TEXT_BYT
 pub struct Lab {
     /// Greater with each change; 0: nothing is known yet.
     pub version: u64,
+    /// Another number when a host or a device is, or its state, its user or who waits; not when all are heard again.
+    pub mark: u64,
     /// This host's name.
     pub own_name: String,
     /// The fingerprint of its key, if it has one.
@@ -126,7 +129,7 @@ pub struct LabDevice {
 }
 
 /// A host that waits for a device.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LabQueued {
     /// The host.
@@ -136,7 +139,7 @@ pub struct LabQueued {
 }
 
 /// A lease ahead of time.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LabBooked {
     /// The host.
@@ -288,11 +291,17 @@ impl Lab {
         self.hosts.iter().flat_map(|host| host.devices.iter().map(move |device| (host, device)))
     }
 
-    /// The device that a command calls so.
-    pub fn find(&self, target: &str) -> Option<&LabDevice> {
+    /// The device that a command or an attachment calls so, and its host.
+    pub fn find(&self, target: &str) -> Option<(&LabHost, &LabDevice)> {
         let (host, name) = target.rsplit_once('/')?;
-        let host = self.hosts.iter().find(|known| known.called.as_deref() == Some(host) || known.name == host)?;
-        host.devices.iter().find(|device| device.name == name)
+        // A paired host is called by its name, with a port that stands for none.
+        let without_port = host.rsplit_once(':').filter(|(_, port)| port.parse::<u16>().is_ok()).map(|(name, _)| name);
+        let is_meant = |known: &&LabHost| {
+            let called = known.called.as_deref();
+            called == Some(host) || (called.is_some() && called == without_port)
+        };
+        let host = self.hosts.iter().find(is_meant)?;
+        Some((host, host.devices.iter().find(|device| device.name == name)?))
     }
 
     /// Puts all in order, and keeps no more than the limits allow.
@@ -311,6 +320,16 @@ impl Lab {
             });
             self.left_out += all - host.devices.len();
         }
+        let mut hasher = DefaultHasher::new();
+        (&self.trouble, self.left_out).hash(&mut hasher);
+        for host in &self.hosts {
+            (&host.name, &host.key, &host.may_use, host.failure.is_some()).hash(&mut hasher);
+        }
+        for (_, device) in self.devices() {
+            let LabDevice { name, title, state, user, reason, leased_until, waiting, queue, booked, .. } = device;
+            (name, title, state, user, reason, leased_until, waiting, queue, booked).hash(&mut hasher);
+        }
+        self.mark = hasher.finish();
     }
 }
 
@@ -344,6 +363,21 @@ pub mod tests {
         assert_eq!(used.since_s, Some(940));
         let by_directory = said(json!({ "name": "board", "state": "in use", "since": "x" }));
         assert_eq!(by_directory.since_s, Some(400));
+    }
+
+    #[test]
+    fn an_attachment_is_found_by_the_name_or_the_address_of_its_host() {
+        let found =
+            LabHost { called: Some("10.0.0.9:3240".into()), ..host("lab9", vec![said(json!({ "name": "cam" }))]) };
+        let unpaired = LabHost { called: None, ..host("lab8", vec![said(json!({ "name": "cam" }))]) };
+        let lab3 = host("lab3", vec![said(json!({ "name": "board" }))]);
+        let lab = Lab { hosts: vec![lab3, unpaired, found], ..Lab::default() };
+        let name = |target: &str| lab.find(target).map(|(host, _)| host.name.as_str());
+        assert_eq!((name("lab3/board"), name("lab3:3240/board")), (Some("lab3"), Some("lab3")));
+        assert_eq!(name("10.0.0.9:3240/cam"), Some("lab9"));
+        for other in ["lab3/cam", "lab8/cam", "lab8:3240/cam", "lab3:x/board", "board", "10.0.0.9:3241/cam"] {
+            assert_eq!(name(other), None, "{other}");
+        }
     }
 
     #[test]

@@ -183,7 +183,7 @@ fn a_browser_sees_a_device_of_another_host_come_be_used_and_leased_and_attaches_
     browser.wait_for(&row("available", "row.querySelector('button.do') !== null"));
     if has_fuse() {
         browser.script("document.querySelector('#rows button.do').click()");
-        browser.wait_for(&row("attached", &used_by("desk")));
+        browser.wait_for(&row("attached", &used_by("this machine")));
         browser.keep_picture("lab-device-attached");
         desk.ok(&["detach", "lab3/disk"]);
     }

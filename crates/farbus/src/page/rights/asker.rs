@@ -163,7 +163,7 @@ fn keep_asking(
             false => Arc::clone(others.gatherer.lab()),
         };
         if journal.is_followed() {
-            publish(journal, (&said, lab.version), &mut happenings, &mut mark);
+            publish(journal, (&said, lab.mark), &mut happenings, &mut mark);
         }
         asked.send_replace(Arc::new(Asked { at: Some(at), said, lab_at, lab }));
     }

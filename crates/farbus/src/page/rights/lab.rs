@@ -404,7 +404,7 @@ fn gathered(seen: &Seen, directory: Option<&Directory>, paired: &[Paired]) -> La
     }
     let trouble = directory.and_then(|directory| directory.trouble.clone());
     let (own_name, hosts) = (host_name(), hosts.into_values().collect());
-    let mut lab = Lab { version: 0, own_name, own_key, hosts, left_out, trouble, looked_s: seen.looked_s };
+    let mut lab = Lab { version: 0, mark: 0, own_name, own_key, hosts, left_out, trouble, looked_s: seen.looked_s };
     lab.settle();
     lab
 }

@@ -221,7 +221,7 @@ pub fn notes(status: &Status) -> Vec<Part> {
 /// A number that changes with what rows show, of all devices.
 pub fn fingerprint(status: &Status) -> u64 {
     let mut hasher = DefaultHasher::new();
-    (&status.failure, status.silent, status.lab.version).hash(&mut hasher);
+    (&status.failure, status.silent, status.lab.mark).hash(&mut hasher);
     for (process, device) in status.devices() {
         (process["pid"].as_u64(), process["host"].as_str()).hash(&mut hasher);
         for text in ["name", "title", "state", "user", "reason"] {

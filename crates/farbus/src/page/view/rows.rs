@@ -39,7 +39,7 @@ pub enum Row<'a> {
         /// The device, as that says it.
         device: &'a Value,
         /// What its own host says of it, if it is attached from another one.
-        there: Option<&'a LabDevice>,
+        there: Option<(&'a LabHost, &'a LabDevice)>,
     },
     /// A device of another host that is not attached here.
     Other(&'a LabHost, &'a LabDevice),
@@ -152,7 +152,7 @@ fn waiting<'a>(
 impl<'a> Row<'a> {
     fn there(&self) -> Option<&'a LabDevice> {
         match self {
-            Row::Own { there, .. } => *there,
+            Row::Own { there, .. } => there.map(|(_, device)| device),
             Row::Other(..) => None,
         }
     }
@@ -172,6 +172,7 @@ impl<'a> Row<'a> {
     /// The host that has the device.
     pub fn host(&self) -> &'a str {
         match self {
+            Row::Own { there: Some((host, _)), .. } => &host.name,
             Row::Own { process, device, .. } if is_attached(process, device) => {
                 let target = device["title"].as_str().unwrap_or_default();
                 target.rsplit_once('/').map_or(Self::own_host(process), |(host, _)| host)
@@ -194,7 +195,7 @@ impl<'a> Row<'a> {
         let of = |device: &LabDevice| class_of(device.is_block, device.interfaces.iter().map(String::as_str));
         match self {
             Row::Own { device, there, .. } => match (class_of_own(device), there) {
-                ("device", Some(there)) => of(there),
+                ("device", Some((_, there))) => of(there),
                 (class, _) => class,
             },
             Row::Other(_, device) => of(device),
