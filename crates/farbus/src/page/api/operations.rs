@@ -17,8 +17,9 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use super::actions::{CommandLine, Runs, action};
+use super::actions::{CommandLine, Runs};
 use super::journal::{Journal, Kind};
+use super::table::action;
 use super::transcript::Transcript;
 use crate::common::control::{Answer, Question, ask_in_turn};
 use crate::common::failure::{Attribute, FailureReport};
@@ -31,6 +32,8 @@ pub const RUNNING_MAX: usize = 16;
 pub const LASTING_MAX: usize = 48;
 /// What is kept of the output of a command, bytes.
 pub const OUTPUT_BYTES_MAX: u64 = 256 << 10;
+/// What is said in place of an answer of more.
+const LONG: &str = "the answer is longer than 256 KiB and was left out: ask for less";
 /// What is kept of its warnings, bytes.
 const WARNINGS_BYTES_MAX: u64 = 4 << 10;
 /// What is recorded in one operation, bytes; then its command is ended.
@@ -457,7 +460,8 @@ impl Runner {
                     self.record_all(stdout);
                     None
                 }
-                (_, true) => self.read_value(stdout),
+                (Runs::BrieflyInLines, true) => Some(read_values(stdout)),
+                (_, true) => read_value(stdout),
                 (Runs::OnAfterLine { line, .. }, false) => read_until(stdout, line),
                 (_, false) => None,
             };
@@ -479,7 +483,11 @@ impl Runner {
             return;
         }
         match code {
-            Some(0) => self.done(printed, warnings, false),
+            Some(0) => {
+                let is_lost = self.is_json && printed.is_none();
+                let warnings = if is_lost { format!("{warnings}\n{LONG}").trim().to_owned() } else { warnings };
+                self.done(printed, warnings, false);
+            }
             code => self.failed(code, printed, warnings),
         }
     }
@@ -493,12 +501,6 @@ impl Runner {
                 return;
             }
         }
-    }
-
-    /// The first value that the command prints.
-    fn read_value(&self, stdout: &mut BufReader<ChildStdout>) -> Option<Value> {
-        let limited = stdout.take(OUTPUT_BYTES_MAX);
-        serde_json::Deserializer::from_reader(limited).into_iter::<Value>().next()?.ok()
     }
 
     fn done(&self, printed: Option<Value>, warnings: String, goes_on: bool) {
@@ -560,6 +562,18 @@ impl Runner {
         // Without the thread it is not told how far the swap is.
         let _ = thread::Builder::new().name(format!("swap-{id}")).stack_size(STACK_BYTES).spawn(follow);
     }
+}
+
+/// The first value that the command prints.
+fn read_value(stdout: &mut BufReader<ChildStdout>) -> Option<Value> {
+    let limited = stdout.take(OUTPUT_BYTES_MAX);
+    serde_json::Deserializer::from_reader(limited).into_iter::<Value>().next()?.ok()
+}
+
+/// All values that the command prints; those behind [`OUTPUT_BYTES_MAX`] are left out.
+fn read_values(stdout: &mut BufReader<ChildStdout>) -> Value {
+    let limited = stdout.take(OUTPUT_BYTES_MAX);
+    serde_json::Deserializer::from_reader(limited).into_iter::<Value>().map_while(Result::ok).collect()
 }
 
 /// Reads lines until one begins so; returns it as a value.

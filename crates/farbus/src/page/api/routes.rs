@@ -3,7 +3,8 @@
 use farbus_io::trust::Scope;
 use hyper::Method;
 
-use super::actions::{ACTIONS, Action, action};
+use super::actions::Action;
+use super::table::{self, action};
 
 /// Where actions are: their name follows.
 pub const ACTIONS_AT: &str = "/api/v1/actions/";
@@ -242,7 +243,7 @@ pub fn all() -> impl Iterator<Item = (String, Found)> {
             let of = move |action: &'static Action| {
                 (format!("{ACTIONS_AT}{}", action.name), Found { route, action: Some(action), number: 0 })
             };
-            ACTIONS.iter().map(of).collect::<Vec<_>>()
+            table::all().map(of).collect::<Vec<_>>()
         }
         _ => vec![(route.path.to_owned(), Found { route, action: None, number: 0 })],
     })
