@@ -187,6 +187,25 @@ struct SaidLease {
     reason: Option<String>,
 }
 
+/// Room for as many devices as are kept.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Room {
+    devices: usize,
+    bytes: usize,
+}
+
+impl Room {
+    /// Takes a device, if there is room for it.
+    pub fn takes(&mut self, device: &LabDevice) -> bool {
+        let (devices, bytes) = (self.devices + 1, self.bytes + device.text_bytes());
+        let has_room = devices <= DEVICES_MAX && bytes <= TEXT_BYTES_MAX;
+        if has_room {
+            *self = Self { devices, bytes };
+        }
+        has_room
+    }
+}
+
 /// A text that is not too long, without what a terminal would obey: as JSON it is twice as long at most.
 pub fn short(text: &str) -> String {
     text.chars().take(TEXT_CHARS_MAX).map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
@@ -309,15 +328,11 @@ impl Lab {
         self.hosts.sort_by(|one, other| (&one.name, &one.key).cmp(&(&other.name, &other.key)));
         let hosts = self.hosts.len().saturating_sub(HOSTS_MAX);
         self.left_out += self.hosts.drain(self.hosts.len() - hosts..).map(|host| host.devices.len()).sum::<usize>();
-        let (mut count, mut bytes) = (0, 0);
+        let mut room = Room::default();
         for host in &mut self.hosts {
             host.devices.sort_by(|one, other| one.name.cmp(&other.name));
             let all = host.devices.len();
-            host.devices.retain(|device| {
-                count += 1;
-                bytes += device.text_bytes();
-                count <= DEVICES_MAX && bytes <= TEXT_BYTES_MAX
-            });
+            host.devices.retain(|device| room.takes(device));
             self.left_out += all - host.devices.len();
         }
         let mut hasher = DefaultHasher::new();

@@ -16,7 +16,7 @@ use serde_json::Value;
 use tracing::debug;
 
 use super::super::HOSTS_VERB;
-use super::super::lab::{Lab, LabDevice, LabHost, SaidDevice, Source, short};
+use super::super::lab::{Lab, LabDevice, LabHost, Room, SaidDevice, Source, short};
 use super::half::lock;
 use crate::common::control::{Answer, Question, ask_one};
 use crate::common::lease_words::parse_time;
@@ -91,6 +91,8 @@ struct Seen {
     looks: u64,
     own_key: Option<String>,
     looked_s: Option<u64>,
+    /// Devices for which there was no room in this look.
+    left_out: usize,
     hosts: BTreeMap<String, Looked>,
 }
 
@@ -245,11 +247,18 @@ impl Seen {
     fn take(&mut self, told: Told, look: u64, now_s: u64) {
         self.changes += 1;
         if let Some(own) = told.own {
-            self.own_key = own.key;
+            // A look begins with it.
+            (self.own_key, self.left_out) = (own.key, 0);
             return;
         }
         let name = short(&told.host);
         let id = told.key.clone().unwrap_or_else(|| format!("{name}/{:?}", told.address));
+        let mut room = Room::default();
+        let others = self.hosts.iter().filter(|(known, _)| **known != id);
+        for device in others.flat_map(|(_, host)| host.devices.iter().flatten()) {
+            // What is kept already has room.
+            let _ = room.takes(device);
+        }
         let known = self.hosts.entry(id).or_default();
         let is_heard = told.is_found || told.devices.is_some();
         *known = Looked {
@@ -261,7 +270,12 @@ impl Seen {
             is_found: told.is_found || (known.look == look && known.is_found),
             failure: told.failure.as_deref().map(short).or(known.failure.take().filter(|_| told.devices.is_none())),
             devices: match told.devices {
-                Some(devices) => Some(devices.into_iter().filter_map(|said| said.kept(now_s, time)).collect()),
+                Some(devices) => {
+                    let kept = devices.into_iter().filter_map(|said| said.kept(now_s, time));
+                    let kept: (Vec<_>, Vec<_>) = kept.partition(|device| room.takes(device));
+                    self.left_out += kept.1.len();
+                    Some(kept.0)
+                }
                 None => known.devices.take(),
             },
             heard_s: if is_heard { Some(now_s) } else { known.heard_s },
@@ -312,10 +326,11 @@ impl Directory {
         let host = |said| serde_json::from_value::<DirectoryHost>(said).ok();
         self.hosts = hosts.into_iter().filter_map(host).collect();
         (self.devices, self.left_out) = (BTreeMap::new(), 0);
+        let mut room = Room::default();
         for device in devices {
             let said = serde_json::from_value::<SaidDevice>(device).ok();
             let key = said.as_ref().map(|said| said.host_key.clone()).unwrap_or_default();
-            match said.and_then(|said| said.kept(now_s, time)) {
+            match said.and_then(|said| said.kept(now_s, time)).filter(|device| room.takes(device)) {
                 Some(device) => self.devices.entry(key).or_default().push(device),
                 None => self.left_out += 1,
             }
@@ -345,7 +360,7 @@ fn gathered(seen: &Seen, directory: Option<&Directory>, paired: &[Paired]) -> La
         hosts.insert(key.clone(), host);
     }
     let own_key = directory.and_then(|directory| directory.own_key.clone()).or(seen.own_key.clone());
-    let mut left_out = 0;
+    let mut left_out = seen.left_out;
     for DirectoryHost { key, name, farbus } in directory.iter().flat_map(|directory| &directory.hosts) {
         if Some(key) == own_key.as_ref() {
             continue;
