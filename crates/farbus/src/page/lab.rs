@@ -208,7 +208,12 @@ impl Room {
 
 /// A text that is not too long, without what a terminal would obey: as JSON it is twice as long at most.
 pub fn short(text: &str) -> String {
-    text.chars().take(TEXT_CHARS_MAX).map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+    let readable = |c: char| match c {
+        c if c.is_control() && c.is_whitespace() => ' ',
+        c if c.is_control() => '\u{fffd}',
+        c => c,
+    };
+    text.chars().take(TEXT_CHARS_MAX).map(readable).collect()
 }
 
 impl SaidDevice {
