@@ -63,7 +63,7 @@ pub enum Question {
         /// Name or bus id.
         device: String,
     },
-    /// Attach, daemon: how long the requests of an attached device took in each of the last seconds.
+    /// Attach, daemon, run: how long the requests of an attached device took in each of the last seconds.
     Latency {
         /// The device by name or target.
         device: String,
@@ -241,8 +241,8 @@ pub enum Question {
         /// release answers all of them in any case.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         query: Option<Vec<String>>,
-        /// The `version` of an earlier answer to the same question. If hosts, devices and limits are still the same, the
-        /// answer is without them. An earlier release answers all in any case.
+        /// The `version` of an earlier answer to the same question. If hosts, devices and limits are still the same,
+        /// the answer is without them. An earlier release answers all in any case.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         known: Option<String>,
     },

@@ -51,6 +51,7 @@ pub fn status(shared: &Shared) -> Vec<DeviceStatus> {
         let mut status = DeviceStatus::of(&entry, counted_of(&entry.record.bus_id), now);
         status.reservation = reservations.ledger().status(entry.name);
         status.is_observable = entry.has_observable && shared.permissions.is_observable();
+        status.has_console = entry.has_console && shared.permissions.is_observable();
         devices.label(&entry, &mut status);
         keys.push(DeviceKey::of(&entry.record.bus_id, entry.identity));
         status

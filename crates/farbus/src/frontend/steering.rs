@@ -9,6 +9,7 @@ use crate::common::failure::{Attribute, FailureReport};
 use crate::devices::swap_run::SwapOrder;
 use crate::frontend::usb_swap::UsbSwap;
 use crate::importer::client::Target;
+use crate::importer::session::status::SessionStatus;
 
 /// Answers a question that steers one attachment. `handle_of` finds it by the name in the question: `None` if there is
 /// none of that name here, `Some(None)` if it is not attached now.
@@ -40,9 +41,7 @@ pub fn steer(question: Question, handle_of: impl FnOnce(&str) -> Option<Option<H
         return Ok(swap(handle.as_ref(), question));
     }
     if matches!(question, Question::Latency { .. }) {
-        let session = handle.as_ref().and_then(Handle::session);
-        let seconds = session.map(|session| session.latency_seconds()).unwrap_or_default();
-        return Ok(Answer::Ok(json!({ "seconds": seconds })));
+        return Ok(latency(handle.as_ref().and_then(Handle::session).as_ref()));
     }
     let done = match (&question, &handle) {
         (Question::Hold { .. }, handle) => with(handle, Refused::NoGate, Handle::hold),
@@ -67,6 +66,11 @@ pub fn steer(question: Question, handle_of: impl FnOnce(&str) -> Option<Option<H
         _ => return Err(question),
     };
     Ok(done.map_or_else(|why| Answer::Refused(why.to_string()), |()| Answer::Ok(Value::Null)))
+}
+
+/// Answers how long the requests of a session took in each of its last seconds; without a session there is none.
+pub(super) fn latency(session: Option<&SessionStatus>) -> Answer {
+    Answer::Ok(json!({ "seconds": session.map(SessionStatus::latency_seconds).unwrap_or_default() }))
 }
 
 /// Acts on `handle`; without one, refuses with `otherwise`.

@@ -9,6 +9,8 @@ use serde_json::{Value, json};
 
 use super::shell::NAME_BYTES_MAX;
 
+/// The hidden verb that starts the process that asks other hosts.
+pub const HOSTS_VERB: &str = "page-hosts";
 /// Hosts that are kept.
 pub const HOSTS_MAX: usize = 1000;
 /// Devices that are kept, of all hosts together.

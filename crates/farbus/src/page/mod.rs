@@ -23,8 +23,6 @@ mod shell;
 mod status;
 mod view;
 
+pub use lab::HOSTS_VERB;
 pub use rights::{PageSettings, Place, Served, serve};
 pub use server::{VERB, run};
-
-/// The hidden verb that starts the process that asks other hosts.
-pub const HOSTS_VERB: &str = "page-hosts";

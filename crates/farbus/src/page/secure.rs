@@ -15,6 +15,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use super::api::refusal::{Refusal, only};
+use super::connection::Limited;
 use super::line::hex;
 use super::line::messages::{AUTHORIZATION_BYTES_MAX, BeginTls};
 
@@ -45,7 +46,7 @@ impl Acceptor {
     }
 
     /// The connection once its client has done its handshake; `None`: it has not, or not in time.
-    pub async fn accept(&self, stream: TcpStream) -> Option<TlsStream<TcpStream>> {
+    pub async fn accept(&self, stream: Limited<TcpStream>) -> Option<TlsStream<Limited<TcpStream>>> {
         let handshake = self.0.accept_with(stream, |tls| tls.set_buffer_limit(Some(UNSENT_BYTES_MAX)));
         timeout(HANDSHAKE_TIME_MAX, handshake).await.ok()?.ok()
     }
@@ -90,6 +91,12 @@ pub fn set_cookie(token: &str, lasts_s: u64) -> Option<HeaderValue> {
 
 #[cfg(test)]
 mod tests {
+    use farbus_io::trust::Scope;
+    use hyper::header::HeaderName;
+    use hyper::{Method, Uri};
+
+    use super::super::api::callers::Caller;
+    use super::super::guard::{Site, check};
     use super::*;
 
     fn shown(lines: &[(&'static str, &str)], may_be_cookie: bool) -> Result<Shown, u16> {
@@ -123,5 +130,75 @@ mod tests {
             assert!(said.contains(word), "{said}");
         }
         assert!(!said.contains("Domain") && set_cookie("a; Domain=x", 60).is_none());
+    }
+
+    /// Whatever a browser sends: a cookie counts over TLS alone, a change with one comes from the page itself, and no
+    /// text becomes more than one cookie.
+    #[test]
+    fn fuzz_requests_of_browsers() {
+        const REQUESTS: [&str; 4] = [
+            "host: lab3.example:7241\ncookie: a=b; __Host-farbus=farbus-page-0011-2233; c=d\norigin: https://lab3.example:7241\nsec-fetch-site: same-origin\ncontent-type: application/json\ncontent-length: 2",
+            "host: lab3.example:7241\nauthorization: Bearer farbus-page-0011-2233\ncontent-type: application/json; charset=utf-8\ncontent-length: 2",
+            "host: 127.0.0.1:7241\ncookie: __Host-farbus=x\norigin: https://127.0.0.1:7242\nsec-fetch-site: same-site\ncontent-type: text/plain\ncontent-length: 16384",
+            "host: evil.example:7241\norigin: null\nsec-fetch-site: cross-site\nsec-fetch-mode: navigate\nsec-fetch-dest: document\ntransfer-encoding: chunked",
+        ];
+        const WORDS: [&str; 14] = [
+            "__Host-farbus=",
+            "__host-farbus=",
+            ";",
+            "; ",
+            ",",
+            "\t",
+            " ",
+            "=",
+            "\u{e9}",
+            "Bearer ",
+            "https://",
+            "@",
+            ":443",
+            "lab3.example:7241",
+        ];
+        let site = Site::remote(7241, vec!["lab3.example".into()]);
+        crate::fuzzing::fuzz(env!("CARGO_MANIFEST_DIR"), "fuzz_requests_of_browsers", |input| {
+            let scope = input.pick(&[None, Some(Scope::Read), Some(Scope::Observe), Some(Scope::Own)]);
+            let is_question = input.once_in(4);
+            let text = input.text(&REQUESTS, &WORDS);
+            let mut headers = HeaderMap::new();
+            for (name, value) in text.split('\n').filter_map(|line| line.split_once(": ")) {
+                if let (Ok(name), Ok(value)) = (name.parse::<HeaderName>(), HeaderValue::from_bytes(value.as_bytes())) {
+                    headers.append(name, value);
+                }
+            }
+            if let Ok(shown) = shown_by(&headers, false) {
+                assert!(!shown.is_cookie, "{text}");
+            }
+            let Ok(shown) = shown_by(&headers, true) else { return };
+            assert!(shown.authorization.as_ref().is_none_or(|said| said.len() <= AUTHORIZATION_BYTES_MAX), "{text}");
+            if let Some(token) = shown.authorization.as_deref().and_then(|said| said.strip_prefix("Bearer "))
+                && let Some(cookie) = set_cookie(token, 60)
+            {
+                let cookie = cookie.to_str().unwrap();
+                assert!(cookie.split("; ").count() == 6 && !cookie.contains(','), "{cookie}");
+            }
+            let caller = Caller { scope, has_token: shown.authorization.is_some(), called: String::new() };
+            let method = if is_question { Method::GET } else { Method::POST };
+            let uri = Uri::from_static("/api/v1/actions/release");
+            let Ok(passed) = check(&method, &uri, &headers, &caller, (&site, shown.is_cookie)) else { return };
+            let one = |name: &str| {
+                let all: Vec<_> = headers.get_all(name).iter().map(|value| value.to_str().unwrap()).collect();
+                assert!(all.len() < 2, "{text}");
+                all.first().copied()
+            };
+            let host = one("host").unwrap();
+            assert!(
+                host.eq_ignore_ascii_case("lab3.example:7241") && scope == Some(Scope::Own) && !is_question,
+                "{text}"
+            );
+            assert!(passed.length <= 16 << 10 && one("transfer-encoding").is_none(), "{text}");
+            let (origin, from) = (one("origin"), one("sec-fetch-site"));
+            let is_own = from == Some("same-origin") && origin == Some(&format!("https://{host}"));
+            let is_program = !shown.is_cookie && caller.has_token && (origin, from) == (None, None);
+            assert!(is_own || is_program, "{text}");
+        });
     }
 }

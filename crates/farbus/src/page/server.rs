@@ -40,7 +40,7 @@ use super::api::refusal::Refusal;
 use super::api::requests::object_of;
 use super::api::routes::{self, Endpoint, Found};
 use super::body::{Body, Events};
-use super::connection::{Clock, Connection, UNREAD_TIME_MAX};
+use super::connection::{Clock, Connection, Limited, UNREAD_TIME_MAX};
 use super::drawn::Drawn;
 use super::guard::{Passed, Site, check};
 use super::line::asking::Line;
@@ -57,10 +57,9 @@ const PLAIN: &str = "text/plain; charset=utf-8";
 pub const VERB: &str = "page-http";
 /// The option with which it keeps its rights.
 pub const NO_SANDBOX: &str = "--no-sandbox";
-/// Streams of events at a time. Fewer than connections: the page can be loaded while all are taken.
+/// Streams of events at a time, of each kind of client. Fewer than connections: the page can be loaded while all are
+/// taken.
 pub const STREAMS_MAX: usize = 1024;
-/// The same of browsers of other machines.
-const REMOTE_STREAMS_MAX: usize = 128;
 /// Descriptors that are none of a stream's: the page can be loaded, also where there can be few.
 const OTHER_DESCRIPTORS: usize = 128;
 /// Bodies of changes that arrive at a time.
@@ -182,7 +181,6 @@ impl Drop for Open {
 impl Server {
     fn new(line: Arc<Line>, begin: Begin, streams_max: usize) -> io::Result<Self> {
         let Begin { port, tls, elsewhere, .. } = begin;
-        let streams_max = if tls.is_some() { streams_max.min(REMOTE_STREAMS_MAX) } else { streams_max };
         let unread = Arc::new(Semaphore::new(UNREAD_KIB_MAX));
         let site = match (&tls, port) {
             (Some(tls), Some(port)) => Site::remote(port, tls.names.clone()),
@@ -209,6 +207,7 @@ impl Server {
             // They were made not to block where they were accepted.
             let served = match self.is_tcp {
                 true => TcpStream::from_std(fd.into()).map(|stream| {
+                    let stream = Limited::new(stream, UNREAD_TIME_MAX);
                     let site = match reached {
                         Some(address) => self.site.clone().reached_at(address),
                         None => self.site.clone(),
@@ -216,6 +215,7 @@ impl Server {
                     drop(tokio::spawn(Arc::clone(&self).greet(open, stream, site)));
                 }),
                 false => UnixStream::from_std(fd.into()).map(|stream| {
+                    let stream = Limited::new(stream, UNREAD_TIME_MAX);
                     drop(tokio::spawn(Arc::clone(&self).converse(open, stream, self.site.clone())));
                 }),
             };
@@ -226,7 +226,7 @@ impl Server {
     }
 
     /// Serves a connection over TCP, after the handshake of TLS if that is spoken.
-    async fn greet(self: Arc<Self>, open: Open, stream: TcpStream, site: Site) {
+    async fn greet(self: Arc<Self>, open: Open, stream: Limited<TcpStream>, site: Site) {
         match &self.tls {
             None => self.converse(open, stream, site).await,
             Some(acceptor) => {
@@ -253,7 +253,7 @@ impl Server {
         http.max_buf_size(HEAD_BYTES_MAX).half_close(false);
         // A client that breaks the protocol, or goes, loses its connection and nothing else. So does one whose token
         // was revoked: whatever is sent to it ends there.
-        let serving = http.serve_connection(Connection::new(stream, UNREAD_TIME_MAX), service_fn(answer));
+        let serving = http.serve_connection(Connection(stream), service_fn(answer));
         first_of(async { drop(serving.await) }, async { drop(ended.await) }).await;
         drop(open);
     }
@@ -317,6 +317,9 @@ impl Server {
             Endpoint::Health => Ok(text("text/plain; charset=utf-8", "ok\n".into())),
             Endpoint::Style => Ok(text("text/css; charset=utf-8", html::STYLE.into())),
             Endpoint::Script => Ok(text("text/javascript; charset=utf-8", html::SCRIPT.into())),
+            Endpoint::Plots => Ok(text("text/javascript; charset=utf-8", html::PLOTS.into())),
+            Endpoint::Uplot => Ok(kept("text/javascript; charset=utf-8", html::UPLOT)),
+            Endpoint::UplotStyle => Ok(kept("text/css; charset=utf-8", html::UPLOT_STYLE)),
             Endpoint::EnterPage => Ok(text("text/html; charset=utf-8", ENTER_PAGE.into())),
             Endpoint::EnterScript => Ok(text("text/javascript; charset=utf-8", ENTER_SCRIPT.into())),
             Endpoint::Enter => self.enter(by, request, length).await,
@@ -523,6 +526,13 @@ fn json_of(status: StatusCode, value: &impl Serialize) -> Response<Body> {
 
 fn text(kind: &'static str, text: String) -> Response<Body> {
     response(StatusCode::OK, kind, Body::Whole(Some(Bytes::from(text))))
+}
+
+/// A text that its address never has another of: its browser keeps it for a year.
+fn kept(kind: &'static str, text: &'static str) -> Response<Body> {
+    let mut response = response(StatusCode::OK, kind, Body::Whole(Some(Bytes::from_static(text.as_bytes()))));
+    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("private, max-age=31536000, immutable"));
+    response
 }
 
 fn error(status: StatusCode, why: &'static str) -> Response<Body> {

@@ -208,6 +208,53 @@ fn the_pages_socket_is_its_owners_and_is_removed_at_the_end() {
     assert!(!std::path::Path::new(&path).exists());
 }
 
+/// What another user of this machine is told at a page's socket, once the owner has opened the way to it: the kernel
+/// says who connects.
+pub fn assert_socket_is_its_owners(harness: &Harness, socket: &std::path::Path) {
+    let mode = |path: &std::path::Path, mode| {
+        std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
+    };
+    let body = r#"{"device":"zero"}"#;
+    let change = ["-H", "Content-Type: application/json", "--data", body];
+    let ask = |path: &str, more: &[&str], user: u32| {
+        let mut curl = Command::new("curl");
+        curl.args(["-s", "-m", "60", "-w", "%{http_code}", "--unix-socket", socket.to_str().unwrap()]);
+        curl.args(more).arg(format!("http://localhost{path}")).uid(user).gid(user);
+        String::from_utf8(curl.output().unwrap().stdout).unwrap()
+    };
+    assert_eq!(ask("/healthz", &[], STRANGER), "000", "the folder lets nobody through");
+    let folders = [harness.path("run"), socket.parent().unwrap().to_owned()];
+    folders.iter().for_each(|folder| mode(folder, 0o711));
+    mode(socket, 0o666);
+    assert_eq!(ask("/healthz", &[], STRANGER), "ok\n200");
+    for path in ["/", "/metrics", "/api/v1/status", "/events", "/readyz", "/api/v1/audit"] {
+        assert_eq!(ask(path, &[], STRANGER), "this page is another user's\n403", "{path}");
+    }
+    for path in ["/api/v1/actions/release", "/api/v1/actions/share", "/api/v1/operations/1/stop"] {
+        assert_eq!(ask(path, &change, STRANGER), "this page is another user's\n403", "{path}");
+    }
+    folders.iter().for_each(|folder| mode(folder, 0o700));
+    mode(socket, 0o600);
+    assert!(ask("/api/v1/status", &[], 0).ends_with("200"));
+    assert!(ask("/api/v1/operations/1/stop", &change, 0).ends_with("404"), "its owner may; there is nothing to stop");
+    let operations = ask("/api/v1/operations", &[], 0);
+    assert_eq!(operations, "{\"operations\":[]}200", "the other has begun nothing");
+}
+
+#[test]
+fn another_user_who_reaches_the_pages_socket_learns_only_that_it_runs() {
+    if !has("a second user", rustix::process::geteuid().is_root()) || !has("curl", has_program("curl")) {
+        return;
+    }
+    let harness = Harness::new();
+    let _share = harness.share(&["zero"]);
+    let process = Running::start(harness.command(&["page", "--socket"]));
+    let line = process.wait_for_line("page at unix:");
+    let socket = line.split_whitespace().nth(2).unwrap().trim_start_matches("unix:").to_owned();
+    assert_socket_is_its_owners(&harness, std::path::Path::new(&socket));
+    assert_eq!(super::page_confined::http_processes(&process).len(), 2, "others have a process of their own");
+}
+
 #[test]
 fn the_page_listens_at_no_address_of_the_network() {
     let harness = Harness::new();

@@ -7,8 +7,8 @@ use std::path::Path;
 use rustix::process::Signal;
 use serde_json::Value;
 
-use super::harness::{Harness, PATIENCE, Running, wait_until};
-use super::page::{Reply, send};
+use super::harness::{Harness, PATIENCE, Running, has, has_program, wait_until};
+use super::page::{Reply, assert_socket_is_its_owners, send};
 use super::page_confined::http_processes;
 use super::page_tokens::make;
 use super::rights::of_process;
@@ -102,6 +102,18 @@ fn a_daemon_serves_its_page_and_ends_it_with_itself() {
     let at = wait_for_page(&harness);
     daemon.kill();
     wait_for_nobody(&at);
+}
+
+#[test]
+fn another_user_who_reaches_the_socket_of_a_daemons_page_learns_only_that_it_runs() {
+    if !has("a second user", rustix::process::geteuid().is_root()) || !has("curl", has_program("curl")) {
+        return;
+    }
+    let harness = Harness::new();
+    let config = write(&harness, "[page]\nlisten = \"unix\"\n[[share]]\nwhat = \"zero\"\n");
+    let _daemon = start(&harness, &config);
+    let at = wait_for_page(&harness);
+    assert_socket_is_its_owners(&harness, Path::new(at.trim_start_matches("unix:")));
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! The page shows the devices of all hosts: of those that are paired with this one, and by the directory; and lets their
-//! user attach them.
+//! The page shows the devices of all hosts: of those that are paired with this one, and by the directory; and attaches
+//! them.
 
 use std::time::{Duration, Instant};
 

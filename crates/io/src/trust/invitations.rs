@@ -9,9 +9,9 @@ use ring::digest::{SHA256, digest};
 use serde::{Deserialize, Serialize};
 
 use super::folder::{Folder, StateError};
-use super::limits::{self, PAGE_CODE_TIME_MAX};
+use super::limits::{self, PAGE_CODE_TIME_MAX, PAGE_TOKEN_TIME_MAX};
 use super::random::fill_random;
-use super::tokens::{Scope, why_not};
+use super::tokens::{Scope, is_hex, is_name, why_not};
 
 const INVITATIONS_FILE: &str = "page-invitations.json";
 /// Random bytes of a code; it has two hexadecimal digits for each.
@@ -103,6 +103,12 @@ impl Invitation {
         Ok(Ok(code))
     }
 
+    /// Whether each part has the form in which it was made: another user may have written it.
+    fn is_whole(&self) -> bool {
+        let is_lasting = (1..=PAGE_TOKEN_TIME_MAX.as_secs()).contains(&self.lasts_s);
+        is_lasting && is_hex(&self.sha256, 32) && self.name.as_deref().is_none_or(is_name)
+    }
+
     /// Uses the code up. Only one of several processes that show the same code at a time succeeds.
     ///
     /// # Errors
@@ -133,9 +139,13 @@ impl Invitations {
     fn read(folder: &Folder, now: SystemTime) -> Result<Self, StateError> {
         let bytes = folder.read(INVITATIONS_FILE, limits::PAGE_INVITATIONS_BYTES_MAX, true)?;
         let Some(bytes) = bytes else { return Ok(Self::default()) };
-        let mut all: Self = serde_json::from_slice(&bytes).map_err(|error| {
-            folder.trouble(INVITATIONS_FILE, &format!("it is damaged: {error}\n  remove it, and make another code"))
-        })?;
+        let damaged = |why: &dyn std::fmt::Display| {
+            folder.trouble(INVITATIONS_FILE, &format!("it is damaged: {why}\n  remove it, and make another code"))
+        };
+        let mut all: Self = serde_json::from_slice(&bytes).map_err(|error| damaged(&error))?;
+        if !all.invitations.iter().all(Invitation::is_whole) {
+            return Err(damaged(&"a code is not as farbus writes it"));
+        }
         // Also those of a clock that was set back: none counts for longer than a minute from now.
         let (now, most) = (millis(now), millis(now + PAGE_CODE_TIME_MAX));
         let remembered_ms = u64::try_from(REMEMBERED_FOR.as_millis()).unwrap_or(u64::MAX);

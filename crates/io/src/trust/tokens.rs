@@ -93,6 +93,18 @@ impl Token {
         self.expires_unix_s.is_some_and(|end| unix_s(now) >= end)
     }
 
+    /// Whether each part has the form in which it was made.
+    fn is_whole(&self) -> bool {
+        let is_time =
+            |text: &str| text.len() <= 32 && text.bytes().all(|b| b.is_ascii_digit() || b"-:.TZ".contains(&b));
+        is_hex(&self.id, ID_BYTES)
+            && is_hex(&self.sha256, 32)
+            && self.name.as_deref().is_none_or(is_name)
+            && is_time(&self.made)
+            && self.expires.as_deref().is_none_or(is_time)
+            && self.expires.is_some() == self.expires_unix_s.is_some()
+    }
+
     /// The name, or the id if it has none.
     pub fn called(&self) -> &str {
         self.name.as_deref().unwrap_or(&self.id)
@@ -126,6 +138,11 @@ fn hash(secret: &str) -> String {
     hex(digest(&SHA256, secret.as_bytes()).as_ref())
 }
 
+/// Whether this is [`hex`] of so many bytes.
+pub(super) fn is_hex(text: &str, bytes: usize) -> bool {
+    text.len() == 2 * bytes && text.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'))
+}
+
 /// Compares in a time that depends on the lengths alone.
 fn is_same(a: &str, b: &str) -> bool {
     a.len() == b.len() && a.bytes().zip(b.bytes()).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0
@@ -150,10 +167,19 @@ impl Tokens {
     fn read(folder: &Folder) -> Result<Self, StateError> {
         let bytes = folder.read(TOKENS_FILE, limits::PAGE_TOKENS_BYTES_MAX, true)?;
         let Some(bytes) = bytes else { return Ok(Self::default()) };
-        serde_json::from_slice(&bytes).map_err(|error| {
+        let damaged = |why: &dyn fmt::Display| {
             let next = "remove it, and make the tokens again (farbus page token create)";
-            folder.trouble(TOKENS_FILE, &format!("it is damaged: {error}\n  {next}"))
-        })
+            folder.trouble(TOKENS_FILE, &format!("it is damaged: {why}\n  {next}"))
+        };
+        let all: Self = serde_json::from_slice(&bytes).map_err(|error| damaged(&error))?;
+        if all.tokens.len() > limits::PAGE_TOKENS_MAX {
+            return Err(damaged(&format_args!("{} tokens", all.tokens.len())));
+        }
+        // Another user may have written it: what a terminal and a log are shown of it is what farbus writes.
+        match all.tokens.iter().position(|token| !token.is_whole()) {
+            Some(at) => Err(damaged(&format_args!("token {} is not as farbus writes it", at + 1))),
+            None => Ok(all),
+        }
     }
 
     /// All tokens, in the order in which they were made; also those whose time is over.
@@ -178,6 +204,11 @@ impl Tokens {
                 shown(name)
             )));
         }
+        let now = SystemTime::now();
+        let end = match lasts.map(|lasts| now.checked_add(lasts).filter(|_| lasts <= limits::PAGE_TOKEN_TIME_MAX)) {
+            Some(None) => return Ok(Err("a token lasts 3660 days at most, or until it is revoked".to_owned())),
+            end => end.flatten(),
+        };
         let _lock = folder.lock()?;
         if let Some(why) = why_not(folder, scope)? {
             return Ok(Err(why));
@@ -200,8 +231,6 @@ impl Tokens {
         }
         fill_random(&mut secret);
         let (id, secret) = (hex(&id), hex(&secret));
-        let now = SystemTime::now();
-        let end = lasts.and_then(|lasts| now.checked_add(lasts));
         let token = Token {
             id: id.clone(),
             name: name.map(str::to_owned),
@@ -271,7 +300,8 @@ fn is_own(folder: &Folder) -> Result<bool, StateError> {
     Ok(folder.opened()?.is_none_or(|opened| opened.owner().0 == rustix::process::geteuid()))
 }
 
-fn is_name(name: &str) -> bool {
+/// Whether a token may be called so.
+pub(super) fn is_name(name: &str) -> bool {
     !name.is_empty() && name.chars().count() <= TOKEN_NAME_CHARS_MAX && name.chars().all(is_shown)
 }
 
@@ -322,6 +352,39 @@ mod tests {
         let secret = token.rsplit_once('-').unwrap().1;
         assert!(!text.contains(secret) && secret.len() == 64, "{text}");
         assert_eq!(std::fs::metadata(folder.file(TOKENS_FILE)).unwrap().mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn a_file_that_farbus_did_not_write_lets_nobody_in_and_shows_a_terminal_nothing() {
+        let scratch = Scratch::new("tokens-foreign");
+        let folder = &scratch.0;
+        made(folder, Scope::Read, Some("ci"), Some(HOUR));
+        let path = folder.file(TOKENS_FILE);
+        let text = std::fs::read_to_string(&path).unwrap();
+        let ways: [(&str, &str); 4] = [
+            ("\"ci\"", "\"\\u001b[2J\""),
+            ("\"made\": \"2", "\"made\": \"\\u0007"),
+            ("\"sha256\": \"", "\"sha256\": \"0"),
+            ("\"expires_unix_s\"", "\"x\""),
+        ];
+        for (found, instead) in ways {
+            let foreign = text.replace(found, instead);
+            assert_ne!(foreign, text, "{found}");
+            std::fs::write(&path, &foreign).unwrap();
+            let why = Tokens::load(folder).unwrap_err().to_string();
+            assert!(why.contains("token 1 is not as farbus writes it"), "{found}: {why}");
+            assert!(Tokens::make(folder, Scope::Read, None, None).is_err(), "what is damaged is not replaced");
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), foreign);
+        }
+    }
+
+    #[test]
+    fn a_token_never_lasts_longer_than_was_said_because_the_time_is_too_long() {
+        let scratch = Scratch::new("tokens-long");
+        for lasts in [limits::PAGE_TOKEN_TIME_MAX + Duration::from_secs(1), Duration::MAX] {
+            let refused = Tokens::make(&scratch.0, Scope::Read, None, Some(lasts)).unwrap();
+            assert!(refused.is_err_and(|why| why.contains("3660 days")), "{lasts:?}");
+        }
     }
 
     #[test]

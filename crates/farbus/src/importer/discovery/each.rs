@@ -44,8 +44,8 @@ struct Candidate {
     told: Value,
 }
 
-/// Tells of each host, as an object: `own` of this one, else `host`, `key`, `address`, `farbus`, `is_paired`, `is_found`
-/// and, of one that was asked, `devices` or `failure`. Ends when `say` returns false.
+/// Tells of each host, as an object: `own` of this one, else `host`, `key`, `address`, `farbus`, `is_paired`,
+/// `is_found` and, of one that was asked, `devices` or `failure`. Ends when `say` returns false.
 pub fn tell(mut say: impl FnMut(&Value) -> bool) {
     let until = Instant::now() + ALL_TIME_MAX;
     let trust = Trust::is_there().then(Trust::open).and_then(Result::ok);

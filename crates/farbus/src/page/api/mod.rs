@@ -8,6 +8,7 @@ pub mod callers;
 pub mod commands;
 pub mod doing;
 pub mod journal;
+pub mod kept;
 pub mod offers;
 pub mod openapi;
 pub mod operations;

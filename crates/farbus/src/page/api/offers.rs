@@ -56,6 +56,9 @@ pub fn of(process: &Value, device: &Value) -> Vec<Offer> {
         if device["is_observable"] == true {
             offer("observe", "record what it sends to its user", json!({ "target": target_of(process, &name) }));
         }
+        if device["has_console"] == true {
+            offer("console", "show its serial console", json!({ "target": target_of(process, &name) }));
+        }
         match device["medium"]["is_swapping"].as_bool() {
             Some(true) => {
                 offer("swap-cancel", "cancel the swap: its data stay where they are", json!({ "device": name }))
@@ -81,6 +84,7 @@ pub fn of(process: &Value, device: &Value) -> Vec<Offer> {
         // Of a disk nothing is recorded; of anything else, if its owner permits it.
         if device["mode"].is_null() && target.contains('/') {
             offer("observe", "record what it sends, if its owner permits it", json!({ "target": target }));
+            offer("console", "show its serial console, if it has one", json!({ "target": target }));
         }
         let modules = device["modules"].as_array().into_iter().flatten();
         if modules.filter_map(|module| module.as_str()?.split(':').next()).any(|name| name == "pause") {
@@ -243,6 +247,23 @@ mod tests {
         let mut disk = attached;
         disk["mode"] = json!("exclusive");
         assert_eq!(observe("attach", disk), None);
+    }
+
+    #[test]
+    fn a_console_is_offered_where_there_is_one_or_may_be_one() {
+        let console = |role: &str, device: Value| {
+            let offers = of(&json!({ "role": role }), &device);
+            offers.into_iter().find(|offer| offer.action == "console").map(|offer| (offer.command, offer.line))
+        };
+        let shared = |has_console: bool| json!({ "name": "a b", "bus_id": "1-1", "state": "in use", "has_console": has_console });
+        let line = "farbus observe --console 'a b'".to_owned();
+        assert_eq!(console("share", shared(true)), Some((Some(line.clone()), line)));
+        assert_eq!(console("share", shared(false)), None);
+        let mut attached = json!({ "name": "serial", "title": "lab3/serial", "state": "attached" });
+        let line = "farbus observe --console lab3/serial".to_owned();
+        assert_eq!(console("attach", attached.clone()), Some((Some(line.clone()), line)));
+        attached["mode"] = json!("exclusive");
+        assert_eq!(console("attach", attached), None, "a disk");
     }
 
     #[test]

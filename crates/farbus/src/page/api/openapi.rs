@@ -181,8 +181,8 @@ fn kind_of(endpoint: Endpoint) -> &'static str {
         | Endpoint::Table
         | Endpoint::LatencyPart
         | Endpoint::EnterPage => "text/html",
-        Endpoint::Style => "text/css",
-        Endpoint::Script | Endpoint::EnterScript => "text/javascript",
+        Endpoint::Style | Endpoint::UplotStyle => "text/css",
+        Endpoint::Script | Endpoint::Plots | Endpoint::Uplot | Endpoint::EnterScript => "text/javascript",
         Endpoint::PageEvents | Endpoint::Events => "text/event-stream",
         Endpoint::Recording => RECORDING_TYPE,
         _ => "text/plain",
@@ -213,6 +213,9 @@ fn schema_of(endpoint: Endpoint) -> Option<&'static str> {
         | Endpoint::Ready
         | Endpoint::Style
         | Endpoint::Script
+        | Endpoint::Plots
+        | Endpoint::Uplot
+        | Endpoint::UplotStyle
         | Endpoint::Page
         | Endpoint::HostsPage
         | Endpoint::Buses
@@ -274,7 +277,7 @@ fn schemas() -> Value {
             ("bus_us", percentiles()),
             ("back_end_us", percentiles()),
         ],
-        &[],
+        &[("number", number())],
     );
     let attributes = ["device", "network", "refused", "gone", "local"];
     json!({

@@ -19,6 +19,7 @@ use tokio::sync::watch;
 
 use super::actions::{CommandLine, Runs};
 use super::journal::{Journal, Kind};
+use super::kept::{Kept, Scrollback};
 use super::table::action;
 use super::transcript::Transcript;
 use crate::common::control::{Answer, Question, ask_in_turn};
@@ -36,10 +37,10 @@ pub const OUTPUT_BYTES_MAX: u64 = 256 << 10;
 const LONG: &str = "the answer is longer than 256 KiB and was left out: ask for less";
 /// What is kept of its warnings, bytes.
 const WARNINGS_BYTES_MAX: u64 = 4 << 10;
-/// What is recorded in one operation, bytes; then its command is ended.
-pub const RECORDING_BYTES_MAX: usize = 4 << 20;
 /// Recordings that are kept; the oldest that has ended is forgotten, and if none has, no further one is begun.
 pub const RECORDINGS_MAX: usize = 4;
+/// Consoles that are kept, in the same way.
+pub const CONSOLES_MAX: usize = 6;
 /// What is read of a recording at once, bytes.
 const RECORDING_READ_BYTES: usize = 16 << 10;
 /// The stack of a thread that reads the output of a command.
@@ -83,7 +84,8 @@ pub struct Operation {
     /// The process of its command, while that runs. A share or an attachment goes on after it is done.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
-    /// How far it is: what `farbus swap --json` says; of a recording, how many `bytes` it has and whether it `is_full`.
+    /// How far it is: what `farbus swap --json` says; of a recording or a console, how many `bytes`
+    /// it has had and whether it `is_full`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub progress: Option<Value>,
     /// What the command printed with `--json`.
@@ -131,24 +133,25 @@ struct Remembered {
     /// The process, so that no other one is ended in its place.
     process: Option<OwnedFd>,
     /// What it has recorded.
-    recording: Option<Vec<u8>>,
-    /// The same as text.
-    transcript: Transcript,
+    kept: Kept,
     /// Who has read the text: the audit log has a line of each.
     has_read: BTreeSet<String>,
 }
 
 impl Has {
-    /// Whether there is room for one more recording; forgets the oldest that has ended if that makes room.
-    fn has_room_for_a_recording(&mut self) -> bool {
-        if self.all.iter().filter(|remembered| remembered.recording.is_some()).count() < RECORDINGS_MAX {
+    /// Whether there is room for one more of this kind; forgets the oldest that has ended if that makes room.
+    fn has_room_for(&mut self, runs: Runs, most: usize) -> bool {
+        let is_one = |remembered: &Remembered| {
+            let of = action(remembered.operation.action).map(|action| action.runs);
+            remembered.kept.is_some() && of == Some(runs)
+        };
+        if self.all.iter().filter(|remembered| is_one(remembered)).count() < most {
             return true;
         }
-        let is_over = |remembered: &&mut Remembered| remembered.recording.is_some() && remembered.process.is_none();
+        let is_over = |remembered: &&mut Remembered| is_one(remembered) && remembered.process.is_none();
         match self.all.iter_mut().find(is_over) {
             Some(oldest) => {
-                oldest.recording = None;
-                oldest.transcript = Transcript::default();
+                oldest.kept = Kept::Nothing;
                 true
             }
             None => false,
@@ -177,7 +180,7 @@ impl Operations {
         let has = self.has();
         let is_drawn = |remembered: &&Remembered| {
             let runs = action(remembered.operation.action).map(|action| action.runs);
-            matches!(runs, Some(Runs::Swap | Runs::Long | Runs::Recording))
+            matches!(runs, Some(Runs::Swap | Runs::Long | Runs::Recording | Runs::Console))
         };
         let drawn = |remembered: &Remembered| {
             let Operation { id, action, subject, command, by, state, begun, pid, progress, failure, .. } =
@@ -185,7 +188,7 @@ impl Operations {
             json!({
                 "id": id, "action": action, "subject": subject, "command": command, "by": by, "state": state,
                 "begun": begun, "pid": pid, "progress": progress, "failure": failure,
-                "is_recorded": remembered.recording.is_some(),
+                "is_recorded": remembered.kept.is_some(),
             })
         };
         has.all.iter().rev().filter(is_drawn).map(drawn).collect()
@@ -202,7 +205,7 @@ impl Operations {
         let recording = {
             let has = self.has();
             let found = has.all.iter().find(|remembered| remembered.operation.id == id)?;
-            found.recording.clone()?
+            found.kept.recording()?.clone()
         };
         let what = format!("operation {id}, {} bytes", recording.len());
         self.note("page-recording", by, "", Some(&what), Outcome::Ok);
@@ -212,18 +215,19 @@ impl Operations {
     /// The latest of what an operation has recorded, as text, for `by`; `None`: nothing, or it is forgotten. The audit
     /// log gets a line of each who reads it.
     pub fn text(&self, id: u64, by: &str) -> Option<String> {
-        let (text, is_first) = {
+        let (text, is_first, action) = {
             let mut has = self.has();
             let found = has.all.iter_mut().find(|remembered| remembered.operation.id == id)?;
-            found.recording.as_ref()?;
+            let text = found.kept.text()?;
             let is_first = !found.has_read.contains(by);
             if is_first && found.has_read.len() < READERS_MAX {
                 found.has_read.insert(by.chars().take(RECORDED_MAX).collect());
             }
-            (found.transcript.text(), is_first)
+            (text, is_first, found.operation.action)
         };
         if is_first {
-            self.note("page-recording-text", by, "", Some(&format!("operation {id}")), Outcome::Ok);
+            let event = if action == "console" { "page-console-text" } else { "page-recording-text" };
+            self.note(event, by, "", Some(&format!("operation {id}")), Outcome::Ok);
         }
         Some(text)
     }
@@ -232,13 +236,8 @@ impl Operations {
     fn record_more(&self, id: u64, bytes: &[u8]) -> bool {
         let mut has = self.has();
         let Some(found) = has.all.iter_mut().find(|remembered| remembered.operation.id == id) else { return false };
-        let Some(recording) = &mut found.recording else { return false };
-        let has_room = recording.len() + bytes.len() <= RECORDING_BYTES_MAX;
-        if has_room {
-            recording.extend_from_slice(bytes);
-            found.transcript.add(bytes);
-        }
-        found.operation.progress = Some(json!({ "bytes": recording.len(), "is_full": !has_room }));
+        let has_room = found.kept.add(bytes);
+        found.operation.progress = Some(json!({ "bytes": found.kept.bytes(), "is_full": !has_room }));
         has_room
     }
 
@@ -269,7 +268,7 @@ impl Operations {
     /// Whose recordings run.
     pub fn recorders(&self) -> Vec<(u64, String)> {
         let has = self.has();
-        let runs = |remembered: &&Remembered| remembered.recording.is_some() && remembered.process.is_some();
+        let runs = |remembered: &&Remembered| remembered.kept.is_some() && remembered.process.is_some();
         has.all.iter().filter(runs).map(|found| (found.operation.id, found.operation.by.clone())).collect()
     }
 
@@ -284,7 +283,12 @@ impl Operations {
             if has.running >= RUNNING_MAX || (is_lasting && has.lasting >= LASTING_MAX) {
                 return Err(Refusal::TooMany);
             }
-            if command.action.runs == Runs::Recording && !has.has_room_for_a_recording() {
+            let most = match command.action.runs {
+                Runs::Recording => RECORDINGS_MAX,
+                Runs::Console => CONSOLES_MAX,
+                _ => usize::MAX,
+            };
+            if !has.has_room_for(command.action.runs, most) {
                 return Err(Refusal::TooMany);
             }
             has.running += 1;
@@ -327,16 +331,15 @@ impl Operations {
             failure: None,
             is_misused: false,
         };
-        let is_recording = line.action.runs == Runs::Recording;
-        self.remember(Remembered {
-            operation,
-            process,
-            recording: is_recording.then(Vec::new),
-            transcript: Transcript::default(),
-            has_read: BTreeSet::new(),
-        });
+        let kept = match line.action.runs {
+            Runs::Recording => Kept::Recording(Vec::new(), Transcript::default()),
+            Runs::Console => Kept::Console(Scrollback::default()),
+            _ => Kept::Nothing,
+        };
+        let is_recording = kept.is_some();
+        self.remember(Remembered { operation, process, kept, has_read: BTreeSet::new() });
         if is_recording {
-            self.note("page-observe", by, &line.subject, None, Outcome::Ok);
+            self.note(&format!("page-{}", line.action.name), by, &line.subject, None, Outcome::Ok);
         }
         let (tell_end, ended) = watch::channel(false);
         let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
@@ -410,7 +413,7 @@ impl Operations {
 
     fn is_recording(&self, id: u64) -> bool {
         let has = self.has();
-        has.all.iter().any(|remembered| remembered.operation.id == id && remembered.recording.is_some())
+        has.all.iter().any(|remembered| remembered.operation.id == id && remembered.kept.is_some())
     }
 
     /// Writes a line of the audit log.
@@ -456,7 +459,7 @@ impl Runner {
         let mut is_done_early = false;
         if let Some(stdout) = &mut stdout {
             printed = match (self.runs, self.is_json) {
-                (Runs::Recording, _) => {
+                (Runs::Recording | Runs::Console, _) => {
                     self.record_all(stdout);
                     None
                 }

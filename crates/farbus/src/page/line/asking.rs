@@ -165,7 +165,8 @@ impl Line {
         }
     }
 
-    /// What the processes said at most half a second ago and after the last operation, with what is wanted of other hosts.
+    /// What the processes said at most half a second ago and after the last operation, with what is wanted of other
+    /// hosts.
     ///
     /// # Errors
     /// [`Refusal`]: they cannot be asked for this client.

@@ -311,6 +311,7 @@ mod tests {
             Question::RecordedText { id: 1 },
             change("/api/v1/operations/1/stop"),
             change("/api/v1/actions/observe"),
+            change("/api/v1/actions/console"),
         ];
         for question in of_observers {
             assert_eq!(question.needs(), Some(Scope::Observe), "{question:?}");

@@ -17,8 +17,8 @@ use super::super::api::operations::Operations;
 use super::super::lab::Lab;
 use super::super::line::messages::Wanted;
 use super::super::status::{Processes, Swapping, devices_of};
-use super::half::lock;
 use super::lab::Gatherer;
+use super::locking::lock;
 use crate::common::control::{Answer, Question, ask_all, ask_one};
 use crate::common::happenings::Happenings;
 
@@ -88,8 +88,8 @@ impl Asker {
         *lock(&self.lab_wanted) = Some(Instant::now());
     }
 
-    /// What they said at most half a second ago and after the last operation, with what is wanted of other hosts; `None`
-    /// if the thread has ended.
+    /// What they said at most half a second ago and after the last operation, with what is wanted of other hosts;
+    /// `None` if the thread has ended.
     pub async fn fresh(&self, wanted: Wanted) -> Option<Arc<Asked>> {
         match wanted {
             Wanted::Processes => self.fresh_that(|_| true).await,

@@ -7,9 +7,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
+use farbus_io::sys::descriptors;
 use farbus_io::sys::passing::Passage;
 use farbus_io::trust::Scope;
 use hyper::StatusCode;
@@ -38,6 +39,7 @@ use super::super::server::{NO_SANDBOX, VERB};
 use super::super::status::Processes;
 use super::asker::{Asked, Asker};
 use super::clients::{CONNECTIONS_MAX, Clients, REMOTE_MAX, Shown};
+use super::locking::lock;
 use super::{entering, reading};
 use crate::common::failure::Failure;
 
@@ -51,6 +53,9 @@ const FOLLOWED_MAX: usize = if CONNECTIONS_MAX > REMOTE_MAX { CONNECTIONS_MAX } 
 /// may connect at once.
 const PASS_TRIES_MAX: u32 = 500;
 const PASS_PAUSE: Duration = Duration::from_millis(2);
+/// Descriptors that this process has besides connections of other machines: for its confined processes, for those that
+/// it asks and starts, and for connections that are being passed.
+const DESCRIPTORS_OF_PAGE: usize = 64;
 /// How often it is looked whether the tokens still count that clients have shown.
 const TOKENS_EVERY: Duration = Duration::from_millis(250);
 /// Characters of a reason in the audit log.
@@ -180,7 +185,7 @@ impl Half {
             long: AsyncMutex::default(),
             events_sent: AsyncMutex::default(),
             lab_sent: AsyncMutex::default(),
-            clients: Mutex::default(),
+            clients: Mutex::new(Clients::with_descriptors(descriptors_for_others())),
             followed: watch::Sender::default(),
             places: Arc::new(Semaphore::new(QUESTIONS_MAX)),
             token_shown: Notify::new(),
@@ -292,7 +297,10 @@ impl Half {
 
     async fn answer(&self, id: u64, by: By, question: Question) {
         // These are long, and none of them waits for another process: there is one at a time.
-        let is_long = matches!(question, Question::Operations | Question::Recording { .. } | Question::Audit);
+        let is_long = matches!(
+            question,
+            Question::Operations | Question::Recording { .. } | Question::RecordedText { .. } | Question::Audit
+        );
         let _long = if is_long { Some(self.long.lock().await) } else { None };
         let answer = match self.carry_out(by, question).await {
             Ok(answer) => answer,
@@ -531,9 +539,11 @@ impl Half {
     }
 }
 
-/// Locks it, also after a panic elsewhere.
-pub fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
-    of.lock().unwrap_or_else(PoisonError::into_inner)
+/// How many descriptors this process may have for connections of other machines: what the owner's programs and itself
+/// need is left out.
+fn descriptors_for_others() -> usize {
+    let soft = descriptors::limit().soft.and_then(|soft| usize::try_from(soft).ok()).unwrap_or(usize::MAX);
+    soft.saturating_sub(DESCRIPTORS_OF_PAGE)
 }
 
 /// Runs what waits for files or other processes where nothing else waits for it.

@@ -15,9 +15,8 @@ use serde::Deserialize;
 use serde_json::Value;
 use tracing::debug;
 
-use super::super::HOSTS_VERB;
-use super::super::lab::{Lab, LabDevice, LabHost, Room, SaidDevice, Source, short};
-use super::half::lock;
+use super::super::lab::{HOSTS_VERB, Lab, LabDevice, LabHost, Room, SaidDevice, Source, short};
+use super::locking::lock;
 use crate::common::control::{Answer, Question, ask_one};
 use crate::common::lease_words::parse_time;
 

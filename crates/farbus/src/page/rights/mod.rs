@@ -10,6 +10,7 @@ pub mod clients;
 mod entering;
 mod half;
 mod lab;
+mod locking;
 mod reading;
 mod remote;
 mod spare;
@@ -111,6 +112,7 @@ pub fn serve(settings: PageSettings, tell: impl FnOnce(Served), end: impl Future
                 let address = listener.local_addr().map_err(cannot)?;
                 let accept = async move || {
                     let (stream, _) = listener.accept().await?;
+                    remote::set_options(&stream);
                     Ok((client_of_tcp(&stream), stream.into_std()?.into()))
                 };
                 let place = format!("http://{address}/");

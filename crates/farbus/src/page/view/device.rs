@@ -88,11 +88,13 @@ impl Which {
                 part("moves", section("moves", "Swap and migration", &operations::moves(status, process, device)));
                 let recordings = operations::recordings(status, process, device);
                 part("recordings", section("recordings", "Recordings", &recordings));
+                let consoles = operations::consoles(status, process, device);
+                part("consoles", section("consoles", "Consoles", &consoles));
                 for (key, text) in operations::texts(status, process, device) {
                     part(&key, text);
                 }
                 part("traffic", traffic(status, process, device));
-                part("links", links(device));
+                part("links", links(status, process, device));
                 part("latency", latency(device));
                 part("history", history(device));
             }
@@ -103,6 +105,8 @@ impl Which {
             Piece::List(List { id: "device", element: "div", parts }),
         ];
         if let Some(details) = details {
+            pieces.push(Piece::Fixed(plots("rates", "Rates over time")));
+            pieces.push(Piece::Fixed(plots("links", "Rates of its links over time")));
             pieces.push(Piece::Fixed(self.latency(device, &details.latency)));
             pieces.push(Piece::Fixed(descriptors::tree(&details.descriptors)));
             pieces.push(Piece::Fixed(events(&details.events)));
@@ -117,13 +121,19 @@ impl Which {
         }
         let second = device["latency"]["second"].as_u64().unwrap_or_default();
         format!(
-            "<div id=\"latency-history\" data-live=\"/device/{}/latency?name={}\" data-follows=\"latency\" \
+            "{}<div id=\"latency-history\" data-live=\"/device/{}/latency?name={}\" data-follows=\"latency\" \
              data-shown=\"{second}\">{}</div>\n",
+            plots("latency", "Latency over time"),
             self.pid,
             encoded(&self.name),
             over_time(said)
         )
     }
+}
+
+/// Where the script draws, once it has something: without it the tables say the same.
+fn plots(what: &str, heading: &str) -> String {
+    format!("<section id=\"{what}-plots\" class=\"plots\" hidden><h2>{heading}</h2></section>\n")
 }
 
 /// A heading and what stands below it, as one element; empty without content.
@@ -253,27 +263,44 @@ fn traffic(status: &Status, process: &Value, device: &Value) -> String {
     rows.extend(
         counts.filter_map(|(name, count)| Some(vec![escaped(name), count.as_u64()?.to_string(), String::new()])),
     );
-    section("traffic", "Traffic", &table("What passed in the present use", &["What", "So far", "Now"], &rows))
+    let section =
+        section("traffic", "Traffic", &table("What passed in the present use", &["What", "So far", "Now"], &rows));
+    drawn_over_time(section, &now.map(|[from, to]| vec![format!("all:{from}:{to}")]).unwrap_or_default())
 }
 
-fn links(device: &Value) -> String {
+fn links(status: &Status, process: &Value, device: &Value) -> String {
     let links = device["links"]["each"].as_array().into_iter().flatten().take(ROWS_MAX);
+    let mut drawn = Vec::new();
     let rows: Vec<_> = links
         .map(|link| {
-            let bytes = |name: &str| link[name].as_u64().map(format_bytes).unwrap_or_default();
+            let lane = link["lane"].as_u64().unwrap_or_default();
+            let rates = status.rate_of_link(process, device, lane);
+            drawn.extend(rates.map(|[received, sent]| format!("{lane}:{received}:{sent}")));
+            let bytes = |name: &str, at: usize| {
+                let so_far = link[name].as_u64().map(format_bytes).unwrap_or_default();
+                rates.map_or_else(|| so_far.clone(), |rates| format!("{so_far}, {}/s", format_bytes(rates[at])))
+            };
             vec![
-                link["lane"].as_u64().unwrap_or_default().to_string(),
+                lane.to_string(),
                 if link["is_up"] == true { "up" } else { "lost" }.to_owned(),
                 link["since_s"].as_f64().map(span).unwrap_or_default(),
                 escaped(link["peer"].as_str().unwrap_or_default()),
-                bytes("bytes_in"),
-                bytes("bytes_out"),
+                bytes("bytes_in", 0),
+                bytes("bytes_out", 1),
                 link["round_trip_ms"].as_f64().map(|ms| format!("{ms:.2} ms")).unwrap_or_default(),
             ]
         })
         .collect();
     let headings = ["Lane", "State", "Since", "Other end", "Received", "Sent", "Round trip"];
-    section("links", "Links", &table("The links of its session", &headings, &rows))
+    drawn_over_time(section("links", "Links", &table("The links of its session", &headings, &rows)), &drawn)
+}
+
+/// The section with the rates that the script draws: of each line `NAME:IN:OUT`, bytes a second.
+fn drawn_over_time(section: String, rates: &[String]) -> String {
+    match rates.is_empty() {
+        true => section,
+        false => section.replacen("<section ", &format!("<section data-rates=\"{}\" ", rates.join(" ")), 1),
+    }
 }
 
 fn latency(device: &Value) -> String {

@@ -28,6 +28,10 @@ fn is_recording(operation: &Value) -> bool {
     operation["action"] == "observe"
 }
 
+fn is_console(operation: &Value) -> bool {
+    operation["action"] == "console"
+}
+
 /// A button that ends an operation, with the command line that does the same; empty if nothing runs.
 fn stop(operation: &Value) -> String {
     let Some(pid) = operation["pid"].as_u64().filter(|_| operation["state"] == "running") else {
@@ -152,7 +156,9 @@ pub fn moves(status: &Status, process: &Value, device: &Value) -> String {
     if let Some(progress) = running {
         let _ = writeln!(out, "<li>{}</li>", swap(progress));
     }
-    for operation in about(status, process, device).filter(|operation| !is_recording(operation)) {
+    for operation in
+        about(status, process, device).filter(|operation| !is_recording(operation) && !is_console(operation))
+    {
         let is_running = operation["state"] == "running";
         let drawn = match operation["action"].as_str() {
             Some("swap") if is_running && running.is_none() => swap(&operation["progress"]),
@@ -169,19 +175,44 @@ pub fn moves(status: &Status, process: &Value, device: &Value) -> String {
     if out.is_empty() { out } else { format!("<ul class=\"operations\">\n{out}</ul>\n") }
 }
 
-/// What the recordings of a device hold, as text: each by itself, so that only its text changes. The key of each.
+/// What the recordings and consoles of a device hold, as text: each by itself, so that only its text changes. The key
+/// of each.
 pub fn texts(status: &Status, process: &Value, device: &Value) -> Vec<(String, String)> {
-    let recordings = about(status, process, device).filter(|operation| is_recording(operation));
     let text = |operation: &Value| {
         let id = operation["id"].as_u64().unwrap_or_default();
+        let (of, what) = match is_console(operation) {
+            true => ("console", format!("Console {id}: what its serial ports send")),
+            false => ("recording", format!("What recording {id} holds, as text")),
+        };
         let html = format!(
-            "<section id=\"text-{id}\"><h2>What recording {id} holds, as text</h2>\n<pre tabindex=\"0\" role=\"region\" \
-             aria-label=\"What recording {id} holds, as text\" data-live=\"/api/v1/operations/{id}/text\" \
-             data-follows=\"recording-{id}\"></pre></section>"
+            "<section id=\"text-{id}\"><h2>{what}</h2>\n<pre tabindex=\"0\" role=\"region\" \
+             aria-label=\"{what}\" data-live=\"/api/v1/operations/{id}/text\" \
+             data-follows=\"{of}-{id}\"></pre></section>"
         );
         (format!("text-{id}"), html)
     };
-    recordings.filter(|operation| operation["is_recorded"] == true).map(text).collect()
+    let all = about(status, process, device).filter(|operation| is_recording(operation) || is_console(operation));
+    all.filter(|operation| operation["is_recorded"] == true).map(text).collect()
+}
+
+/// The consoles of a device that this page has begun; empty without one.
+pub fn consoles(status: &Status, process: &Value, device: &Value) -> String {
+    let mut out = String::new();
+    for operation in about(status, process, device).filter(|operation| is_console(operation)) {
+        let id = operation["id"].as_u64().unwrap_or_default();
+        let bytes = operation["progress"]["bytes"].as_u64().unwrap_or_default();
+        let _ = writeln!(out, "<li id=\"console-{id}\" data-number=\"{bytes}\">{}", heading(operation));
+        if operation["is_recorded"] == true && bytes > 0 {
+            let _ = writeln!(
+                out,
+                "<p>It has printed {}. <a href=\"/api/v1/operations/{id}/text\" download=\"farbus-{id}.txt\">Download the \
+                 latest of console {id} (text)</a></p>",
+                format_bytes(bytes)
+            );
+        }
+        let _ = writeln!(out, "{}</li>", stop(operation));
+    }
+    if out.is_empty() { out } else { format!("<ul class=\"operations\">\n{out}</ul>\n") }
 }
 
 /// The recordings of a device that this page has begun; empty without one.
@@ -242,6 +273,27 @@ mod tests {
         assert!(html.contains("kill 77") && html.matches("class=\"do\"").count() == 1, "{html}");
         assert!(html.contains("href=\"/api/v1/operations/3/recording\""), "{html}");
         assert_eq!(recordings(&status, &process, &json!({ "name": "disk" })), "");
+    }
+
+    #[test]
+    fn a_console_is_drawn_with_its_text_apart_and_is_no_recording() {
+        let console = |state: &str, pid: Option<u32>, is_recorded: bool| {
+            with(json!([{
+                "id": 5, "action": "console", "subject": "serial", "command": "farbus observe --console serial",
+                "by": "page", "state": state, "begun": "2026-01-01T00:00:00Z", "pid": pid,
+                "progress": { "bytes": 1200, "is_full": false }, "is_recorded": is_recorded,
+            }]))
+        };
+        let (status, device) = (console("running", Some(77), true), json!({ "name": "serial" }));
+        let html = consoles(&status, &Value::Null, &device);
+        assert!(html.contains("id=\"console-5\" data-number=\"1200\"") && html.contains("kill 77"), "{html}");
+        assert!(html.contains("farbus observe --console serial</code> runs"), "{html}");
+        let [(key, text)] = &texts(&status, &Value::Null, &device)[..] else { panic!("one") };
+        assert!(key == "text-5" && text.contains("data-follows=\"console-5\""), "{text}");
+        assert_eq!(recordings(&status, &Value::Null, &device) + &moves(&status, &Value::Null, &device), "");
+        let forgotten = console("done", None, false);
+        assert!(!consoles(&forgotten, &Value::Null, &device).contains("/text"));
+        assert_eq!(texts(&forgotten, &Value::Null, &device), []);
     }
 
     #[test]
