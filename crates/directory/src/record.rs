@@ -50,6 +50,10 @@ pub struct DeviceRecord {
     /// The user, if it is in use.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
+    /// Since when it has been in use: RFC 3339, UTC, by the exporter's clock; absent in records of earlier
+    /// releases.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub since: Option<String>,
     /// The mode of use.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mode: Option<String>,
@@ -213,11 +217,11 @@ impl DeviceRecord {
             return Err(RecordError::LongList);
         }
         let Self { bus_id, ids, title, speed, interfaces, state, labels, at, .. } = &record;
-        let Self { user, mode, place, comment, id, lease, holder_key, .. } = &record;
+        let Self { user, since, mode, place, comment, id, lease, holder_key, .. } = &record;
         check([bus_id, ids, title, speed, state, at])?;
         check(interfaces)?;
         check(labels.iter().flat_map(|(name, value)| [name, value]))?;
-        check([user, mode, place, comment, id, holder_key].into_iter().flatten())?;
+        check([user, since, mode, place, comment, id, holder_key].into_iter().flatten())?;
         check(record.queue.iter().map(|waiting| &waiting.host))?;
         check(lease.iter().flat_map(|lease| [Some(&lease.host), Some(&lease.until), lease.reason.as_ref()]).flatten())?;
         Ok(record)

@@ -50,6 +50,8 @@ pub struct View {
     bytes: usize,
     /// How often all keys were read. An entry of an earlier time was not there at the last.
     epoch: u32,
+    /// Another number with each change of what is known.
+    version: u64,
     state: State,
     is_busy: bool,
     /// Values that were no records, and keys that were none, since all keys were read last.
@@ -98,6 +100,7 @@ impl View {
             entries: BTreeMap::new(),
             bytes: 0,
             epoch: 1,
+            version: seed,
             state: State::Format,
             is_busy: false,
             unfit: 0,
@@ -108,6 +111,12 @@ impl View {
             pace: Pace::new(seed),
             trouble: None,
         }
+    }
+
+    /// A number that is another one after each change of an entry. It begins with the seed of [`View::new`], so that it
+    /// is not that of an earlier view.
+    pub fn version(&self) -> u64 {
+        self.version
     }
 
     /// Whether all keys were read once.
@@ -344,6 +353,7 @@ impl View {
         if trouble.kind == TroubleKind::OtherFormat {
             // Keys of another layout say nothing.
             self.state = State::Format;
+            self.version = self.version.wrapping_add(1);
             self.entries.clear();
             self.bytes = 0;
         }
@@ -378,19 +388,26 @@ impl View {
             return self.remove(key.to_string().as_bytes());
         }
         self.bytes = bytes;
-        self.entries.insert(key, Entry { value: value.into(), epoch: self.epoch, holder });
+        let former = self.entries.insert(key, Entry { value: value.into(), epoch: self.epoch, holder });
+        if former.is_none_or(|former| *former.value != *value) {
+            self.version = self.version.wrapping_add(1);
+        }
     }
 
     fn remove(&mut self, key: &[u8]) {
         if let Some(entry) = Key::parse(key).and_then(|key| self.entries.remove(&key)) {
             self.bytes -= entry.value.len();
+            self.version = self.version.wrapping_add(1);
         }
     }
 
     /// Forgets what was not there when all keys were read last.
     fn forget_old(&mut self) {
-        let epoch = self.epoch;
+        let (epoch, before) = (self.epoch, self.entries.len());
         self.entries.retain(|_, entry| entry.epoch == epoch);
+        if self.entries.len() != before {
+            self.version = self.version.wrapping_add(1);
+        }
         self.bytes = self.entries.values().map(|entry| entry.value.len()).sum();
     }
 }
@@ -457,9 +474,14 @@ mod tests {
         let mut view = following();
         assert_eq!(names(&view), ["a/board", "b/disk"]);
         assert_eq!(watch(&mut view, NOW), 6);
+        let version = view.version();
         let put = KeyChange { key: keys(&[], &[("b", "cam")])[0].clone().into(), value: Some(b"{}".to_vec()) };
         let gone = KeyChange { key: keys(&["a"], &[])[0].clone().into(), value: None };
-        view.handle_news(News::Changes { changes: vec![put, gone], revision: Some(9) }, NOW);
+        view.handle_news(News::Changes { changes: vec![put.clone(), gone], revision: Some(9) }, NOW);
+        let changed = view.version();
+        assert_ne!(changed, version);
+        view.handle_news(News::Changes { changes: vec![put], revision: Some(9) }, NOW);
+        assert_eq!(view.version(), changed, "what was known before is no change");
         assert_eq!(names(&view), ["b/cam", "b/disk"], "a device without its host is not shown");
         assert_eq!((view.counts(), view.count()), ((1, 2), 4));
         view.handle_end(Trouble::new(TroubleKind::Unreachable, "lost"), NOW);

@@ -100,7 +100,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 
 fn show(host: Option<&str>, as_json: bool) -> Result<(), Failure> {
     // No device is meant by that: only limits are wanted.
-    let value = ask(&Question::Directory { query: Some(vec![NO_DEVICE.to_owned()]) })?;
+    let value = ask(&Question::Directory { query: Some(vec![NO_DEVICE.to_owned()]), known: None })?;
     let sites = Sites::read(value, &paired()).map_err(Failure::local)?;
     let limits: Vec<SiteLimit> = sites
         .limits
@@ -161,7 +161,8 @@ pub fn paired() -> BTreeMap<String, String> {
 /// of an earlier release answers all devices, so the caller looks at each.
 pub fn sites(query: &Query, paired: &BTreeMap<String, String>) -> Option<Sites> {
     // A process of an earlier release refuses the question.
-    let mut answers = ask_all(&Question::Directory { query: Some(query.texts().to_vec()) }).ok()?.into_iter();
+    let question = Question::Directory { query: Some(query.texts().to_vec()), known: None };
+    let mut answers = ask_all(&question).ok()?.into_iter();
     let value = answers.find_map(|(_, answer)| if let Answer::Ok(value) = answer { Some(value) } else { None })?;
     Sites::read(value, paired).ok()
 }

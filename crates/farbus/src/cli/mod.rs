@@ -195,6 +195,9 @@ enum Verb {
         #[arg(long)]
         no_sandbox: bool,
     },
+    /// The process that asks other hosts for a page; started by that alone.
+    #[command(hide = true, name = crate::page::HOSTS_VERB)]
+    PageHosts,
     /// The process that has the daemons of `farbus demo --lab`; started by it alone.
     #[command(hide = true, name = demo::lab::KEEPER_VERB)]
     DemoLab {
@@ -214,6 +217,7 @@ impl Cli {
             | Verb::ModuleProgram { .. }
             | Verb::Nearby
             | Verb::RunEvents
+            | Verb::PageHosts
             | Verb::PageHttp { .. } => true,
             Verb::Daemon(args) => args.is_successor(),
             _ => false,
@@ -344,6 +348,7 @@ fn carry_out(verb: Verb) -> Result<(), Failure> {
         Verb::RunEvents => usbfs::be_source().map_err(Failure::local),
         Verb::DemoLab { folder, listen } => demo::lab::keep(&folder, listen),
         Verb::Nearby => crate::hosts::mdns::run().map_err(Failure::local),
+        Verb::PageHosts => page::hosts::run(),
         Verb::PageHttp { no_sandbox } => crate::page::run(!no_sandbox).map_err(Failure::local),
     }
 }

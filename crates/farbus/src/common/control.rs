@@ -247,6 +247,10 @@ pub enum Question {
         /// release answers all of them in any case.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         query: Option<Vec<String>>,
+        /// The `version` of an earlier answer to the same question. If hosts, devices and limits are still the same,
+        /// the answer is without them. An earlier release answers all in any case.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        known: Option<String>,
     },
     /// Daemon: write in the directory what a host may have of all devices. Without any limit, the host's limit goes.
     #[serde(rename = "directory-limit")]

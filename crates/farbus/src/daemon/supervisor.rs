@@ -428,7 +428,7 @@ impl Supervisor {
             },
             Question::Restart { interrupt } => self.restart(interrupt),
             Question::Topology { act } => self.topology(act),
-            Question::Directory { query } => match self.directory.contents(query.as_deref()) {
+            Question::Directory { query, known } => match self.directory.contents(query.as_deref(), known.as_deref()) {
                 None => Answer::Unknown,
                 Some(Ok(contents)) => Answer::Ok(contents),
                 Some(Err(why)) => Answer::Refused(why),

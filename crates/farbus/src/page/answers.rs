@@ -4,7 +4,9 @@ use serde_json::{Value, json};
 
 use super::api::actions::Action;
 use super::api::{offers, table};
+use super::lab::{Lab, LabHost};
 use super::status::Status;
+use super::view::{Found, Wanted};
 
 /// Devices in an answer; further ones are counted.
 const DEVICES_MAX: usize = 5000;
@@ -21,6 +23,31 @@ pub fn devices(status: &Status, is_wanted: impl Fn(&Value, &Value) -> bool) -> V
         .collect();
     let left_out = wanted().count() - devices.len();
     json!({ "devices": devices, "left_out": left_out, "silent": status.silent })
+}
+
+/// The devices of all hosts that are wanted, a page of them.
+pub fn lab(status: &Status, wanted: &Wanted) -> Value {
+    let Found { all, matching, pages, page, rows } = wanted.find(status);
+    let lab = &*status.lab;
+    let devices: Vec<Value> = rows.iter().map(|row| row.described(lab)).collect();
+    json!({
+        "devices": devices, "page": page + 1, "pages": pages, "matching": matching, "all": all,
+        "left_out": lab.left_out, "silent": status.silent, "looked_s": lab.looked_s, "trouble": lab.trouble,
+    })
+}
+
+/// Adds every host that is known to what is said of this one and of those that are paired with it.
+pub fn hosts(mut said: Value, lab: &Lab) -> Value {
+    let host = |host: &LabHost| {
+        let mut described = json!(host);
+        let (devices, used) = host.counts();
+        described["devices"] = json!(devices);
+        described["used"] = json!(used);
+        described
+    };
+    said["fingerprint"] = json!(lab.own_key);
+    said["known"] = lab.hosts.iter().map(host).collect();
+    said
 }
 
 /// Whether a device is shared here.

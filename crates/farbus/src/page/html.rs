@@ -32,7 +32,7 @@ const FOOT: &str = "</main>\n<footer><p>What this page does, it does by the comm
 const END: &str = "</footer>\n</body>\n</html>\n";
 
 /// The parts of the page that the head of each leads to: path and name.
-const VIEWS: [(&str, &str); 3] = [("/", "Devices"), ("/buses", "Buses"), ("/network", "Network")];
+const VIEWS: [(&str, &str); 4] = [("/", "Devices"), ("/hosts", "Hosts"), ("/buses", "Buses"), ("/network", "Network")];
 
 /// The document of a view at an address, and whether there is what it is about. At its foot stands where browsers of
 /// other machines find the page, if they do.

@@ -10,6 +10,7 @@ mod connection;
 mod drawn;
 mod guard;
 mod html;
+mod lab;
 mod limits;
 mod line;
 mod metrics;
@@ -22,5 +23,6 @@ mod shell;
 mod status;
 mod view;
 
+pub use lab::HOSTS_VERB;
 pub use rights::{PageSettings, Place, Served, serve};
 pub use server::{VERB, run};

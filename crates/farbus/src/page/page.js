@@ -191,11 +191,12 @@ document.addEventListener("click", async (event) => {
   }
 });
 let typed = null;
-document.getElementById("filter")?.addEventListener("input", (event) => {
+document.querySelector("form[role=search]")?.addEventListener("input", (event) => {
+  const form = event.currentTarget;
   clearTimeout(typed);
   typed = setTimeout(() => {
-    const text = event.target.value.trim();
-    main.dataset.view = text === "" ? "/" : "/?q=" + encodeURIComponent(text);
+    const said = [...new FormData(form)].map(([name, text]) => [name, text.trim()]).filter(([, text]) => text !== "");
+    main.dataset.view = said.length === 0 ? "/" : "/?" + new URLSearchParams(said);
     history.replaceState(null, "", main.dataset.view);
     reload();
   }, TYPED_MS);

@@ -45,7 +45,7 @@ use super::drawn::Drawn;
 use super::guard::{Passed, Site, check};
 use super::line::asking::Line;
 use super::line::hex;
-use super::line::messages::{Answer, Begin, By, Elsewhere, Question};
+use super::line::messages::{Answer, Begin, By, Elsewhere, Question, Wanted};
 use super::secure::{self, Acceptor, CookieName};
 use super::status::Status;
 use super::view::{Details, View, Which};
@@ -319,7 +319,8 @@ impl Server {
         length: u64,
     ) -> Result<Response<Body>, Refusal> {
         let all = |_: &Value, _: &Value| true;
-        let of_status = async |answer: fn(&Status) -> Response<Body>| Ok(answer(&*self.line.status(by).await?));
+        let of_status =
+            async |answer: fn(&Status) -> Response<Body>| Ok(answer(&*self.line.status(by, Wanted::Processes).await?));
         match found.route.endpoint {
             Endpoint::Health => Ok(text("text/plain; charset=utf-8", "ok\n".into())),
             Endpoint::Style => Ok(text("text/css; charset=utf-8", html::STYLE.into())),
@@ -332,7 +333,7 @@ impl Server {
             Endpoint::EnterScript => Ok(text("text/javascript; charset=utf-8", ENTER_SCRIPT.into())),
             Endpoint::Enter => self.enter(by, request, length).await,
             Endpoint::Ready => of_status(ready).await,
-            Endpoint::Page | Endpoint::Buses | Endpoint::Network | Endpoint::Device => {
+            Endpoint::Page | Endpoint::HostsPage | Endpoint::Buses | Endpoint::Network | Endpoint::Device => {
                 match View::at(request.uri().path(), request.uri().query()) {
                     Some(view) => self.view(by, view, request.uri()).await,
                     None => Err(Refusal::of(StatusCode::NOT_FOUND, "nothing is here")),
@@ -346,11 +347,19 @@ impl Server {
             Endpoint::Table => of_status(|status| text("text/html; charset=utf-8", html::table(status))).await,
             Endpoint::Metrics => {
                 let streams = self.streams_max - self.streams.available_permits().min(self.streams_max);
-                let status = self.line.status(by).await?;
+                let status = self.line.status(by, Wanted::Processes).await?;
                 Ok(text(metrics::CONTENT_TYPE, metrics::metrics(&status, streams)))
             }
             Endpoint::Status => of_status(|status| json_of(StatusCode::OK, &status.processes)).await,
-            Endpoint::Devices => Ok(json_of(StatusCode::OK, &answers::devices(&*self.line.status(by).await?, all))),
+            Endpoint::Devices => {
+                let status = self.line.status(by, Wanted::Processes).await?;
+                Ok(json_of(StatusCode::OK, &answers::devices(&status, all)))
+            }
+            Endpoint::LabDevices => {
+                let status = self.line.status(by, Wanted::Answered).await?;
+                let wanted = View::wanted(request.uri().query());
+                Ok(json_of(StatusCode::OK, &answers::lab(&status, &wanted)))
+            }
             Endpoint::Shares => {
                 of_status(|status| json_of(StatusCode::OK, &answers::devices(status, answers::is_shared))).await
             }
@@ -375,7 +384,13 @@ impl Server {
             }
             Endpoint::Description => Ok(json_of(StatusCode::OK, &openapi::document())),
             Endpoint::Actions => Ok(json_of(StatusCode::OK, &answers::actions())),
-            Endpoint::Hosts => self.value(by, Question::Hosts).await,
+            Endpoint::Hosts => match self.line.ask(by, Question::Hosts).await? {
+                Answer::Value(said) => {
+                    let status = self.line.status(by, Wanted::Answered).await?;
+                    Ok(json_of(StatusCode::OK, &answers::hosts(said, &status.lab)))
+                }
+                _ => Err(no_answer()),
+            },
             Endpoint::Audit => self.value(by, Question::Audit).await,
             Endpoint::Operations => self.value(by, Question::Operations).await,
             Endpoint::Operation => self.value(by, Question::Operation { id: found.number }).await,
@@ -466,7 +481,7 @@ impl Server {
         let missing = || Refusal::of(StatusCode::NOT_FOUND, "this process has no such device, or does not time it");
         let pid = u32::try_from(process).map_err(|_| missing())?;
         let which = Which::with_pid(pid, uri.query().unwrap_or_default()).ok_or_else(missing)?;
-        let pid = which.pid_in(&*self.line.status(by).await?);
+        let pid = which.pid_in(&*self.line.status(by, Wanted::Processes).await?);
         match self.line.ask(by, Question::Latency { pid, name: which.name().to_owned() }).await? {
             Answer::Value(said) if said.is_object() => Ok(said),
             _ => Err(missing()),
@@ -475,7 +490,8 @@ impl Server {
 
     /// The document of a view.
     async fn view(&self, by: &By, view: View, uri: &Uri) -> Result<Response<Body>, Refusal> {
-        let status = self.line.status(by).await?;
+        let wanted = if view.has_others() { Wanted::Lab } else { Wanted::Processes };
+        let status = self.line.status(by, wanted).await?;
         let details = match view.device() {
             None => None,
             Some(which) => {

@@ -1,10 +1,12 @@
 //! What all processes of this user say of themselves, as the confined process has it.
 
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::lab::Lab;
 use super::rates::Rates;
 
 /// What all processes of the user said of themselves at a moment.
@@ -55,20 +57,25 @@ pub struct Status {
     pub operations: Vec<Value>,
     /// How far swaps are that run.
     pub swaps: Vec<Swapping>,
+    /// What is known of other hosts.
+    pub lab: Arc<Lab>,
+    /// When this was said, seconds since 1970.
+    pub now_s: u64,
     /// How fast data pass.
     rates: Rates,
 }
 
 impl Status {
-    /// What they said; `before` is what is known of an earlier moment.
-    pub fn after(before: &Self, said: Processes) -> Self {
+    /// What they said, and what is known of other hosts; `before` is what is known of an earlier moment.
+    pub fn after(before: &Self, said: Processes, lab: Arc<Lab>) -> Self {
         let Processes { version, asked_us, processes, silent, failure, operations, swaps } = said;
         let elapsed = match before.version {
             0 => Duration::ZERO,
             _ => Duration::from_micros(asked_us.saturating_sub(before.asked_us)),
         };
         let rates = Rates::since(&before.rates, &processes, elapsed);
-        Self { version, asked_us, processes, silent, failure, operations, swaps, rates }
+        let now_s = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        Self { version, asked_us, processes, silent, failure, operations, swaps, lab, now_s, rates }
     }
 
     /// Bytes a second from a device and to it at present, if that is known.

@@ -73,6 +73,7 @@ mod page_crowd_tls;
 mod page_daemon;
 mod page_ended;
 mod page_guarded;
+mod page_lab;
 mod page_latency;
 mod page_moves;
 mod page_narrow;

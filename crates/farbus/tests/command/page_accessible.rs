@@ -152,6 +152,7 @@ fn every_view_is_accessible_as_far_as_the_browser_can_tell_by_day_and_by_night()
                 ("device", &device),
                 ("buses", &format!("{url}/buses")),
                 ("network", &format!("{url}/network")),
+                ("hosts", &format!("{url}/hosts")),
             ] {
                 browser.open(address);
                 browser.wait_for("document.querySelector('#live').textContent === 'live'");

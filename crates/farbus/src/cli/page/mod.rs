@@ -1,5 +1,6 @@
 //! `farbus page`.
 
+pub mod hosts;
 mod invite;
 mod token;
 

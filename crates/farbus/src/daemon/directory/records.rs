@@ -9,8 +9,8 @@ use farbus_session::claims::host_of;
 
 use crate::devices::status::{DeviceStatus, WaitingStatus};
 
-/// The end of a lease is what is left of it, added to the clock: it moves with the clock's adjustments, and is the same
-/// within this time.
+/// The end of a lease is what is left of it, added to the clock, and the beginning of a use is how long it lasts: they
+/// move with the clock's adjustments, and are the same within this time.
 const SAME_END: Duration = Duration::from_secs(3);
 
 /// The records of the devices as they were last, so that a record changes only with its device.
@@ -21,6 +21,7 @@ pub struct Records(BTreeMap<String, Said>);
 struct Said {
     record: DeviceRecord,
     lease_end: Option<SystemTime>,
+    since: Option<SystemTime>,
 }
 
 impl Records {
@@ -55,6 +56,8 @@ fn said(device: DeviceStatus, former: Option<Said>, keys: &BTreeMap<String, Stri
     let holder_key = holder_key(&device, keys);
     let left = device.lease.as_ref().map(|lease| lease.left());
     let mut lease_end = left.map(|left| now + left);
+    let used = device.used_s.and_then(|used_s| Duration::try_from_secs_f64(used_s).ok());
+    let mut since = used.and_then(|used| now.checked_sub(used));
     let mut record = DeviceRecord {
         bus_id: device.bus_id,
         ids: device.ids,
@@ -64,6 +67,7 @@ fn said(device: DeviceStatus, former: Option<Said>, keys: &BTreeMap<String, Stri
         size_bytes: device.size_bytes,
         state: device.state,
         user: device.user,
+        since: since.map(timestamp),
         mode: device.mode,
         lease: device.lease.map(|lease| LeaseRecord { host: lease.host, until: lease.until, reason: lease.reason }),
         waiting: u32::try_from(device.waiting.len()).unwrap_or(u32::MAX),
@@ -86,13 +90,20 @@ fn said(device: DeviceStatus, former: Option<Said>, keys: &BTreeMap<String, Stri
             lease.until.clone_from(&known.until);
             lease_end = former.lease_end;
         }
+        if let (Some(now), Some(known)) = (since, former.since)
+            && apart(now, known) < SAME_END
+            && record.user == former.record.user
+        {
+            record.since.clone_from(&former.record.since);
+            since = former.since;
+        }
         record.at.clone_from(&former.record.at);
         if record == former.record {
-            return Said { record, lease_end };
+            return Said { record, lease_end, since };
         }
     }
     record.at = timestamp(now);
-    Said { record, lease_end }
+    Said { record, lease_end, since }
 }
 
 #[cfg(test)]
@@ -140,7 +151,11 @@ mod tests {
         let rack = QueuedRecord { host: "rack".to_owned(), priority: 0, for_s: Some(60) };
         assert_eq!((waiting.waiting, &waiting.queue[..]), (1, &[rack][..]));
         assert_eq!(update(&waits(2.0), 271), waiting, "to go on waiting is no change");
-        let used = update(&serde_json::json!({ "state": "in use", "user": "desk (10.0.0.7:5)" }), 280);
+        let in_use =
+            |used_s: f64| serde_json::json!({ "state": "in use", "user": "desk (10.0.0.7:5)", "used_s": used_s });
+        let used = update(&in_use(10.0), 280);
+        assert_eq!(used.since.as_deref(), Some("1970-01-01T00:04:30.000Z"));
+        assert_eq!(update(&in_use(14.5), 285), used, "to go on using it is no change");
         assert_eq!(used.holder_key.as_deref(), Some("k"));
         let stranger = update(&serde_json::json!({ "state": "in use", "user": "desk" }), 281);
         assert_eq!(stranger.holder_key, None, "a host that is called so is not the paired one");

@@ -136,7 +136,7 @@ fn named_here(mut all: Vec<Neighbour>) -> Vec<Neighbour> {
 }
 
 /// Where this user's own shares listen.
-fn own() -> Vec<Place> {
+pub(super) fn own() -> Vec<Place> {
     let Ok(answers) = ask_all(&Question::Status) else { return Vec::new() };
     let addresses = answers.into_iter().filter_map(|(_, answer)| match answer {
         Answer::Ok(process) if process["role"] != "attach" && process["role"] != "run" => {
@@ -163,6 +163,6 @@ fn own_target(place: &Place) -> String {
 }
 
 /// Whether an address is this machine's: a socket can be bound to it.
-fn is_ours(address: SocketAddr) -> bool {
+pub(super) fn is_ours(address: SocketAddr) -> bool {
     UdpSocket::bind((address.ip(), 0)).is_ok()
 }

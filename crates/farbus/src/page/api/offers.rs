@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
+use super::super::lab::{LabDevice, LabHost};
 use super::super::status::devices_of;
 use super::actions::Runs;
 use super::table::action;
@@ -47,7 +48,8 @@ pub fn of(process: &Value, device: &Value) -> Vec<Offer> {
         if role == "daemon" {
             offer("unshare", "stop sharing it", json!({ "device": name }));
         }
-        if state == "available" {
+        let is_leased = device["lease"].is_object();
+        if state == "available" && !is_leased {
             offer("attach", "attach it here", json!({ "target": target_of(process, &name) }));
         }
         offer("allow", "let a paired host use it", json!({ "device": name }));
@@ -120,6 +122,15 @@ pub fn placeholder(name: &str, parameter: &str) -> Option<String> {
     found?.placeholder().as_str().map(str::to_owned)
 }
 
+/// What is offered for a device of another host. What a third host has a lease of is refused, and is not offered; what
+/// that is, the host says, and may be wrong.
+pub fn of_other(host: &LabHost, device: &LabDevice, own_name: &str) -> Vec<Offer> {
+    let is_free = device.state == "available" || (device.state == "leased" && device.user.as_deref() == Some(own_name));
+    let target = host.target(device).filter(|_| is_free);
+    let offer = |target| offer("attach", "attach it here", json!({ "target": target }));
+    target.and_then(offer).into_iter().collect()
+}
+
 /// A device that a process of this machine shares, as a command finds it: by its name alone only where names are looked
 /// for (a share's own socket, the default port).
 fn target_of(process: &Value, name: &str) -> String {
@@ -164,6 +175,7 @@ pub fn first(process: &Value, device: &Value) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::lab;
     use super::*;
 
     fn offered(role: &str, device: Value) -> Vec<(&'static str, Option<String>)> {
@@ -185,6 +197,30 @@ mod tests {
         assert_eq!(offered("run", attached), []);
         let held = json!({ "name": "disk", "title": "lab3:3241/disk", "state": "held" });
         assert_eq!(offered("attach", held)[0].0, "resume");
+    }
+
+    #[test]
+    fn a_device_of_another_host_is_attached_by_one_word_whatever_its_name_is() {
+        let line = |host: &str, name: &str, state: &str| {
+            let host = lab::tests::host(host, Vec::new());
+            let device = lab::tests::said(json!({ "name": name, "state": state, "user": "desk" }));
+            of_other(&host, &device, "desk").into_iter().next().map(|offer| (offer.line, offer.parameters))
+        };
+        let (plain, given) = line("lab3", "board", "available").unwrap();
+        assert_eq!((plain.as_str(), &given["target"]), ("farbus attach lab3/board", &json!("lab3/board")));
+        for (host, name) in [("lab 3", "$(reboot)"), ("lab3", "a;b'c`d`"), ("-f", "x"), ("lab3", "a\nb\x1b[2J")] {
+            let Some((line, _)) = line(host, name, "available") else { continue };
+            assert!(!line.chars().any(char::is_control), "{line:?}");
+            let script = format!("farbus() {{ printf '<%s>' \"$@\"; }}; {line}");
+            let said = std::process::Command::new("bash").args(["-c", &script]).output().unwrap();
+            let said = String::from_utf8(said.stdout).unwrap();
+            let guard = if host.starts_with('-') { "<--><" } else { "<" };
+            assert_eq!(said, format!("<attach>{guard}{host}/{name}>"), "{line}");
+        }
+        assert!(line("lab3", "a;b'c`d`", "available").is_some(), "one that a command takes is offered");
+        assert!(line("lab3", "a/b", "available").is_none(), "another host would be meant");
+        assert!(line("lab3", "board", "in use").is_none());
+        assert!(line("lab3", "board", "leased").is_some(), "this host has the lease");
     }
 
     #[test]

@@ -84,6 +84,17 @@ fn operation(path: &str, found: &Found) -> Value {
         }
         described["parameters"] = json!(parameters);
     }
+    if found.route.endpoint == Endpoint::LabDevices {
+        let parameter = |name: &str, schema: Value, what: &str| json!({ "name": name, "in": "query", "schema": schema, "description": what });
+        let text = || json!({ "type": "string" });
+        described["parameters"] = json!([
+            parameter("q", text(), "What a device has to contain in what is seen of it."),
+            parameter("host", text(), "The name of the host that has it."),
+            parameter("state", text(), "Its state, in a word: available, leased, in use, attached."),
+            parameter("class", text(), "Its class, in a word: disk, sound, camera, input, printer."),
+            parameter("page", json!({ "type": "integer", "minimum": 1 }), "Which hundred devices."),
+        ]);
+    }
     if found.route.endpoint == Endpoint::Events {
         let what = "The id of the last event that was received.";
         described["parameters"] = json!([
@@ -168,6 +179,7 @@ fn responses(found: &Found) -> Value {
 fn kind_of(endpoint: Endpoint) -> &'static str {
     match endpoint {
         Endpoint::Page
+        | Endpoint::HostsPage
         | Endpoint::Buses
         | Endpoint::Network
         | Endpoint::Device
@@ -188,6 +200,7 @@ fn schema_of(endpoint: Endpoint) -> Option<&'static str> {
     match endpoint {
         Endpoint::Status => Some("Status"),
         Endpoint::Hosts => Some("Hosts"),
+        Endpoint::LabDevices => Some("LabDevices"),
         Endpoint::Devices | Endpoint::Shares | Endpoint::Attachments => Some("Devices"),
         Endpoint::Audit => Some("Audit"),
         Endpoint::Actions => Some("Actions"),
@@ -212,6 +225,7 @@ fn schema_of(endpoint: Endpoint) -> Option<&'static str> {
         | Endpoint::UplotStyle
         | Endpoint::Icon
         | Endpoint::Page
+        | Endpoint::HostsPage
         | Endpoint::Buses
         | Endpoint::Network
         | Endpoint::Device
@@ -250,6 +264,8 @@ fn schemas() -> Value {
     let text = || json!({ "type": "string" });
     let text_or_null = || json!({ "type": ["string", "null"] });
     let number = || json!({ "type": "integer", "minimum": 0 });
+    let number_or_null = || json!({ "type": ["integer", "null"], "minimum": 0 });
+    let truth = || json!({ "type": "boolean" });
     let time = || json!({ "type": "string", "format": "date-time" });
     let anything = || json!({});
     let of_process = || [("pid", number()), ("role", text()), ("address", text())];
@@ -311,6 +327,67 @@ fn schemas() -> Value {
                     ],
                     &[],
                 ))),
+                ("fingerprint", text_or_null()),
+                ("known", list(object(
+                    &[
+                        ("name", text()),
+                        ("key", text_or_null()),
+                        ("address", text_or_null()),
+                        ("farbus", text_or_null()),
+                        ("paired", text_or_null()),
+                        ("may_use", list(text())),
+                        ("is_found", truth()),
+                        ("is_in_directory", truth()),
+                        ("heard_s", number_or_null()),
+                        ("failure", text_or_null()),
+                        ("from", json!({ "enum": ["nobody", "host", "directory"] })),
+                        ("called", text_or_null()),
+                        ("devices", number()),
+                        ("used", number()),
+                    ],
+                    &[],
+                ))),
+            ],
+            &[],
+        ),
+        "LabDevices": object(
+            &[
+                ("devices", list(object(
+                    &[
+                        ("host", text()),
+                        ("name", text()),
+                        ("title", text()),
+                        ("state", text()),
+                        ("class", text()),
+                        ("user", text_or_null()),
+                        ("reason", text_or_null()),
+                        ("leased_until", text_or_null()),
+                        ("waiting", number()),
+                        ("queue", list(object(&[("host", text())], &[("priority", number())]))),
+                        ("booked", list(object(&[("host", text()), ("from", text()), ("until", text())], &[]))),
+                        ("from", json!({ "enum": ["here", "host", "directory"] })),
+                        ("actions", list(reference("Offer"))),
+                    ],
+                    &[
+                        ("process", object(&of_process(), &[])),
+                        ("target", text_or_null()),
+                        ("heard_s", number_or_null()),
+                        ("since_s", number_or_null()),
+                        ("ids", text()),
+                        ("interfaces", list(text())),
+                        ("labels", json!({ "type": "object" })),
+                        ("place", text_or_null()),
+                        ("comment", text_or_null()),
+                    ],
+                ))),
+                ("page", number()),
+                ("pages", number()),
+                ("matching", number()),
+                ("all", number()),
+                ("left_out", number()),
+                ("silent", number()),
+                ("looked_s", number_or_null()),
+                ("trouble", text_or_null()),
             ],
             &[],
         ),

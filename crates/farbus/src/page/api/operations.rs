@@ -513,7 +513,11 @@ impl Runner {
     fn end(&self, change: impl FnOnce(&mut Operation)) {
         self.operations.change(self.id, change);
         self.operations.has().free_running();
-        self.operations.record(self.id, &self.subject, matches!(self.runs, Runs::Recording | Runs::Console | Runs::Picture));
+        self.operations.record(
+            self.id,
+            &self.subject,
+            matches!(self.runs, Runs::Recording | Runs::Console | Runs::Picture),
+        );
         self.tell_end.send_replace(true);
     }
 

@@ -44,6 +44,8 @@ pub enum Endpoint {
     Icon,
     /// The page with all devices, for a browser.
     Page,
+    /// The page with all hosts, for a browser.
+    HostsPage,
     /// What is reserved on the buses.
     Buses,
     /// The network of hosts.
@@ -62,8 +64,10 @@ pub enum Endpoint {
     Metrics,
     /// What `farbus status --json` prints.
     Status,
-    /// The hosts that are paired with this one.
+    /// The hosts that are known.
     Hosts,
+    /// The devices of all hosts, filtered, a page of them.
+    LabDevices,
     /// Every device, with its process and what is offered for it.
     Devices,
     /// The devices that are shared here.
@@ -129,6 +133,7 @@ pub const ROUTES: &[Route] = &[
     route("/uplot-1.6.32.css", Endpoint::UplotStyle, READ, "The style of that."),
     route("/favicon.ico", Endpoint::Icon, READ, "The page's icon, PNG."),
     route("/", Endpoint::Page, READ, "The page, for a browser."),
+    route("/hosts", Endpoint::HostsPage, READ, "Every host that is known, for a browser."),
     route("/buses", Endpoint::Buses, READ, "What is reserved on the buses, for a browser."),
     route("/network", Endpoint::Network, READ, "The network of hosts, for a browser."),
     route("/device/{id}", Endpoint::Device, READ, "A device of the process with this number, for a browser."),
@@ -137,7 +142,13 @@ pub const ROUTES: &[Route] = &[
     route("/events", Endpoint::PageEvents, READ, "Events for the page's script."),
     route("/metrics", Endpoint::Metrics, READ, "Figures for Prometheus."),
     route("/api/v1/status", Endpoint::Status, READ, "What 'farbus status --json' prints."),
-    route("/api/v1/hosts", Endpoint::Hosts, READ, "The hosts that are paired with this one, and what they may use."),
+    route("/api/v1/hosts", Endpoint::Hosts, READ, "The hosts that are known, and what they may use."),
+    route(
+        "/api/v1/lab/devices",
+        Endpoint::LabDevices,
+        READ,
+        "The devices of all hosts, filtered, a hundred at a time.",
+    ),
     route("/api/v1/devices", Endpoint::Devices, READ, "Every device, its process, and the actions offered for it."),
     route("/api/v1/shares", Endpoint::Shares, READ, "The same, of the devices that are shared here."),
     route("/api/v1/attachments", Endpoint::Attachments, READ, "The same, of the devices that are attached here."),

@@ -11,9 +11,10 @@ use tokio::sync::{oneshot, watch};
 
 use super::super::api::journal::Journal;
 use super::super::api::refusal::Refusal;
+use super::super::lab::Lab;
 use super::super::status::Status;
 use super::frames::{Decoder, TooLong, encoded, receive, send};
-use super::messages::{ANSWER_BYTES_MAX, Answer, By, QUESTION_BYTES_MAX, Question, Said, Told};
+use super::messages::{ANSWER_BYTES_MAX, Answer, By, QUESTION_BYTES_MAX, Question, Said, Told, Wanted};
 use super::places::{Place, Places};
 
 /// Asks the process that has the rights, and keeps what it says of the processes and of events.
@@ -26,6 +27,8 @@ pub struct Line {
     last: AtomicU64,
     places: Places,
     status: watch::Sender<Arc<Status>>,
+    /// What is known of other hosts, for the next status.
+    lab: Mutex<Arc<Lab>>,
     /// The connections that are served: each is told here that it is over.
     served: Mutex<BTreeMap<u64, oneshot::Sender<()>>>,
     /// A copy of the other process's.
@@ -63,6 +66,7 @@ impl Line {
             last: AtomicU64::default(),
             places: Places::default(),
             status: watch::channel(Arc::default()).0,
+            lab: Mutex::default(),
             served: Mutex::default(),
             journal,
         };
@@ -104,10 +108,12 @@ impl Line {
             // Its client may be gone.
             Told::Answer { id, answer } => drop(self.waiting().remove(&id).map(|waiting| waiting.answer.send(answer))),
             Told::Ended { client } => drop(self.served().remove(&client).map(|served| served.send(()))),
+            Told::Lab(lab) => *self.lab.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(*lab),
             Told::Status(said) => {
                 let before = Arc::clone(&self.status.borrow());
                 if said.version > before.version {
-                    self.status.send_replace(Arc::new(Status::after(&before, said)));
+                    let lab = Arc::clone(&self.lab.lock().unwrap_or_else(PoisonError::into_inner));
+                    self.status.send_replace(Arc::new(Status::after(&before, said, lab)));
                 }
             }
             Told::Events { first, events } => self.journal.copy(first, events),
@@ -171,13 +177,14 @@ impl Line {
         }
     }
 
-    /// What the processes said at most half a second ago and after the last operation.
+    /// What the processes said at most half a second ago and after the last operation, with what is wanted of other
+    /// hosts.
     ///
     /// # Errors
     /// [`Refusal`]: they cannot be asked for this client.
-    pub async fn status(&self, by: &By) -> Result<Arc<Status>, Refusal> {
+    pub async fn status(&self, by: &By, wanted: Wanted) -> Result<Arc<Status>, Refusal> {
         let known = self.status.borrow().version;
-        self.ask(by, Question::Status { known }).await?;
+        self.ask(by, Question::Status { known, wanted }).await?;
         // It came before the answer.
         Ok(Arc::clone(&self.status.borrow()))
     }

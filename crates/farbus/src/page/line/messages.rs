@@ -6,6 +6,7 @@ use serde_json::{Map, Value};
 
 use super::super::api::journal::Kind;
 use super::super::api::routes::{self, Endpoint};
+use super::super::lab::Lab;
 use super::super::status::Processes;
 
 /// The longest message to the process that has the rights, bytes: twice a body and twice a header's line, for a text is
@@ -97,6 +98,19 @@ pub enum Said {
     },
 }
 
+/// What is wanted with a status.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Wanted {
+    /// What this user's processes say.
+    #[default]
+    Processes,
+    /// What is known of other hosts, too.
+    Lab,
+    /// The same, once these hosts have answered a short while ago.
+    Answered,
+}
+
 /// What needs rights.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -117,6 +131,9 @@ pub enum Question {
     Status {
         /// The version that is known; 0: none.
         known: u64,
+        /// What is wanted with it.
+        #[serde(default)]
+        wanted: Wanted,
     },
     /// Send what the processes say, whenever they are asked, until [`Said::Unfollow`].
     Follow {
@@ -222,6 +239,8 @@ pub enum Told {
         /// The connection's number.
         client: u64,
     },
+    /// What is known of other hosts. It comes before the status with which it is shown.
+    Lab(Box<Lab>),
     /// What the processes said: it is followed, or was asked for.
     Status(Processes),
     /// Events, without a gap.
@@ -288,7 +307,7 @@ mod tests {
         let Value::Object(given) = json!({ "device": "disk" }) else { panic!("an object") };
         let change = |path: &str| Question::Change { path: path.to_owned(), given: given.clone() };
         for question in [
-            Question::Status { known: 0 },
+            Question::Status { known: 0, wanted: Wanted::Answered },
             Question::Follow { follow: 1, events: true },
             Question::Details { pid: 7, name: "disk".into() },
             Question::Latency { pid: 7, name: "disk".into() },

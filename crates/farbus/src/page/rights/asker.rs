@@ -1,23 +1,35 @@
-//! Asks all processes of this user what they have, at most twice a second however many look.
+//! Asks all processes of this user what they have, at most twice a second however many look, and keeps what is known of
+//! other hosts.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use serde_json::{Value, json};
 use tokio::sync::watch;
+use tokio::time::timeout;
 
 use super::super::api::journal::{Journal, Kind};
 use super::super::api::operations::Operations;
+use super::super::lab::Lab;
+use super::super::line::messages::Wanted;
 use super::super::status::{Processes, Swapping, devices_of};
+use super::lab::Gatherer;
+use super::locking::lock;
 use crate::common::control::{Answer, Question, ask_all, ask_one};
 use crate::common::happenings::Happenings;
 
 /// How often the processes are asked while somebody looks. An answer that is younger than this is given again.
 const ASK_EVERY: Duration = Duration::from_millis(500);
+
+/// For how long after somebody has looked at other hosts these are asked.
+const LAB_WANTED: Duration = Duration::from_secs(3);
+/// How old what hosts answered may be for somebody who waits for that, seconds, and how long is waited.
+const ANSWERED_S_MAX: u64 = 90;
+const ANSWERED_WAIT_MAX: Duration = Duration::from_secs(12);
 
 /// Swaps whose progress is asked for at a time.
 const SWAPS_MAX: usize = 16;
@@ -29,6 +41,10 @@ pub struct Asked {
     at: Option<Instant>,
     /// What they said.
     pub said: Processes,
+    /// When other hosts were thought of; `None` if they were not.
+    lab_at: Option<Instant>,
+    /// What is known of them.
+    pub lab: Arc<Lab>,
 }
 
 /// Asks on a thread of its own, and only while somebody wants to know.
@@ -37,6 +53,8 @@ pub struct Asker {
     asked: watch::Sender<Arc<Asked>>,
     demand: SyncSender<()>,
     journal: Journal,
+    /// When somebody looked at other hosts last.
+    lab_wanted: Arc<Mutex<Option<Instant>>>,
 }
 
 impl Asker {
@@ -50,9 +68,11 @@ impl Asker {
         let (demand, demanded) = sync_channel(1);
         let to = asked.clone();
         let for_thread = journal.clone();
-        let ask = move || keep_asking(&to, &demanded, &for_thread, &operations);
+        let lab_wanted = Arc::<Mutex<Option<Instant>>>::default();
+        let mut others = Others { gatherer: Gatherer::start()?, wanted: Arc::clone(&lab_wanted) };
+        let ask = move || keep_asking(&to, &demanded, &for_thread, &operations, &mut others);
         thread::Builder::new().name("page-status".into()).spawn(ask)?;
-        Ok(Self { asked, demand, journal })
+        Ok(Self { asked, demand, journal, lab_wanted })
     }
 
     /// Follows what they say from now on: they are asked until the receiver is dropped.
@@ -63,10 +83,41 @@ impl Asker {
         followed
     }
 
-    /// What they said at most half a second ago and after the last operation; `None` if the thread has ended.
-    pub async fn fresh(&self) -> Option<Arc<Asked>> {
+    /// Somebody looks at other hosts, too.
+    pub fn want_lab(&self) {
+        *lock(&self.lab_wanted) = Some(Instant::now());
+    }
+
+    /// What they said at most half a second ago and after the last operation, with what is wanted of other hosts;
+    /// `None` if the thread has ended.
+    pub async fn fresh(&self, wanted: Wanted) -> Option<Arc<Asked>> {
+        match wanted {
+            Wanted::Processes => self.fresh_that(|_| true).await,
+            Wanted::Lab => self.fresh_with_lab().await,
+            Wanted::Answered => {
+                let is_answered = |asked: &Asked| {
+                    self.want_lab();
+                    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+                    asked.lab.looked_s.is_some_and(|looked_s| looked_s + ANSWERED_S_MAX >= now)
+                };
+                // A host that does not answer is said to be silent, and is not waited for longer.
+                match timeout(ANSWERED_WAIT_MAX, self.fresh_that(is_answered)).await {
+                    Ok(asked) => asked,
+                    Err(_) => self.fresh_with_lab().await,
+                }
+            }
+        }
+    }
+
+    async fn fresh_with_lab(&self) -> Option<Arc<Asked>> {
+        self.want_lab();
+        let since = Instant::now().checked_sub(ASK_EVERY);
+        self.fresh_that(|asked| asked.lab_at.is_some() && asked.lab_at >= since).await
+    }
+
+    async fn fresh_that(&self, is_enough: impl Fn(&Asked) -> bool) -> Option<Arc<Asked>> {
         let since = Instant::now().checked_sub(ASK_EVERY).max(self.journal.last_operation());
-        let is_fresh = |asked: &Arc<Asked>| asked.at.is_some() && asked.at >= since;
+        let is_fresh = |asked: &Arc<Asked>| asked.at.is_some() && asked.at >= since && is_enough(asked);
         if is_fresh(&self.asked.borrow()) {
             return Some(Arc::clone(&self.asked.borrow()));
         }
@@ -75,8 +126,21 @@ impl Asker {
     }
 }
 
-fn keep_asking(asked: &watch::Sender<Arc<Asked>>, demanded: &Receiver<()>, journal: &Journal, operations: &Operations) {
+/// What is known of other hosts.
+struct Others {
+    gatherer: Gatherer,
+    wanted: Arc<Mutex<Option<Instant>>>,
+}
+
+fn keep_asking(
+    asked: &watch::Sender<Arc<Asked>>,
+    demanded: &Receiver<()>,
+    journal: &Journal,
+    operations: &Operations,
+    others: &mut Others,
+) {
     let began = Instant::now();
+    let mut lab_at = None;
     let (mut happenings, mut mark) = (Happenings::default(), None);
     for version in 1.. {
         let told = match asked.receiver_count() {
@@ -89,10 +153,19 @@ fn keep_asking(asked: &watch::Sender<Arc<Asked>>, demanded: &Receiver<()>, journ
         let at = Instant::now();
         let asked_us = u64::try_from(at.duration_since(began).as_micros()).unwrap_or(u64::MAX);
         let said = Processes { version, asked_us, operations: operations.drawn(), ..ask() };
+        let is_wanted = lock(&others.wanted).is_some_and(|wanted| wanted.elapsed() < LAB_WANTED);
+        let lab = match is_wanted {
+            true => {
+                lab_at = Some(at);
+                let is_done = journal.last_operation().is_some_and(|last| last.elapsed() < LAB_WANTED);
+                others.gatherer.update(&said.processes, is_done)
+            }
+            false => Arc::clone(others.gatherer.lab()),
+        };
         if journal.is_followed() {
-            publish(journal, &said, &mut happenings, &mut mark);
+            publish(journal, (&said, lab.mark), &mut happenings, &mut mark);
         }
-        asked.send_replace(Arc::new(Asked { at: Some(at), said }));
+        asked.send_replace(Arc::new(Asked { at: Some(at), said, lab_at, lab }));
     }
 }
 
@@ -129,14 +202,14 @@ fn swaps(processes: &[Value]) -> Vec<Swapping> {
 }
 
 /// Publishes what has happened, and that there is another status.
-fn publish(journal: &Journal, now: &Processes, happenings: &mut Happenings, mark: &mut Option<u64>) {
+fn publish(journal: &Journal, (now, lab): (&Processes, u64), happenings: &mut Happenings, mark: &mut Option<u64>) {
     // If the folder cannot be read, the status says so.
     for (event, pid) in happenings.ask().unwrap_or_default().happened {
         let mut data = serde_json::to_value(event).unwrap_or_default();
         data["pid"] = json!(pid);
         journal.publish(Kind::Happened, &data);
     }
-    let marked = Some(mark_of(now));
+    let marked = Some(mark_of(now, lab));
     if *mark != marked {
         *mark = marked;
         let (processes, devices) = (now.processes.len(), devices_of(&now.processes).count());
@@ -145,9 +218,11 @@ fn publish(journal: &Journal, now: &Processes, happenings: &mut Happenings, mark
     }
 }
 
-/// A number that is another one when a process, a device, its state, its user or who waits for it is.
-fn mark_of(said: &Processes) -> u64 {
+/// A number that is another one when a process, a device, its state, its user or who waits for it is, or what is
+/// known of other hosts.
+fn mark_of(said: &Processes, lab: u64) -> u64 {
     let mut hasher = DefaultHasher::new();
+    lab.hash(&mut hasher);
     for (process, device) in devices_of(&said.processes) {
         for of in [&process["pid"], &device["name"], &device["title"], &device["state"], &device["user"]] {
             of.as_str().hash(&mut hasher);

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use farbus_io::sys::descriptors;
@@ -29,17 +29,19 @@ use super::super::api::offers;
 use super::super::api::operations::Operations;
 use super::super::api::refusal::Refusal;
 use super::super::api::routes;
+use super::super::lab::Lab;
 use super::super::line::frames::{Decoder, TooLong, encoded, receive, send};
 use super::super::line::hex;
 use super::super::line::messages::{
     ANSWER_BYTES_MAX, AUTHORIZATION_BYTES_MAX, Answer, Begin, BeginTls, By, Elsewhere, QUESTION_BYTES_MAX, Question,
-    Said, Told,
+    Said, Told, Wanted,
 };
 use super::super::line::places::Places;
 use super::super::server::{NO_SANDBOX, VERB};
 use super::super::status::Processes;
-use super::asker::Asker;
+use super::asker::{Asked, Asker};
 use super::clients::{CONNECTIONS_MAX, Clients, REMOTE_MAX, Shown};
+use super::locking::lock;
 use super::{entering, reading};
 use crate::common::failure::Failure;
 
@@ -103,6 +105,8 @@ pub struct Half {
     long: AsyncMutex<()>,
     /// The number of the last event that was sent, held while others are.
     events_sent: AsyncMutex<u64>,
+    /// The version of what was sent of other hosts, held while it is.
+    lab_sent: AsyncMutex<u64>,
     clients: Mutex<Clients>,
     followed: watch::Sender<Followed>,
     places: Places,
@@ -182,6 +186,7 @@ impl Half {
             sending: AsyncMutex::default(),
             long: AsyncMutex::default(),
             events_sent: AsyncMutex::default(),
+            lab_sent: AsyncMutex::default(),
             clients: Mutex::new(Clients::with_descriptors(descriptors_for_others())),
             followed: watch::Sender::default(),
             places: Places::default(),
@@ -360,10 +365,10 @@ impl Half {
                 }
                 Ok(Answer::Done)
             }
-            Question::Status { known } => match timeout(STATUS_TIME_MAX, asker.fresh()).await {
+            Question::Status { known, wanted } => match timeout(STATUS_TIME_MAX, asker.fresh(wanted)).await {
                 Ok(Some(asked)) => {
                     if asked.said.version > known {
-                        self.tell_status(&asked.said).await;
+                        self.tell_status(&asked).await;
                     }
                     Ok(Answer::Done)
                 }
@@ -446,7 +451,7 @@ impl Half {
     /// # Errors
     /// [`Refusal`]: it does not, or the processes cannot be asked.
     async fn lists(&self, target: &str) -> Result<(), Refusal> {
-        match timeout(STATUS_TIME_MAX, self.shared.asker.fresh()).await {
+        match timeout(STATUS_TIME_MAX, self.shared.asker.fresh(Wanted::Processes)).await {
             Ok(Some(asked)) if offers::is_listed(&asked.said.processes, target) => Ok(()),
             Ok(Some(_)) => Err(Refusal::of(StatusCode::FORBIDDEN, "this token observes devices that this page lists")),
             Ok(None) | Err(_) => Err(Refusal::of(StatusCode::SERVICE_UNAVAILABLE, "the processes cannot be asked")),
@@ -461,7 +466,23 @@ impl Half {
         Ok(())
     }
 
-    async fn tell_status(&self, said: &Processes) {
+    /// Sends what is known of other hosts, unless this process has it.
+    async fn tell_lab(&self, lab: &Lab) {
+        let mut sent = self.lab_sent.lock().await;
+        if *sent >= lab.version {
+            return;
+        }
+        *sent = lab.version;
+        if let Err(error) = self.tell(&Told::Lab(Box::new(lab.clone()))).await {
+            let trouble = Some(format!("what is known of other hosts is too long: {error}"));
+            // This one is not.
+            let _ = self.tell(&Told::Lab(Box::new(Lab { version: lab.version, trouble, ..Lab::default() }))).await;
+        }
+    }
+
+    async fn tell_status(&self, asked: &Asked) {
+        self.tell_lab(&asked.lab).await;
+        let said = &asked.said;
         if let Err(error) = self.tell(&Told::Status(said.clone())).await {
             let failure = Some(format!("what the processes say is too long: {error}"));
             let short = Processes {
@@ -495,10 +516,12 @@ impl Half {
     async fn push_status(self: Arc<Self>) {
         let mut followed = self.followed.subscribe();
         while followed.wait_for(|followed| !followed.status.is_empty()).await.is_ok() {
+            self.shared.asker.want_lab();
             let mut asked = self.shared.asker.follow();
             while !followed.borrow().status.is_empty() && asked.changed().await.is_ok() {
                 let said = Arc::clone(&asked.borrow_and_update());
-                self.tell_status(&said.said).await;
+                self.shared.asker.want_lab();
+                self.tell_status(&said).await;
             }
         }
     }
@@ -569,11 +592,6 @@ fn descriptors_for_others() -> usize {
     soft.saturating_sub(DESCRIPTORS_OF_PAGE)
 }
 
-/// Locks it, also after a panic elsewhere.
-pub fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
-    of.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Runs what waits for files or other processes where nothing else waits for it.
 async fn blocking(work: impl FnOnce() -> Option<Value> + Send + 'static) -> Option<Value> {
     tokio::task::spawn_blocking(work).await.ok().flatten()
@@ -641,7 +659,7 @@ mod tests {
         with_clients(async |half, _line| {
             let stop = Question::Change { path: "/api/v1/operations/1/stop".into(), given: Map::new() };
             for question in [
-                Question::Status { known: 0 },
+                Question::Status { known: 0, wanted: Wanted::Lab },
                 Question::Follow { follow: 1, events: true },
                 Question::Details { pid: 1, name: "disk".into() },
                 Question::Latency { pid: 1, name: "disk".into() },

@@ -9,6 +9,8 @@ pub mod asker;
 pub mod clients;
 mod entering;
 mod half;
+mod lab;
+mod locking;
 mod reading;
 mod remote;
 mod spare;

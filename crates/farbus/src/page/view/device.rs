@@ -3,14 +3,15 @@
 use std::fmt::Write;
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::super::api::offers;
 use super::super::shell::{command, is_deceptive};
 use super::super::status::Status;
 use super::descriptors;
-use super::devices::{icon, notes};
+use super::devices::notes;
 use super::drawing::{Drawing, List, Part, Piece};
+use super::rows::{icon, state_of};
 use super::text::{encoded, escaped, escaped_whole, span, table, value_in};
 use super::{latency as over_time, operations, picture};
 use crate::common::units::format_bytes;
@@ -170,7 +171,7 @@ fn facts(process: &Value, device: &Value) -> String {
         }
     };
     text("What", &device["title"]);
-    text("State", &device["state"]);
+    text("State", &json!(state_of(device)));
     text("Why", &device["failure"]["message"]);
     text("User", &device["user"]);
     text("For", &device["reason"]);

@@ -1,82 +1,131 @@
 //! All devices: a table of those that match, a page of it at a time.
 
+use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use serde_json::Value;
-
-use super::super::api::offers;
-use super::super::shell::NAME_BYTES_MAX;
+use super::super::lab::Lab;
 use super::super::status::Status;
-use super::drawing::{Drawing, Keys, List, Part, Piece, key_of};
+use super::drawing::{Drawing, Keys, List, Part, Piece};
+use super::rows::{CLASSES, Row, rows};
 use super::text::{encoded, escaped, escaped_whole, span, value_in};
 
 /// Rows of a page. `/api/v1/status` has them all.
 pub const ROWS_MAX: usize = 100;
 /// Characters of a filter.
 const FILTER_CHARS_MAX: usize = 100;
-/// Hosts that wait for a device, as its row names them.
-const WAITING_MAX: usize = 3;
+/// Hosts among which the filter chooses.
+const HOSTS_MAX: usize = 200;
+/// The states among which it chooses.
+const STATES: [&str; 8] = ["available", "leased", "in use", "attached", "link lost", "held", "moved away", "failed"];
 
 /// Which devices are shown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wanted {
     /// What they have to contain, in lower case; empty: all are shown.
     filter: String,
+    /// The host that has them, if one is meant.
+    host: String,
+    /// Their state, if one is meant.
+    state: String,
+    /// Their class, if one is meant.
+    class: String,
     /// The page, from 0.
     page: usize,
 }
 
+/// The devices that are wanted, a page of them.
+pub struct Found<'a> {
+    /// How many devices there are.
+    pub all: usize,
+    /// How many of them are wanted.
+    pub matching: usize,
+    /// How many pages these make, one at least.
+    pub pages: usize,
+    /// The page, from 0: the last one if there are fewer than were thought.
+    pub page: usize,
+    /// The devices of that page.
+    pub rows: Vec<Row<'a>>,
+}
+
 impl Wanted {
-    /// What a query asks for: `q`, the filter, and `page`, from 1.
+    /// What a query asks for: `q`, the filter, `host`, `state` and `class`, and `page`, from 1.
     pub fn of(query: &str) -> Self {
-        let filter = value_in(query, "q").unwrap_or_default().trim().to_lowercase();
+        let text = |name| -> String {
+            value_in(query, name).unwrap_or_default().trim().chars().take(FILTER_CHARS_MAX).collect()
+        };
         let page = value_in(query, "page").and_then(|page| page.parse::<usize>().ok()).unwrap_or(1);
-        Self { filter: filter.chars().take(FILTER_CHARS_MAX).collect(), page: page.saturating_sub(1) }
+        let (filter, host, state, class) = (text("q").to_lowercase(), text("host"), text("state"), text("class"));
+        Self { filter, host, state, class, page: page.saturating_sub(1) }
     }
 
     /// The address of a page of the same devices.
     fn address_of(&self, page: usize) -> String {
-        match self.filter.is_empty() {
-            true => format!("/?page={}", page + 1),
-            false => format!("/?q={}&amp;page={}", encoded(&self.filter), page + 1),
-        }
+        let said = [("q", &self.filter), ("host", &self.host), ("state", &self.state), ("class", &self.class)];
+        let said = said.into_iter().filter(|(_, text)| !text.is_empty());
+        let said: String = said.map(|(name, text)| format!("{name}={}&amp;", encoded(text))).collect();
+        format!("/?{said}page={}", page + 1)
     }
 
-    fn has(&self, process: &Value, device: &Value) -> bool {
-        let texts = ["name", "title", "state", "user", "reason", "ids", "place", "comment", "bus_id"];
-        let contains = |value: &Value| value.as_str().is_some_and(|text| text.to_lowercase().contains(&self.filter));
-        self.filter.is_empty()
-            || texts.iter().any(|name| contains(&device[*name]))
-            || contains(&process["host"])
-            || device["interfaces"].as_array().into_iter().flatten().any(contains)
-            || device["labels"]
-                .as_object()
-                .into_iter()
-                .flatten()
-                .any(|(name, value)| name.to_lowercase().contains(&self.filter) || contains(value))
+    fn has(&self, row: &Row<'_>) -> bool {
+        let is = |wanted: &str, text: &str| wanted.is_empty() || wanted == text;
+        is(&self.host, row.host())
+            && is(&self.state, row.state())
+            && is(&self.class, row.class())
+            && (self.filter.is_empty() || row.contains(&self.filter))
+    }
+
+    /// Finds them.
+    pub fn find<'a>(&self, status: &'a Status) -> Found<'a> {
+        let rows = rows(status);
+        let all = rows.len();
+        let matching: Vec<_> = rows.into_iter().filter(|row| self.has(row)).collect();
+        let pages = matching.len().div_ceil(ROWS_MAX).max(1);
+        // Devices that went may have left fewer pages.
+        let page = self.page.min(pages - 1);
+        let count = matching.len();
+        let rows = matching.into_iter().skip(page * ROWS_MAX).take(ROWS_MAX).collect();
+        Found { all, matching: count, pages, page, rows }
+    }
+
+    /// The form that asks for them.
+    fn form(&self, status: &Status) -> String {
+        let hosts: BTreeSet<&str> = rows(status).iter().map(Row::host).collect();
+        let mut form = format!(
+            "<h1>Devices</h1>\n<form role=\"search\" action=\"/\" method=\"get\"><label for=\"filter\">Filter</label> \
+             <input type=\"search\" id=\"filter\" name=\"q\" value=\"{}\" maxlength=\"{FILTER_CHARS_MAX}\" \
+             autocomplete=\"off\" spellcheck=\"false\">",
+            escaped_whole(&self.filter)
+        );
+        let classes: Vec<&str> = CLASSES.iter().map(|(class, _)| *class).collect();
+        let hosts: Vec<&str> = hosts.into_iter().take(HOSTS_MAX).collect();
+        for (name, heading, all, said) in [
+            ("host", "Host", hosts, &self.host),
+            ("state", "State", STATES.to_vec(), &self.state),
+            ("class", "Class", classes, &self.class),
+        ] {
+            form.push_str(&choice(name, heading, &all, said));
+        }
+        form + " <button>Show</button></form>\n"
     }
 
     /// Draws the table of the devices that are wanted, a page of it.
     pub fn draw(&self, status: &Status) -> Drawing {
-        let all = status.devices().count();
-        let matching: Vec<_> = status.devices().filter(|(process, device)| self.has(process, device)).collect();
-        let pages = matching.len().div_ceil(ROWS_MAX).max(1);
-        // Devices that went may have left fewer pages.
-        let page = self.page.min(pages - 1);
+        let found = self.find(status);
+        let Found { all, pages, page, .. } = found;
         let mut keys = Keys::default();
-        let rows = matching.iter().skip(page * ROWS_MAX).take(ROWS_MAX).map(|(process, device)| {
-            let key = keys.take(key_of("device", (process["pid"].as_u64(), device["name"].as_str())));
-            Part { html: row(&key, process, device), key }
+        let drawn = found.rows.iter().map(|row| {
+            let key = keys.take(row.key());
+            Part { html: row.drawn(&key, status), key }
         });
-        let rows: Vec<_> = rows.collect();
+        let rows: Vec<_> = drawn.collect();
         let mut notes = notes(status);
         if all == 0 {
             let hint = "Nothing is shared or attached here. Try: <code>farbus share zero</code>";
             notes.push(part("nothing", format!("<p id=\"nothing\">{hint}</p>")));
         } else {
             let first = page * ROWS_MAX + 1;
-            let shown = match (matching.len(), rows.len()) {
+            let shown = match (found.matching, rows.len()) {
                 (0, _) => format!("None of {all} devices matches"),
                 (matching, shown) if matching == shown => format!("Devices: {shown}"),
                 (matching, shown) => format!("Devices {first} to {} of {matching}", first + shown - 1),
@@ -92,16 +141,12 @@ impl Wanted {
             let way = format!("<a id=\"next\" rel=\"next\" href=\"{}\">Next</a>", self.address_of(page + 1));
             ways.push(part("next", way));
         }
-        let filter = escaped_whole(&self.filter);
-        let form = format!(
-            "<h1>Devices</h1>\n<form role=\"search\" action=\"/\" method=\"get\"><label for=\"filter\">Filter</label> \
-             <input type=\"search\" id=\"filter\" name=\"q\" value=\"{filter}\" maxlength=\"{FILTER_CHARS_MAX}\" \
-             autocomplete=\"off\" spellcheck=\"false\"> <button>Show</button></form>\n"
-        );
-        let headings = ["Device", "What", "State", "User", "Since", "Waiting", "Command"];
+        notes.extend(notes_of_others(&status.lab));
+        let form = self.form(status);
+        let headings = ["Device", "Host", "What", "State", "User", "Since", "Waiting", "Command"];
         let headings = headings.map(|heading| format!("<th scope=\"col\">{heading}</th>")).concat();
         let table = format!(
-            "<table class=\"devices\"><caption>What is shared and attached here</caption>\n<thead><tr>{headings}</tr></thead>\n"
+            "<table class=\"devices\"><caption>What is shared and attached here, and what other hosts have</caption>\n<thead><tr>{headings}</tr></thead>\n"
         );
         let pieces = vec![
             Piece::Fixed(form),
@@ -114,6 +159,39 @@ impl Wanted {
         ];
         Drawing { title: "Devices".into(), is_there: true, pieces }
     }
+}
+
+/// A choice of one of these, or of all.
+fn choice(name: &str, heading: &str, all: &[&str], said: &str) -> String {
+    let mut out = format!(
+        " <label for=\"{name}\">{heading}</label> <select id=\"{name}\" name=\"{name}\"><option value=\"\">all</option>"
+    );
+    let absent = (!said.is_empty() && !all.contains(&said)).then_some(said);
+    for option in all.iter().copied().chain(absent) {
+        let selected = if option == said { " selected" } else { "" };
+        let option = escaped_whole(option);
+        let _ = write!(out, "<option value=\"{option}\"{selected}>{option}</option>");
+    }
+    out + "</select>"
+}
+
+/// What is wrong with what is known of other hosts.
+fn notes_of_others(lab: &Lab) -> Vec<Part> {
+    let mut notes = Vec::new();
+    if let Some(trouble) = &lab.trouble {
+        let why = escaped(trouble);
+        let html = format!("<p id=\"trouble\" role=\"alert\">What the directory said may be old: {why}</p>");
+        notes.push(part("trouble", html));
+    }
+    if lab.left_out > 0 {
+        let html = format!(
+            "<p id=\"left-out\">Further devices of other hosts, which are not shown: {}. See them all: \
+             <code>farbus list</code></p>",
+            lab.left_out
+        );
+        notes.push(part("left-out", html));
+    }
+    notes
 }
 
 fn part(key: &str, html: String) -> Part {
@@ -140,27 +218,10 @@ pub fn notes(status: &Status) -> Vec<Part> {
     notes
 }
 
-/// What an address says besides the name of a device at a daemon: a daemon that is restarted has another number.
-pub fn role_of(process: &Value) -> &'static str {
-    if process["role"] == "daemon" { "&amp;role=daemon" } else { "" }
-}
-
-/// The link to a device's own page; its name alone if that is too long for an address.
-pub fn link_to(process: &Value, device: &Value) -> String {
-    let name = device["name"].as_str().unwrap_or_default();
-    match process["pid"].as_u64().filter(|_| name.len() <= NAME_BYTES_MAX) {
-        Some(pid) => {
-            let role = role_of(process);
-            format!("<a href=\"/device/{pid}?name={}{role}\">{}</a>", encoded(name), escaped(name))
-        }
-        None => escaped(name),
-    }
-}
-
 /// A number that changes with what rows show, of all devices.
 pub fn fingerprint(status: &Status) -> u64 {
     let mut hasher = DefaultHasher::new();
-    (&status.failure, status.silent).hash(&mut hasher);
+    (&status.failure, status.silent, status.lab.mark).hash(&mut hasher);
     for (process, device) in status.devices() {
         (process["pid"].as_u64(), process["host"].as_str()).hash(&mut hasher);
         for text in ["name", "title", "state", "user", "reason"] {
@@ -168,75 +229,23 @@ pub fn fingerprint(status: &Status) -> u64 {
         }
         device["failure"]["message"].as_str().hash(&mut hasher);
         device["used_s"].as_f64().map(span).hash(&mut hasher);
+        device["lease"]["host"].as_str().hash(&mut hasher);
         let waiting = device["waiting"].as_array().into_iter().flatten();
         waiting.for_each(|waiting| waiting["host"].as_str().hash(&mut hasher));
     }
     hasher.finish()
 }
 
-fn row(key: &str, process: &Value, device: &Value) -> String {
-    let text = |name: &str| device[name].as_str().unwrap_or_default();
-    let since = device["used_s"].as_f64().map(span).unwrap_or_default();
-    let user = match text("reason") {
-        "" => escaped(text("user")),
-        reason => format!("{}<br><q>{}</q>", escaped(text("user")), escaped(reason)),
-    };
-    let waiting = device["waiting"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let hosts = waiting.iter().filter_map(|waiting| waiting["host"].as_str()).map(escaped).take(WAITING_MAX);
-    let mut hosts: Vec<_> = hosts.collect();
-    if let Some(more @ 1..) = waiting.len().checked_sub(WAITING_MAX) {
-        hosts.push(format!("and {more} more"));
-    }
-    let failure = device["failure"]["message"].as_str().map(|why| format!("<br>{}", escaped(why)));
-    let command = offers::first(process, device).map(|line| format!("<code>{}</code>", escaped_whole(&line)));
-    let host = process["host"].as_str().map(|host| format!(" <small>{}</small>", escaped(host)));
-    let mut row = String::new();
-    let _ = write!(
-        row,
-        "<tr id=\"{key}\"><th scope=\"row\">{}{}</th><td data-label=\"What\">{} {}</td>\
-         <td data-label=\"State\">{}{}</td><td data-label=\"User\">{}</td><td data-label=\"Since\">{since}</td>\
-         <td data-label=\"Waiting\">{}</td><td data-label=\"Command\">{}</td></tr>",
-        link_to(process, device),
-        host.unwrap_or_default(),
-        icon(device),
-        escaped(text("title")),
-        escaped(text("state")),
-        failure.unwrap_or_default(),
-        if text("user").is_empty() && text("reason").is_empty() { String::new() } else { user },
-        hosts.join("<br>"),
-        command.unwrap_or_default(),
-    );
-    row
-}
-
-/// A sign for the device's class, and the class in words for those who do not see it.
-pub fn icon(device: &Value) -> String {
-    let interfaces = device["interfaces"].as_array().into_iter().flatten().filter_map(Value::as_str);
-    let classes = interfaces.collect::<Vec<_>>().join(" ").to_lowercase();
-    let has = |words: &[&str]| words.iter().any(|word| classes.contains(word));
-    let (path, word) = if device["size_bytes"].is_u64() || has(&["storage", "disk"]) {
-        ("M2 4h12v8H2zM4 10h4M11 10h1", "disk")
-    } else if has(&["audio", "sound", "midi"]) {
-        ("M2 6h3l4-4v12l-4-4H2zM11 5q2 3 0 6", "sound")
-    } else if has(&["video", "camera", "image"]) {
-        ("M1 4h14v9H1zM5 8.500a3 3 0 1 0 6 0a3 3 0 1 0-6 0", "camera")
-    } else if has(&["keyboard", "mouse", "hid", "human", "input"]) {
-        ("M1 4h14v8H1zM3 6.500h1M6 6.500h1M9 6.500h1M12 6.500h1M4 9.500h8", "input")
-    } else if has(&["serial", "communication", "cdc", "modem"]) {
-        ("M2 6h11l-3-3M14 10H3l3 3", "serial or network")
-    } else if has(&["printer"]) {
-        ("M4 6V2h8v4M2 6h12v6h-2M4 12H2V6M4 9h8v5H4z", "printer")
-    } else {
-        ("M8 14V3L6 5M8 3l2 2M8 10L5 8V6M8 11l3-2V7", "device")
-    };
-    format!("<svg class=\"icon\" viewBox=\"0 0 16 16\" role=\"img\" aria-label=\"{word}\"><path d=\"{path}\"/></svg>")
-}
-
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use std::sync::Arc;
+
+    use serde_json::{Value, json};
 
     use super::super::super::html::document;
+    use super::super::super::lab::tests::{host, said};
+    use super::super::super::lab::{LabHost, Source};
+    use super::super::super::shell::NAME_BYTES_MAX;
     use super::super::super::status::tests::status;
     use super::super::View;
     use super::super::live::Shown;
@@ -245,6 +254,8 @@ mod tests {
     /// Bytes of a page of devices whose texts are of usual length, and elements of it.
     const PAGE_BYTES_MAX: usize = 100 << 10;
     const PAGE_ELEMENTS_MAX: usize = 3000;
+    /// The same of devices of other hosts, whose rows have a button each.
+    const LAB_PAGE_BYTES_MAX: usize = 150 << 10;
     /// Bytes of a page on which every text is as long as it can be and every character is escaped.
     const HOSTILE_PAGE_BYTES_MAX: usize = 2 << 20;
 
@@ -280,6 +291,95 @@ mod tests {
             let page = self::page("", json!([{ "pid": 7, "role": "share", "devices": vec![device; 150] }]));
             assert!(page.len() < HOSTILE_PAGE_BYTES_MAX, "{}", page.len());
         }
+    }
+
+    /// The page with the devices of these hosts.
+    fn page_of_lab(query: &str, hosts: Vec<LabHost>) -> String {
+        let mut status = status(json!([]));
+        status.lab = Arc::new(Lab { own_name: "desk".into(), hosts, ..Lab::default() });
+        status.now_s = 1000;
+        document(&View::at("/", Some(query)).unwrap(), query, &status, None, None).1
+    }
+
+    /// A thousand devices of fifty hosts.
+    fn laboratory() -> Vec<LabHost> {
+        let device = |n: usize| {
+            said(json!({
+                "name": format!("board{n}"), "title": "Example Inc. board with a name", "used_s": 61,
+                "state": if n.is_multiple_of(2) { "available" } else { "in use" },
+                "user": (!n.is_multiple_of(2)).then_some("rack"),
+                "interfaces": [if n.is_multiple_of(4) { "storage" } else { "audio" }], "place": "shelf 3",
+                "labels": { "board": "imx8" }, "queue": [{ "host": "rack", "priority": 5 }], "waiting": 2,
+            }))
+        };
+        (0..50)
+            .map(|n| LabHost { from: Source::Directory, ..host(&format!("lab{n:02}"), (0..20).map(device).collect()) })
+            .collect()
+    }
+
+    #[test]
+    fn thousand_devices_of_fifty_hosts_make_pages_of_bounded_size() {
+        let page = page_of_lab("", laboratory());
+        assert!(page.len() < LAB_PAGE_BYTES_MAX, "{}", page.len());
+        let elements = page.matches('<').count() - page.matches("</").count();
+        assert!(elements < PAGE_ELEMENTS_MAX, "{elements}");
+        assert_eq!(page.matches("<tr id=").count(), ROWS_MAX);
+        assert!(page.contains("Devices 1 to 100 of 1000") && page.contains("rack</bdi> (priority 5)<br>and 1 more"));
+        assert_eq!(page.matches("farbus attach lab00/board").count(), 10, "those that nobody uses");
+        let some = page_of_lab("host=lab07&state=in+use&class=sound", laboratory());
+        assert!(some.contains("Devices: 10") && some.contains("<option value=\"lab07\" selected>"), "{some}");
+        let second = page_of_lab("class=disk&page=2", laboratory());
+        assert!(second.contains("Devices 101 to 200 of 250") && second.contains("/?class=disk&amp;page=3"), "{second}");
+    }
+
+    #[test]
+    fn hostile_names_of_other_hosts_and_their_devices_add_no_element_and_no_attribute() {
+        let page = |text: &str| {
+            let device = said(json!({
+                "name": text, "title": text, "ids": text, "state": text, "user": text, "reason": text, "place": text,
+                "interfaces": [text], "labels": { text: text }, "queue": [{ "host": text }], "waiting": 1,
+                "booked": [{ "host": text, "from": text, "until": text }], "used_s": 1,
+            }));
+            let free = said(json!({ "name": text, "state": "available" }));
+            let host = LabHost { failure: Some(text.into()), heard_s: Some(1), ..host(text, vec![device, free]) };
+            page_of_lab("", vec![host])
+        };
+        let evil = "<script>alert(1)</script>\"' onx=1 &lt;\u{202e}";
+        let (hostile, plain) = (page(evil), page("a"));
+        assert!(plain.contains("farbus attach a/a"), "{plain}");
+        for sign in ['<', '>', '"'] {
+            let offered = if hostile.contains("data-given") { 0 } else { 1 };
+            assert_eq!(offered, 1, "what has a slash in its name is not attached: {hostile}");
+            assert!(!hostile.contains("<script>alert") && !hostile.contains('\u{202e}'), "{sign} {hostile}");
+        }
+        let evil = "x\"' onx=1 <b>&$(id)`id`";
+        let hostile = page(evil);
+        for sign in ['<', '>', '"'] {
+            assert_eq!(hostile.matches(sign).count(), plain.matches(sign).count(), "{sign}: {hostile}");
+        }
+        assert!(hostile.contains("data-given=\"{&quot;target&quot;:&quot;"), "{hostile}");
+    }
+
+    #[test]
+    fn what_is_attached_here_is_one_row_with_the_class_that_its_host_says_and_this_host_as_its_user() {
+        let device = json!({ "name": "board", "title": "lab3/board", "state": "attached", "user": "lab3:3241" });
+        let mut status = status(json!([{ "pid": 7, "role": "daemon", "host": "desk", "devices": [device] }]));
+        let there = said(json!({ "name": "board", "state": "in use", "user": "desk", "interfaces": ["audio"] }));
+        let other = said(json!({ "name": "spare", "state": "available" }));
+        status.lab = Arc::new(Lab { hosts: vec![host("lab3", vec![there, other])], ..Lab::default() });
+        let page = document(&View::at("/", None).unwrap(), "", &status, None, None).1;
+        assert_eq!(page.matches("<tr id=").count(), 2, "{page}");
+        assert!(page.contains("aria-label=\"sound\"") && page.contains("<td data-label=\"User\"><bdi>desk</bdi>"));
+        assert!(page.contains("<td data-label=\"Host\"><bdi>lab3</bdi>"), "{page}");
+    }
+
+    #[test]
+    fn a_device_that_is_leased_and_not_used_is_shown_as_leased() {
+        let lease = json!({ "host": "rack", "until": "2026-11-27T08:00:00Z" });
+        let device = json!({ "name": "a", "bus_id": "1-1", "state": "available", "lease": lease });
+        let page = page("", json!([{ "pid": 7, "role": "share", "devices": [device] }]));
+        assert!(page.contains("<bdi>leased</bdi><br><small>until <bdi>2026-11-27 08:00</bdi> UTC"), "{page}");
+        assert!(page.contains("<td data-label=\"User\"><bdi>rack</bdi>"), "{page}");
     }
 
     #[test]

@@ -5,16 +5,18 @@ mod descriptors;
 mod device;
 mod devices;
 mod drawing;
+mod hosts;
 mod latency;
 mod live;
 mod network;
 mod operations;
 mod picture;
+mod rows;
 mod text;
 
 use self::device::QUERY_BYTES_MAX;
 pub use self::device::{Details, Which};
-use self::devices::Wanted;
+pub use self::devices::{Found, Wanted};
 pub use self::drawing::{Drawing, Piece};
 pub use self::latency::drawn as latency;
 pub use self::live::{EVENT_BYTES_MAX as VIEW_EVENT_BYTES_MAX, Look, Shown};
@@ -35,6 +37,8 @@ pub enum View {
     Buses,
     /// The network of hosts.
     Network,
+    /// Each host that is known.
+    Hosts,
 }
 
 impl View {
@@ -45,6 +49,7 @@ impl View {
             "/" => Some(Self::Devices(Wanted::of(query))),
             "/buses" => Some(Self::Buses),
             "/network" => Some(Self::Network),
+            "/hosts" => Some(Self::Hosts),
             path => Which::of(path, query).map(Self::Device),
         }
     }
@@ -52,6 +57,16 @@ impl View {
     /// The view of all devices.
     pub fn devices() -> Self {
         Self::Devices(Wanted::default())
+    }
+
+    /// Which devices a query of the view of all devices means.
+    pub fn wanted(query: Option<&str>) -> Wanted {
+        Wanted::of(query.filter(|query| query.len() <= QUERY_BYTES_MAX).unwrap_or_default())
+    }
+
+    /// Whether it shows other hosts.
+    pub fn has_others(&self) -> bool {
+        matches!(self, Self::Devices(_) | Self::Network | Self::Hosts)
     }
 
     /// A number that changes with what the view of all devices shows, on any page of it.
@@ -66,6 +81,7 @@ impl View {
             Self::Device(_) => "",
             Self::Buses => "/buses",
             Self::Network => "/network",
+            Self::Hosts => "/hosts",
         }
     }
 
@@ -85,6 +101,7 @@ impl View {
             Self::Device(which) => which.draw(status, None),
             Self::Buses => bus::draw(status),
             Self::Network => network::draw(status),
+            Self::Hosts => hosts::draw(status),
         }
     }
 

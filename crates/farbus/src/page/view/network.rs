@@ -9,6 +9,7 @@ use serde_json::Value;
 use super::super::status::Status;
 use super::devices::notes;
 use super::drawing::{Drawing, List, Part, Piece};
+use super::rows::HERE;
 use super::text::{escaped, escaped_whole, table};
 use crate::common::units::format_bytes;
 
@@ -18,8 +19,6 @@ const CONNECTIONS_MAX: usize = 100;
 /// Characters of a host's name in the picture, and of one at all.
 const NAME_CHARS_MAX: usize = 18;
 const HOST_CHARS_MAX: usize = 120;
-/// The host of processes that do not say which one they are.
-const HERE: &str = "this machine";
 const WIDTH: f64 = 640.0;
 const HEIGHT: f64 = 360.0;
 
@@ -88,7 +87,43 @@ fn connections(status: &Status) -> Connections {
             _ => {}
         }
     }
+    let own = own_host(status);
+    for (host, device) in status.lab.devices().filter(|(_, device)| device.state == "in use").take(CONNECTIONS_MAX) {
+        let Some(user) = device.user.as_deref() else { continue };
+        let user = if user == status.lab.own_name { own.clone() } else { host_of(user) };
+        // What is attached here is known better by the process that has it.
+        if user != own {
+            all.entry((shortened(&host.name), user)).or_default().of_exporter.devices += 1;
+        }
+    }
     all
+}
+
+/// This host, as its daemon calls it.
+fn own_host(status: &Status) -> String {
+    let named = status.processes.iter().find_map(|process| process["host"].as_str());
+    named.map_or(HERE.to_owned(), shortened)
+}
+
+/// The hosts that are drawn: those that use something or are used, and those that are paired with this one.
+fn hosts<'a>(all: &'a Connections, idle: &'a BTreeSet<String>) -> Vec<&'a str> {
+    let connected = all.keys().flat_map(|(from, to)| [from.as_str(), to.as_str()]);
+    let mut hosts: Vec<&str> = connected.collect::<BTreeSet<_>>().into_iter().collect();
+    let more: Vec<&str> = idle.iter().map(String::as_str).filter(|host| !hosts.contains(host)).collect();
+    hosts.extend(more);
+    hosts.truncate(HOSTS_MAX);
+    hosts.sort_unstable();
+    hosts
+}
+
+/// The paired hosts, and this one if there are any.
+fn idle(status: &Status) -> BTreeSet<String> {
+    let paired = status.lab.hosts.iter().filter(|host| host.paired.is_some());
+    let mut idle: BTreeSet<String> = paired.map(|host| shortened(&host.name)).take(HOSTS_MAX).collect();
+    if !idle.is_empty() {
+        idle.insert(own_host(status));
+    }
+    idle
 }
 
 /// The host in `NAME (ADDRESS)`, `HOST:PORT` or `HOST`, as people call it.
@@ -111,11 +146,12 @@ fn shortened(host: &str) -> String {
 pub fn draw(status: &Status) -> Drawing {
     let all = connections(status);
     let mut parts = notes(status);
-    let html = match all.is_empty() {
+    let idle = idle(status);
+    let html = match all.is_empty() && idle.is_empty() {
         true => "<p id=\"network\">No host uses a device here, and none is attached. Try: \
             <code>farbus attach HOST/DEVICE</code></p>"
             .to_owned(),
-        false => format!("<div id=\"network\">{}{}</div>", picture(&all), listed(&all)),
+        false => format!("<div id=\"network\">{}{}</div>", picture(&all, &idle), listed(&all)),
     };
     parts.push(Part { key: "network".into(), html });
     let pieces =
@@ -128,9 +164,8 @@ fn rate_of(connection: &Connection) -> String {
 }
 
 /// The hosts on an ellipse, in the order of their names, and a line for each connection.
-fn picture(all: &Connections) -> String {
-    let hosts: BTreeSet<&str> = all.keys().flat_map(|(from, to)| [from.as_str(), to.as_str()]).collect();
-    let hosts: Vec<&str> = hosts.into_iter().take(HOSTS_MAX).collect();
+fn picture(all: &Connections, idle: &BTreeSet<String>) -> String {
+    let hosts = hosts(all, idle);
     let place = |host: &str| {
         let at = hosts.iter().position(|known| *known == host)?;
         let angle = TAU * (at as f64 / hosts.len() as f64 - 0.25);
@@ -195,8 +230,12 @@ fn listed(all: &Connections) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use serde_json::json;
 
+    use super::super::super::lab::tests::{host, said};
+    use super::super::super::lab::{Lab, LabHost};
     use super::super::super::status::tests::status;
     use super::*;
 
@@ -212,8 +251,22 @@ mod tests {
         assert_eq!(all.len(), 1, "{all:?}");
         let connection = &all[&("lab3".to_owned(), "desk".to_owned())];
         assert_eq!((connection.seen().devices, connection.seen().round_trip_ms), (1, Some(0.5)));
-        let html = picture(&all) + &listed(&all);
+        let html = picture(&all, &BTreeSet::new()) + &listed(&all);
         assert_eq!((html.matches("<path").count(), html.matches("<rect").count()), (1, 2), "{html}");
+    }
+
+    #[test]
+    fn paired_hosts_are_drawn_that_use_nothing_and_so_is_what_others_use_of_each_other() {
+        let paired = |name: &str, devices| LabHost { paired: Some("2026".into()), ..host(name, devices) };
+        let board = said(json!({ "name": "board", "state": "in use", "user": "rack" }));
+        let mut status = status(json!([]));
+        let hosts = vec![paired("lab3", vec![board]), paired("idle", Vec::new())];
+        status.lab = Arc::new(Lab { hosts, ..Lab::default() });
+        let all = connections(&status);
+        assert_eq!(all.keys().collect::<Vec<_>>(), [&("lab3".to_owned(), "rack".to_owned())]);
+        let html = picture(&all, &idle(&status));
+        assert_eq!((html.matches("<path").count(), html.matches("<rect").count()), (1, 4), "{html}");
+        assert!(html.contains(">idle<") && html.contains(HERE));
     }
 
     #[test]
@@ -238,7 +291,7 @@ mod tests {
         };
         let devices: Vec<_> = (0..1000).map(device).collect();
         let all = connections(&status(json!([{ "pid": 1, "role": "share", "devices": devices }])));
-        let html = picture(&all) + &listed(&all);
+        let html = picture(&all, &BTreeSet::new()) + &listed(&all);
         assert!(html.len() < 128 << 10 && !html.contains("<script>"), "{}", html.len());
         assert!(html.contains("Further connections: 900"));
     }

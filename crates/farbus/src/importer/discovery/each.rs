@@ -1,0 +1,149 @@
+//! Tells of every host of which something is known, as soon as it is: for a page, which shows each by itself.
+//!
+//! A host that does not answer costs nobody else anything: each is asked on a thread of its own, and all of it ends
+//! after [`ALL_TIME_MAX`].
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::SocketAddr;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use farbus_io::discovery::{self, Host, Kind};
+use serde_json::{Value, json};
+use tracing::debug;
+
+use super::everywhere::{is_ours, own};
+use crate::common::socket_place::Place;
+use crate::devices::offer::Listed;
+use crate::hosts::trust::Trust;
+use crate::importer::client::{Client, ClientError};
+
+/// How long announcements are awaited.
+const BROWSE_TIME: Duration = Duration::from_millis(1500);
+/// How long each host may take for its list.
+const LIST_TIME_MAX: Duration = Duration::from_secs(3);
+/// How long all of it may take.
+const ALL_TIME_MAX: Duration = Duration::from_secs(8);
+/// Hosts that are asked at a time.
+const ASKED_MAX: usize = 32;
+/// Hosts that are told of.
+const HOSTS_MAX: usize = 1000;
+
+/// What one of the threads has to say.
+enum News {
+    /// Who announces itself nearby.
+    Found(Vec<Host>),
+    /// What a host offers, or why that is not known.
+    Answered(Value, Result<Vec<Listed>, ClientError>),
+}
+
+/// A host to be asked at this address or under this name, and what is told of it in any case.
+struct Candidate {
+    asked: String,
+    told: Value,
+}
+
+/// Tells of each host, as an object: `own` of this one, else `host`, `key`, `address`, `farbus`, `is_paired`,
+/// `is_found` and, of one that was asked, `devices` or `failure`. Ends when `say` returns false.
+pub fn tell(mut say: impl FnMut(&Value) -> bool) {
+    let until = Instant::now() + ALL_TIME_MAX;
+    let trust = Trust::is_there().then(Trust::open).and_then(Result::ok);
+    let own_key = trust.as_ref().map(|trust| trust.fingerprint().to_string());
+    let paired = trust.as_ref().map(Trust::names_by_key).unwrap_or_default();
+    if !say(&json!({ "own": { "key": own_key } })) {
+        return;
+    }
+    let (news, heard) = channel();
+    let mut waiting: VecDeque<Candidate> = paired
+        .iter()
+        .take(HOSTS_MAX)
+        .map(|(key, name)| {
+            let told = json!({ "host": name, "key": key, "is_paired": true });
+            Candidate { asked: name.clone(), told }
+        })
+        .collect();
+    let tell_found = news.clone();
+    thread::spawn(move || {
+        let found = discovery::browse(&[Kind::Plain, Kind::Secure], BROWSE_TIME, discovery::PORT);
+        let found = found.inspect_err(|error| debug!(%error, "nobody is looked for nearby"));
+        // The receiving thread may have stopped waiting.
+        let _ = tell_found.send(News::Found(found.unwrap_or_default()));
+    });
+    let (mut asked, mut is_looking) = (0, true);
+    while is_looking || asked > 0 || !waiting.is_empty() {
+        while asked < ASKED_MAX
+            && let Some(candidate) = waiting.pop_front()
+        {
+            ask(candidate, news.clone());
+            asked += 1;
+        }
+        let goes_on = match heard.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            Ok(News::Found(found)) => {
+                is_looking = false;
+                told_of(found, &paired, own_key.as_ref(), &mut waiting).iter().all(&mut say)
+            }
+            Ok(News::Answered(mut told, result)) => {
+                asked -= 1;
+                match result {
+                    Ok(devices) => told["devices"] = devices.iter().map(told_device).collect(),
+                    Err(error) => told["failure"] = json!(error.to_string()),
+                }
+                say(&told)
+            }
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => false,
+        };
+        if !goes_on {
+            return;
+        }
+    }
+}
+
+fn ask(Candidate { asked, told }: Candidate, news: Sender<News>) {
+    thread::spawn(move || {
+        let offers = Client::default().offers(&asked, LIST_TIME_MAX);
+        let _ = news.send(News::Answered(told, offers));
+    });
+}
+
+fn told_device(device: &Listed) -> Value {
+    let mut told = serde_json::to_value(device).unwrap_or_default();
+    told["title"] = json!(device.title);
+    told
+}
+
+/// What is told of hosts nearby; those that serve everybody are asked, too.
+fn told_of(
+    found: Vec<Host>,
+    paired: &BTreeMap<String, String>,
+    own_key: Option<&String>,
+    waiting: &mut VecDeque<Candidate>,
+) -> Vec<Value> {
+    let ours = own();
+    let is_own = |address: &SocketAddr| {
+        let has_port = |own: &Place| matches!(own, Place::Address(own) if own.port() == address.port());
+        ours.iter().any(has_port) && is_ours(*address)
+    };
+    let mut told = Vec::new();
+    for Host { name, kind, addresses, version, fingerprint } in found.into_iter().take(HOSTS_MAX) {
+        let Some(address) = addresses.first() else { continue };
+        if fingerprint.is_some() && fingerprint.as_ref() == own_key {
+            continue;
+        }
+        let paired_name = fingerprint.as_ref().and_then(|key| paired.get(key));
+        let host = paired_name.unwrap_or(&name);
+        let known = json!({
+            "host": host, "key": fingerprint, "address": address.to_string(), "farbus": version,
+            "is_paired": paired_name.is_some(), "is_found": true,
+        });
+        // A paired host is asked over its encrypted link alone, and no other goes by its name.
+        if kind == Kind::Plain && paired_name.is_none() && !paired.values().any(|known| *known == name) {
+            if !is_own(address) {
+                waiting.push_back(Candidate { asked: address.to_string(), told: known });
+            }
+        } else {
+            told.push(known);
+        }
+    }
+    told
+}

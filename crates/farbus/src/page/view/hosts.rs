@@ -1,0 +1,187 @@
+//! Each host that is known: this one, those that are paired with it, those nearby, and those in the directory.
+
+use super::super::lab::{Lab, LabHost, Source};
+use super::super::status::Status;
+use super::devices::notes;
+use super::drawing::{Drawing, Keys, List, Part, Piece, key_of};
+use super::rows::{HERE, ago};
+use super::text::{encoded, escaped, escaped_whole};
+
+/// Hosts that are listed.
+const HOSTS_MAX: usize = 200;
+/// Words of a permission that are shown.
+const WORDS_MAX: usize = 8;
+/// Characters of a fingerprint that are shown: eight are as many as people compare.
+const FINGERPRINT_CHARS: usize = 8;
+
+/// Draws them.
+pub fn draw(status: &Status) -> Drawing {
+    let lab = &*status.lab;
+    let mut keys = Keys::default();
+    let mut rows = vec![Part { key: keys.take("host-own".into()), html: own(status) }];
+    for host in lab.hosts.iter().take(HOSTS_MAX) {
+        let key = keys.take(key_of("host", (&host.key, &host.name, &host.address)));
+        rows.push(Part { html: row(&key, host, status.now_s), key });
+    }
+    let mut notes = notes(status);
+    let looked = match lab.looked_s {
+        None => "Other hosts are being asked.",
+        Some(_) if lab.hosts.is_empty() => {
+            "No other host is paired with this one, nearby or in a directory. Pair one: <code>farbus pair</code>"
+        }
+        Some(_) => {
+            "Hosts are asked every ten seconds while somebody looks; what a directory says is followed as it changes."
+        }
+    };
+    notes.push(Part { key: "looked".into(), html: format!("<p id=\"looked\">{looked}</p>") });
+    if let Some(more @ 1..) = lab.hosts.len().checked_sub(HOSTS_MAX) {
+        notes.push(Part { key: "more".into(), html: format!("<p id=\"more\">Further hosts: {more}</p>") });
+    }
+    let headings = ["Host", "Address", "Key", "Last heard", "Known by", "Devices", "Used", "May use here"];
+    let headings = headings.map(|heading| format!("<th scope=\"col\">{heading}</th>")).concat();
+    let table = format!("<table><caption>Every host that is known</caption>\n<thead><tr>{headings}</tr></thead>\n");
+    let pieces = vec![
+        Piece::Fixed("<h1>Hosts</h1>\n".into()),
+        Piece::List(List { id: "notes", element: "div", parts: notes }),
+        Piece::Fixed(table),
+        Piece::List(List { id: "rows", element: "tbody", parts: rows }),
+        Piece::Fixed("</table>\n".into()),
+    ];
+    Drawing { title: "Hosts".into(), is_there: true, pieces }
+}
+
+fn key(fingerprint: Option<&str>) -> String {
+    let Some(whole) = fingerprint else { return String::new() };
+    let first: String = whole.chars().take(FINGERPRINT_CHARS).collect();
+    format!("<code title=\"{}\">{}</code>", escaped_whole(whole), escaped_whole(&first))
+}
+
+fn cells(key: &str, cells: &[(&str, String)]) -> String {
+    let mut html = format!("<tr id=\"{key}\">");
+    for (at, (heading, cell)) in cells.iter().enumerate() {
+        html += &match at {
+            0 => format!("<th scope=\"row\">{cell}</th>"),
+            _ => format!("<td data-label=\"{heading}\">{cell}</td>"),
+        };
+    }
+    html + "</tr>"
+}
+
+/// This host, by what its processes share.
+fn own(status: &Status) -> String {
+    let Lab { own_name, own_key, .. } = &*status.lab;
+    let shared = status.devices().filter(|(_, device)| !device["bus_id"].is_null());
+    let (mut devices, mut used) = (0_usize, 0_usize);
+    for (_, device) in shared {
+        devices += 1;
+        used += usize::from(device["state"] == "in use");
+    }
+    let name = if own_name.is_empty() { HERE } else { own_name };
+    cells(
+        "host-own",
+        &[
+            ("Host", format!("{} <small>{HERE}</small>", escaped(name))),
+            ("Address", String::new()),
+            ("Key", key(own_key.as_deref())),
+            ("Last heard", String::new()),
+            ("Known by", String::new()),
+            ("Devices", devices.to_string()),
+            ("Used", used.to_string()),
+            ("May use here", String::new()),
+        ],
+    )
+}
+
+fn row(id: &str, host: &LabHost, now_s: u64) -> String {
+    let heard = host.heard_s.map(|heard_s| ago(now_s.saturating_sub(heard_s))).unwrap_or_default();
+    let failure = host.failure.as_deref().map(|why| format!("<br><small>{}</small>", escaped(why)));
+    let known = [(host.paired.is_some(), "paired"), (host.is_found, "nearby"), (host.is_in_directory, "directory")];
+    let known: Vec<&str> = known.into_iter().filter(|(is_so, _)| *is_so).map(|(_, word)| word).collect();
+    let (devices, used) = host.counts();
+    let (devices, used) = match host.from {
+        Source::Nobody => (String::new(), String::new()),
+        Source::Host | Source::Directory => {
+            (format!("<a href=\"/?host={}\">{devices}</a>", encoded(&host.name)), used.to_string())
+        }
+    };
+    let mut may: Vec<String> = host.may_use.iter().take(WORDS_MAX).map(|word| escaped(word)).collect();
+    if let Some(more @ 1..) = host.may_use.len().checked_sub(WORDS_MAX) {
+        may.push(format!("and {more} more"));
+    }
+    let may = match (host.paired.is_some(), may.is_empty()) {
+        (true, true) => "nothing".to_owned(),
+        _ => may.join(", "),
+    };
+    let version = host.farbus.as_deref().map(|version| format!(" <small>{}</small>", escaped(version)));
+    cells(
+        id,
+        &[
+            ("Host", escaped(&host.name) + &version.unwrap_or_default()),
+            ("Address", host.address.as_deref().map(escaped).unwrap_or_default()),
+            ("Key", key(host.key.as_deref())),
+            ("Last heard", heard + &failure.unwrap_or_default()),
+            ("Known by", known.join(", ")),
+            ("Devices", devices),
+            ("Used", used),
+            ("May use here", may),
+        ],
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use serde_json::json;
+
+    use super::super::super::lab::tests::{host, said};
+    use super::super::super::status::tests::status;
+    use super::*;
+
+    fn drawn(hosts: Vec<LabHost>) -> String {
+        let mut status = status(json!([{ "pid": 7, "role": "share", "devices": [
+            { "name": "a", "bus_id": "1-1", "state": "in use" }, { "name": "b", "bus_id": "1-2", "state": "available" },
+        ] }]));
+        status.now_s = 1000;
+        status.lab = Arc::new(Lab { own_name: "desk".into(), looked_s: Some(1000), hosts, ..Lab::default() });
+        draw(&status).lists().flat_map(|list| &list.parts).map(|part| part.html.as_str()).collect()
+    }
+
+    #[test]
+    fn a_host_is_shown_with_what_it_has_and_may_and_when_it_was_heard() {
+        let used = said(json!({ "name": "board", "state": "in use" }));
+        let lab3 = LabHost {
+            key: Some("abcdefghijkl".into()),
+            address: Some("10.0.0.3:3241".into()),
+            paired: Some("2026-11-01".into()),
+            may_use: vec!["disk".into()],
+            heard_s: Some(800),
+            failure: Some("no answer".into()),
+            is_in_directory: true,
+            ..host("lab3", vec![used])
+        };
+        let html = drawn(vec![lab3, LabHost { called: None, from: Source::Nobody, ..host("new", vec![]) }]);
+        for part in
+            ["10.0.0.3:3241", ">abcdefgh</code>", "3 min ago", "no answer", "paired, directory", "<bdi>disk</bdi>"]
+        {
+            assert!(html.contains(part), "{part}: {html}");
+        }
+        assert!(html.contains("<a href=\"/?host=lab3\">1</a></td><td data-label=\"Used\">1</td>"), "{html}");
+        assert!(html.contains("<td data-label=\"Devices\">2</td><td data-label=\"Used\">1</td>"), "this one: {html}");
+    }
+
+    #[test]
+    fn a_thousand_hosts_with_hostile_names_make_a_table_of_bounded_size() {
+        let evil = "<script>\"'&".repeat(50);
+        let of = |n: usize| LabHost {
+            key: Some(format!("{n}{evil}")),
+            address: Some(evil.clone()),
+            may_use: vec![evil.clone(); 100],
+            failure: Some(evil.clone()),
+            ..host(&format!("{n}{evil}"), vec![])
+        };
+        let html = drawn((0..1000).map(of).collect());
+        assert!(html.len() < 4 << 20 && !html.contains("<script>"), "{}", html.len());
+        assert!(html.contains("Further hosts: 800"));
+    }
+}

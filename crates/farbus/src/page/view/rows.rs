@@ -1,0 +1,399 @@
+//! A row for each device of all hosts: of this user's processes first, then of other hosts.
+
+use std::collections::BTreeSet;
+use std::fmt::Write;
+use std::ptr;
+
+use serde_json::{Value, json};
+
+use super::super::api::offers::{self, Offer};
+use super::super::lab::{Lab, LabDevice, LabHost, Source};
+use super::super::shell::NAME_BYTES_MAX;
+use super::super::status::Status;
+use super::drawing::key_of;
+use super::text::{encoded, escaped, escaped_whole, span};
+
+/// Hosts that wait for a device, as its row names them.
+const WAITING_MAX: usize = 3;
+/// The host of processes that do not say which one they are.
+pub const HERE: &str = "this machine";
+
+/// The classes of devices, in words, each with its sign.
+pub const CLASSES: [(&str, &str); 7] = [
+    ("disk", "M2 4h12v8H2zM4 10h4M11 10h1"),
+    ("sound", "M2 6h3l4-4v12l-4-4H2zM11 5q2 3 0 6"),
+    ("camera", "M1 4h14v9H1zM5 8.500a3 3 0 1 0 6 0a3 3 0 1 0-6 0"),
+    ("input", "M1 4h14v8H1zM3 6.500h1M6 6.500h1M9 6.500h1M12 6.500h1M4 9.500h8"),
+    ("serial or network", "M2 6h11l-3-3M14 10H3l3 3"),
+    ("printer", "M4 6V2h8v4M2 6h12v6h-2M4 12H2V6M4 9h8v5H4z"),
+    ("device", "M8 14V3L6 5M8 3l2 2M8 10L5 8V6M8 11l3-2V7"),
+];
+
+/// What a row is about.
+#[derive(Clone, Copy, Debug)]
+pub enum Row<'a> {
+    /// A device that a process of this user shares or has attached.
+    Own {
+        /// The process.
+        process: &'a Value,
+        /// The device, as that says it.
+        device: &'a Value,
+        /// What its own host says of it, if it is attached from another one.
+        there: Option<(&'a LabHost, &'a LabDevice)>,
+    },
+    /// A device of another host that is not attached here.
+    Other(&'a LabHost, &'a LabDevice),
+}
+
+/// All rows.
+pub fn rows(status: &Status) -> Vec<Row<'_>> {
+    let lab = &*status.lab;
+    let own = status.devices().map(|(process, device)| {
+        let target = device["title"].as_str().filter(|_| is_attached(process, device));
+        Row::Own { process, device, there: target.and_then(|target| lab.find(target)) }
+    });
+    let own: Vec<_> = own.collect();
+    let here: BTreeSet<*const LabDevice> = own.iter().filter_map(Row::there).map(ptr::from_ref).collect();
+    let others = lab.devices().filter(|(_, device)| !here.contains(&ptr::from_ref(*device)));
+    let others: Vec<_> = others.map(|(host, device)| Row::Other(host, device)).collect();
+    own.into_iter().chain(others).collect()
+}
+
+/// Whether a process has attached this device.
+fn is_attached(process: &Value, device: &Value) -> bool {
+    let is_shared = matches!(device["state"].as_str(), Some("available" | "in use" | "moved away"));
+    device["bus_id"].is_null() && !is_shared && process["role"] != "nbd"
+}
+
+/// A time as people write it: the minute, of RFC 3339 in UTC.
+fn moment(text: &str) -> String {
+    match text.get(..16).filter(|_| text.is_ascii() && text.as_bytes().get(10) == Some(&b'T')) {
+        Some(minute) => minute.replace('T', " "),
+        None => text.to_owned(),
+    }
+}
+
+/// The state of a device in a word, as `farbus status` says it.
+pub fn state_of(device: &Value) -> &str {
+    match device["state"].as_str().unwrap_or_default() {
+        "available" if device["lease"].is_object() => "leased",
+        _ if device["successor"].is_string() => "handed over",
+        state => state,
+    }
+}
+
+/// The class of a device with these interfaces.
+fn class_of<'a>(is_disk: bool, interfaces: impl Iterator<Item = &'a str>) -> &'static str {
+    let classes = interfaces.collect::<Vec<_>>().join(" ").to_lowercase();
+    let has = |words: &[&str]| words.iter().any(|word| classes.contains(word));
+    match () {
+        () if is_disk || has(&["storage", "disk"]) => "disk",
+        () if has(&["audio", "sound", "midi"]) => "sound",
+        () if has(&["video", "camera", "image"]) => "camera",
+        () if has(&["keyboard", "mouse", "hid", "human", "input"]) => "input",
+        () if has(&["serial", "communication", "cdc", "modem"]) => "serial or network",
+        () if has(&["printer"]) => "printer",
+        () => "device",
+    }
+}
+
+/// The class of a device that a process has.
+fn class_of_own(device: &Value) -> &'static str {
+    let is_disk = device["size_bytes"].is_u64() || device["mode"].is_string() && device["bus_id"].is_null();
+    class_of(is_disk, device["interfaces"].as_array().into_iter().flatten().filter_map(Value::as_str))
+}
+
+/// A sign for the device's class, and the class in words for those who do not see it.
+pub fn icon(device: &Value) -> String {
+    icon_of(class_of_own(device))
+}
+
+fn icon_of(class: &str) -> String {
+    let (word, path) = CLASSES.iter().find(|(word, _)| *word == class).unwrap_or(&CLASSES[CLASSES.len() - 1]);
+    format!("<svg class=\"icon\" viewBox=\"0 0 16 16\" role=\"img\" aria-label=\"{word}\"><path d=\"{path}\"/></svg>")
+}
+
+/// What an address says besides the name of a device at a daemon: a daemon that is restarted has another number.
+pub fn role_of(process: &Value) -> &'static str {
+    if process["role"] == "daemon" { "&amp;role=daemon" } else { "" }
+}
+
+/// The link to a device's own page; its name alone if that is too long for an address.
+fn link_to(process: &Value, device: &Value) -> String {
+    let name = device["name"].as_str().unwrap_or_default();
+    match process["pid"].as_u64().filter(|_| name.len() <= NAME_BYTES_MAX) {
+        Some(pid) => {
+            let role = role_of(process);
+            format!("<a href=\"/device/{pid}?name={}{role}\">{}</a>", encoded(name), escaped(name))
+        }
+        None => escaped(name),
+    }
+}
+
+/// Who waits, each with its priority, and the first lease ahead of time.
+fn waiting<'a>(
+    count: usize,
+    queue: impl Iterator<Item = (&'a str, u64)>,
+    booked: Option<(&'a str, &'a str, &'a str)>,
+) -> String {
+    let named = queue.take(WAITING_MAX).map(|(host, priority)| match priority {
+        0 => escaped(host),
+        _ => format!("{} (priority {priority})", escaped(host)),
+    });
+    let mut lines: Vec<String> = named.collect();
+    match count.saturating_sub(lines.len()) {
+        0 => {}
+        more if lines.is_empty() => lines.push(format!("{more} hosts")),
+        more => lines.push(format!("and {more} more")),
+    }
+    if let Some((host, from, until)) = booked {
+        lines.push(format!(
+            "booked by {}, {} to {} UTC",
+            escaped(host),
+            escaped(&moment(from)),
+            escaped(&moment(until))
+        ));
+    }
+    lines.join("<br>")
+}
+
+impl<'a> Row<'a> {
+    fn there(&self) -> Option<&'a LabDevice> {
+        match self {
+            Row::Own { there, .. } => there.map(|(_, device)| device),
+            Row::Other(..) => None,
+        }
+    }
+
+    /// Its id in the document.
+    pub fn key(&self) -> String {
+        match self {
+            Row::Own { process, device, .. } => key_of("device", (process["pid"].as_u64(), device["name"].as_str())),
+            Row::Other(host, device) => key_of("device", (&host.key, &host.name, &device.name)),
+        }
+    }
+
+    fn own_host(process: &'a Value) -> &'a str {
+        process["host"].as_str().unwrap_or(HERE)
+    }
+
+    /// The host that has the device.
+    pub fn host(&self) -> &'a str {
+        match self {
+            Row::Own { there: Some((host, _)), .. } => &host.name,
+            Row::Own { process, device, .. } if is_attached(process, device) => {
+                let target = device["title"].as_str().unwrap_or_default();
+                target.rsplit_once('/').map_or(Self::own_host(process), |(host, _)| host)
+            }
+            Row::Own { process, .. } => Self::own_host(process),
+            Row::Other(host, _) => &host.name,
+        }
+    }
+
+    /// Its state, in a word.
+    pub fn state(&self) -> &'a str {
+        match self {
+            Row::Own { device, .. } => state_of(device),
+            Row::Other(_, device) => &device.state,
+        }
+    }
+
+    /// Its class, in a word of [`CLASSES`].
+    pub fn class(&self) -> &'static str {
+        let of = |device: &LabDevice| class_of(device.is_block, device.interfaces.iter().map(String::as_str));
+        match self {
+            Row::Own { device, there, .. } => match (class_of_own(device), there) {
+                ("device", Some((_, there))) => of(there),
+                (class, _) => class,
+            },
+            Row::Other(_, device) => of(device),
+        }
+    }
+
+    /// Who uses it or has a lease of it.
+    fn user(&self) -> Option<&'a str> {
+        match self {
+            Row::Own { process, device, .. } if is_attached(process, device) => {
+                (device["state"] != "failed" && device["state"] != "waiting").then(|| Self::own_host(process))
+            }
+            Row::Own { device, .. } => device["user"].as_str().or(device["lease"]["host"].as_str()),
+            Row::Other(_, device) => device.user.as_deref(),
+        }
+    }
+
+    fn reason(&self) -> Option<&'a str> {
+        match self {
+            Row::Own { device, .. } => device["reason"].as_str().or(device["lease"]["reason"].as_str()),
+            Row::Other(_, device) => device.reason.as_deref(),
+        }
+    }
+
+    /// Whether a text, in lower case, is in what is seen of it.
+    pub fn contains(&self, filter: &str) -> bool {
+        let has = |text: &str| text.to_lowercase().contains(filter);
+        let has_some = has(self.host()) || has(self.state()) || self.user().is_some_and(has);
+        has_some
+            || match self {
+                Row::Own { device, .. } => {
+                    let texts = ["name", "title", "state", "user", "reason", "ids", "place", "comment", "bus_id"];
+                    let contains = |value: &Value| value.as_str().is_some_and(has);
+                    texts.iter().any(|name| contains(&device[*name]))
+                        || device["interfaces"].as_array().into_iter().flatten().any(contains)
+                        || device["labels"]
+                            .as_object()
+                            .into_iter()
+                            .flatten()
+                            .any(|(name, value)| has(name) || contains(value))
+                }
+                Row::Other(_, device) => {
+                    let some = [&device.reason, &device.place, &device.comment];
+                    [&device.name, &device.title, &device.ids].into_iter().any(|text| has(text))
+                        || some.into_iter().flatten().any(|text| has(text))
+                        || device.interfaces.iter().any(|text| has(text))
+                        || device.labels.iter().any(|(name, value)| has(name) || has(value))
+                }
+            }
+    }
+
+    /// What can be done with it.
+    fn offers(&self, lab: &Lab) -> Vec<Offer> {
+        match self {
+            Row::Own { process, device, .. } => offers::of(process, device),
+            Row::Other(host, device) => offers::of_other(host, device, &lab.own_name),
+        }
+    }
+
+    /// As JSON for programs.
+    pub fn described(&self, lab: &Lab) -> Value {
+        let mut described = match self {
+            Row::Own { process, device, .. } => {
+                let number = |name: &str| device[name].as_array().map(Vec::len).unwrap_or_default();
+                let of = json!({ "pid": process["pid"], "role": process["role"], "address": process["address"] });
+                json!({
+                    "name": device["name"], "title": device["title"].as_str().unwrap_or_default(), "process": of,
+                    "waiting": number("waiting"), "queue": device["waiting"].as_array().cloned().unwrap_or_default(),
+                    "booked": device["booked"].as_array().cloned().unwrap_or_default(),
+                    "leased_until": device["lease"]["until"], "from": "here",
+                })
+            }
+            Row::Other(host, device) => device.described(host),
+        };
+        described["host"] = json!(self.host());
+        described["state"] = json!(self.state());
+        described["class"] = json!(self.class());
+        described["user"] = json!(self.user());
+        described["reason"] = json!(self.reason());
+        described["actions"] = json!(self.offers(lab));
+        described
+    }
+
+    /// As an element of the table.
+    pub fn drawn(&self, key: &str, status: &Status) -> String {
+        let (name, title, since, waits, notes) = match self {
+            Row::Own { process, device, .. } => {
+                let text = |name: &str| device[name].as_str().unwrap_or_default();
+                let all = device["waiting"].as_array().map(Vec::as_slice).unwrap_or_default();
+                let queue = all.iter().filter_map(|waiting| {
+                    Some((waiting["host"].as_str()?, waiting["priority"].as_u64().unwrap_or_default()))
+                });
+                let booked = &device["booked"][0];
+                let booked = booked["host"].as_str().zip(booked["from"].as_str()).zip(booked["until"].as_str());
+                let booked = booked.map(|((host, from), until)| (host, from, until));
+                let failure = device["failure"]["message"].as_str().map(|why| format!("<br>{}", escaped(why)));
+                let lease = device["lease"]["until"].as_str().filter(|_| self.state() == "leased").map(leased);
+                let notes = failure.unwrap_or_default() + &lease.unwrap_or_default();
+                let since = device["used_s"].as_f64().map(span).unwrap_or_default();
+                (link_to(process, device), text("title"), since, waiting(all.len(), queue, booked), notes)
+            }
+            Row::Other(host, device) => {
+                let queue = device.queue.iter().map(|it| (it.host.as_str(), it.priority.into()));
+                let booked = device.booked.first().map(|it| (it.host.as_str(), it.from.as_str(), it.until.as_str()));
+                let waits = waiting(usize::try_from(device.waiting).unwrap_or(usize::MAX), queue, booked);
+                let since = device.since_s.map(|since_s| span(status.now_s.saturating_sub(since_s) as f64));
+                let lease = device.leased_until.as_deref().filter(|_| self.state() == "leased").map(leased);
+                let notes = lease.unwrap_or_default() + &stale(host, status.now_s).unwrap_or_default();
+                (escaped(&device.name), device.title.as_str(), since.unwrap_or_default(), waits, notes)
+            }
+        };
+        let user = match (self.user(), self.reason()) {
+            (None, None) => String::new(),
+            (user, None) => escaped(user.unwrap_or_default()),
+            (user, Some(reason)) => format!("{}<br><q>{}</q>", escaped(user.unwrap_or_default()), escaped(reason)),
+        };
+        let mut row = String::new();
+        let _ = write!(
+            row,
+            "<tr id=\"{key}\"><th scope=\"row\">{name}</th><td data-label=\"Host\">{}{}</td>\
+             <td data-label=\"What\">{} {}{}</td><td data-label=\"State\">{}{notes}</td>\
+             <td data-label=\"User\">{user}</td><td data-label=\"Since\">{since}</td>\
+             <td data-label=\"Waiting\">{waits}</td><td data-label=\"Command\">{}</td></tr>",
+            escaped(self.host()),
+            self.source(),
+            icon_of(self.class()),
+            escaped(title),
+            self.place(),
+            escaped(self.state()),
+            self.command(status),
+        );
+        row
+    }
+
+    /// Who says so, if it is not its host.
+    fn source(&self) -> &'static str {
+        match self {
+            Row::Other(host, _) if host.from == Source::Directory && host.paired.is_none() => {
+                " <small>by the directory; not paired</small>"
+            }
+            Row::Other(host, _) if host.from == Source::Directory => " <small>by the directory</small>",
+            _ => "",
+        }
+    }
+
+    /// Where a device of another host is, and its labels: its row is all that is shown of it.
+    fn place(&self) -> String {
+        let Row::Other(_, device) = self else { return String::new() };
+        let labels = device.labels.iter().map(|(name, value)| format!("{name}={value}"));
+        let said: Vec<String> = device.place.iter().cloned().chain(labels).collect();
+        if said.is_empty() { String::new() } else { format!(" <small>{}</small>", escaped(&said.join(", "))) }
+    }
+
+    fn command(&self, status: &Status) -> String {
+        match self {
+            Row::Own { process, device, .. } => offers::first(process, device)
+                .map(|line| format!("<code>{}</code>", escaped_whole(&line)))
+                .unwrap_or_default(),
+            Row::Other(..) => self.offers(&status.lab).into_iter().next().map(button).unwrap_or_default(),
+        }
+    }
+}
+
+/// The command line of an action, and the button that does it.
+fn button(offer: Offer) -> String {
+    let given = serde_json::to_string(&offer.parameters).unwrap_or_default();
+    format!(
+        "<code>{}</code> <button type=\"button\" class=\"do\" data-action=\"{}\" data-given=\"{}\" \
+         aria-label=\"Attach here: {}\">Attach here</button>",
+        escaped_whole(&offer.line),
+        offer.action,
+        escaped_whole(&given),
+        escaped_whole(offer.parameters["target"].as_str().unwrap_or_default()),
+    )
+}
+
+fn leased(until: &str) -> String {
+    format!("<br><small>until {} UTC</small>", escaped(&moment(until)))
+}
+
+/// How old what is shown is, if its host does not answer.
+fn stale(host: &LabHost, now_s: u64) -> Option<String> {
+    let heard_s = host.heard_s.filter(|_| host.failure.is_some() && host.from == Source::Host)?;
+    Some(format!("<br><small>{}, no answer since</small>", ago(now_s.saturating_sub(heard_s))))
+}
+
+/// How long ago something was, not more exactly than a minute.
+pub fn ago(seconds: u64) -> String {
+    match seconds {
+        0..60 => "less than a minute ago".to_owned(),
+        _ => format!("{} ago", span(seconds as f64)),
+    }
+}
