@@ -35,7 +35,7 @@ const PARTS: [(&str, usize); 14] = [
     ("answers that are not read yet", UNREAD_KIB_MAX << 10),
     ("questions to the process with the rights", 2 * QUESTIONS_MAX * QUESTION_BYTES_MAX),
     ("answers that it sends, one at a time", 2 * ANSWER_BYTES_MAX),
-    ("threads that read it", (2 * RUNNING_MAX + LASTING_MAX) * STACK_BYTES),
+    ("threads that read it", (3 * RUNNING_MAX + LASTING_MAX) * STACK_BYTES),
 ];
 /// The most that all of that may be.
 const BYTES_MAX: usize = 288 << 20;

@@ -88,6 +88,11 @@ pub fn set_cookie(token: &str, lasts_s: u64) -> Option<HeaderValue> {
     HeaderValue::from_str(&text).ok().filter(|_| is_ours)
 }
 
+/// The header that takes a browser's token away.
+pub fn clear_cookie() -> HeaderValue {
+    HeaderValue::from_static("__Host-farbus=; Path=/; Max-Age=0; Secure; HttpOnly; SameSite=Strict")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -122,6 +127,9 @@ mod tests {
         for word in ["; Secure", "; HttpOnly", "; SameSite=Strict"] {
             assert!(said.contains(word), "{said}");
         }
+        let cleared = clear_cookie();
+        let cleared = cleared.to_str().unwrap();
+        assert!(cleared.starts_with(&format!("{COOKIE_NAME}=;")) && cleared.contains("Max-Age=0;"), "{cleared}");
         assert!(!said.contains("Domain") && set_cookie("a; Domain=x", 60).is_none());
     }
 }

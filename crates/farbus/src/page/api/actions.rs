@@ -6,7 +6,7 @@
 use std::fmt;
 
 use farbus_io::trust::Scope;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::super::shell::quoted;
@@ -125,7 +125,8 @@ const ATTACHED: &str = "Name of the attached device, or HOST[:PORT]/DEVICE.";
 const REASON: &str = "Why.";
 const HOST: &str = "Name of a paired host.";
 const ALLOWED: &str = "Name of the device, or 'all'.";
-const HOSTS: Kind = Kind::Text { chars_max: 128 };
+/// The name of a host.
+pub const HOSTS: Kind = Kind::Text { chars_max: 128 };
 
 /// All actions, in the order in which they are listed and described.
 pub const ACTIONS: &[Action] = &[
@@ -337,10 +338,10 @@ pub fn action(name: &str) -> Option<&'static Action> {
 }
 
 /// Why an action is not begun: which parameter is wrong, and what it may be.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Wrong {
     /// The parameter; absent if it is the whole.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parameter: Option<String>,
     /// What is wrong.
     pub message: String,
@@ -443,6 +444,8 @@ impl Parameter {
             Kind::Words => "block:/PATH",
             Kind::Path => "/PATH",
             Kind::Number { .. } => "NUMBER",
+            Kind::Text { .. } if self.name == "target" => "HOST/DEVICE",
+            Kind::Text { .. } if self.name == "device" => "DEVICE",
             Kind::Text { .. } => "TEXT",
             Kind::Choice(words) => words.first().copied().unwrap_or_default(),
             Kind::Switch => "",

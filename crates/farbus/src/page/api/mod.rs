@@ -6,6 +6,7 @@
 pub mod actions;
 pub mod callers;
 pub mod doing;
+pub mod forms;
 pub mod journal;
 pub mod offers;
 pub mod openapi;
@@ -13,4 +14,5 @@ pub mod operations;
 pub mod refusal;
 pub mod requests;
 pub mod routes;
+pub mod subjects;
 pub mod transcript;

@@ -5,7 +5,8 @@ use std::net::SocketAddr;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::actions::{Runs, action};
+use super::actions::action;
+use super::forms;
 use crate::common::host_address::DEFAULT_PORT;
 
 /// An action that is offered for a device.
@@ -50,6 +51,7 @@ pub fn of(process: &Value, device: &Value) -> Vec<Offer> {
             offer("attach", "attach it here", json!({ "target": target_of(process, &name) }));
         }
         offer("allow", "let a paired host use it", json!({ "device": name }));
+        offer("forbid", "take that back from a paired host", json!({ "device": name }));
         if device["is_observable"] == true {
             offer("observe", "record what it sends to its user", json!({ "target": target_of(process, &name) }));
         }
@@ -109,16 +111,12 @@ fn offer(name: &str, what: &'static str, given: Value) -> Option<Offer> {
     let action = action(name)?;
     let Value::Object(parameters) = given else { return None };
     let missing: Vec<_> = action.required().into_iter().filter(|name| !parameters.contains_key(*name)).collect();
-    let mut filled = parameters.clone();
-    for parameter in action.parameters.iter().filter(|parameter| missing.contains(&parameter.name)) {
-        filled.insert(parameter.name.to_owned(), json!(parameter.placeholder()));
-    }
+    let (line, wrong) = forms::line(action, &parameters);
     // Others name devices: one with a name that no command takes is offered nothing.
-    let mut line = action.command(&filled).ok()?.line();
-    let command = missing.is_empty().then(|| line.clone());
-    if action.runs == Runs::Recording {
-        line.push_str(" > FILE.pcapng");
+    if wrong.is_some() {
+        return None;
     }
+    let command = if missing.is_empty() { Some(action.command(&parameters).ok()?.line()) } else { None };
     Some(Offer { action: action.name, summary: action.summary, parameters, missing, command, what, line })
 }
 

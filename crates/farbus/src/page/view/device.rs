@@ -2,17 +2,18 @@
 
 use std::fmt::Write;
 
+use farbus_io::trust::Scope;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::super::api::offers;
 use super::super::shell::{command, is_deceptive};
 use super::super::status::Status;
 use super::descriptors;
 use super::devices::{icon, notes};
 use super::drawing::{Drawing, List, Part, Piece};
+use super::forms::Reader;
 use super::text::{encoded, escaped, escaped_whole, span, table, value_in};
-use super::{latency as over_time, operations};
+use super::{forms, latency as over_time, operations};
 use crate::common::units::format_bytes;
 
 /// The longest query that is read, bytes; the rest of a request is limited before.
@@ -25,18 +26,28 @@ const ROWS_MAX: usize = 64;
 pub struct Which {
     pid: u32,
     name: String,
+    /// What the reader of its page may do.
+    may: Scope,
 }
 
 /// What does not change while the device's page is looked at.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Details {
     /// What its process answers to the question for descriptors; null if it does not know them.
+    #[serde(default)]
     pub descriptors: Value,
     /// The latest events of it, the latest first.
+    #[serde(default)]
     pub events: Vec<Value>,
     /// What its process answers to the question for its latency over time; null if it does not time it.
     #[serde(default)]
     pub latency: Value,
+    /// The hosts that can be chosen where one is named.
+    #[serde(default)]
+    pub hosts: Vec<String>,
+    /// The USB devices of this machine that can be chosen to be shared, where one is.
+    #[serde(default)]
+    pub shareable: Vec<Value>,
 }
 
 impl Which {
@@ -48,7 +59,7 @@ impl Which {
     /// The device of this process that a query names.
     pub fn with_pid(pid: u32, query: &str) -> Option<Self> {
         let query = Some(query).filter(|query| query.len() <= QUERY_BYTES_MAX)?;
-        Some(Self { pid, name: value_in(query, "name")? })
+        Some(Self { pid, name: value_in(query, "name")?, may: Scope::Own })
     }
 
     fn find<'s>(&self, status: &'s Status) -> Option<(&'s Value, &'s Value)> {
@@ -56,6 +67,17 @@ impl Which {
             process["pid"].as_u64() == Some(self.pid.into()) && device["name"].as_str() == Some(&self.name)
         };
         status.devices().find(|(process, device)| is_it(process, device))
+    }
+
+    /// The same for somebody who may do no more than this.
+    #[must_use]
+    pub fn for_scope(self, may: Scope) -> Self {
+        Self { may, ..self }
+    }
+
+    /// The device as the processes say it, if there is one.
+    pub fn device_in<'s>(&self, status: &'s Status) -> Option<&'s Value> {
+        self.find(status).map(|(_, device)| device)
     }
 
     /// The number of the process that has it.
@@ -72,6 +94,8 @@ impl Which {
     pub fn draw(&self, status: &Status, details: Option<&Details>) -> Drawing {
         let found = self.find(status);
         let (process, device) = found.unwrap_or((&Value::Null, &Value::Null));
+        let address = format!("/device/{}?name={}", self.pid, encoded(&self.name));
+        let reader = Reader { back: &address, may: self.may };
         let mut parts = notes(status);
         let mut part = |key: &str, html: String| parts.push(Part { key: key.to_owned(), html });
         match found {
@@ -83,11 +107,14 @@ impl Which {
             ),
             Some(_) => {
                 part("facts", facts(process, device));
-                part("commands", commands(process, device));
-                part("moves", section("moves", "Swap and migration", &operations::moves(status, process, device)));
-                let recordings = operations::recordings(status, process, device);
+                part("commands", forms::commands(process, device, reader));
+                part(
+                    "moves",
+                    section("moves", "Swap and migration", &operations::moves(status, process, device, reader)),
+                );
+                let recordings = operations::recordings(status, process, device, reader);
                 part("recordings", section("recordings", "Recordings", &recordings));
-                for (key, text) in operations::texts(status, process, device) {
+                for (key, text) in operations::texts(status, process, device, reader) {
                     part(&key, text);
                 }
                 part("traffic", traffic(status, process, device));
@@ -102,6 +129,7 @@ impl Which {
             Piece::List(List { id: "device", element: "div", parts }),
         ];
         if let Some(details) = details {
+            pieces.push(Piece::Fixed(forms::hosts(details)));
             pieces.push(Piece::Fixed(self.latency(device, &details.latency)));
             pieces.push(Piece::Fixed(descriptors::tree(&details.descriptors)));
             pieces.push(Piece::Fixed(events(&details.events)));
@@ -126,7 +154,7 @@ impl Which {
 }
 
 /// A heading and what stands below it, as one element; empty without content.
-fn section(id: &str, heading: &str, content: &str) -> String {
+pub fn section(id: &str, heading: &str, content: &str) -> String {
     match content.is_empty() {
         true => format!("<section id=\"{id}\" hidden></section>"),
         false => format!("<section id=\"{id}\"><h2>{heading}</h2>\n{content}</section>"),
@@ -191,41 +219,6 @@ fn facts(process: &Value, device: &Value) -> String {
     }
     out.push_str("</dl>");
     out
-}
-
-fn commands(process: &Value, device: &Value) -> String {
-    let mut content = String::new();
-    let mut item = |what: &str, line: &str, doing: &str| {
-        let _ = writeln!(
-            content,
-            "<li><span>{what}</span> <code tabindex=\"0\">{}</code> <button type=\"button\" class=\"copy\" \
-             aria-label=\"Copy the command: {what}\">Copy</button>{doing}</li>",
-            escaped_whole(line)
-        );
-    };
-    let offers = offers::of(process, device);
-    for offer in &offers {
-        // One that lacks nothing can be done at once, by the same command.
-        let doing = offer.command.as_ref().map_or_else(String::new, |_| {
-            let given = serde_json::to_string(&offer.parameters).unwrap_or_default();
-            format!(
-                " <button type=\"button\" class=\"do\" data-action=\"{}\" data-given=\"{}\" \
-                 aria-label=\"Do it: {}\">Do it</button>",
-                offer.action,
-                escaped_whole(&given),
-                offer.what
-            )
-        });
-        item(offer.what, &offer.line, &doing);
-    }
-    // What can be allowed is shared here.
-    if let Some(name) = device["name"].as_str().filter(|_| offers.iter().any(|offer| offer.action == "allow")) {
-        item("say where it is", &command("label", &[name, "place=TEXT"]), "");
-    }
-    if !content.is_empty() {
-        content = format!("<ul class=\"commands\">\n{content}</ul>\n");
-    }
-    section("commands", "What you can do", &content)
 }
 
 /// What passed, and how fast at present.

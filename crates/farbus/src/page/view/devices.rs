@@ -229,6 +229,7 @@ mod tests {
     use serde_json::json;
 
     use super::super::super::html::document;
+    use super::super::super::html::tests::owner;
     use super::super::super::status::tests::status;
     use super::super::View;
     use super::super::live::Shown;
@@ -241,7 +242,7 @@ mod tests {
     const HOSTILE_PAGE_BYTES_MAX: usize = 2 << 20;
 
     fn page(query: &str, processes: Value) -> String {
-        document(&View::at("/", Some(query)).unwrap(), query, &status(processes), None, None).1
+        document(&View::at("/", Some(query)).unwrap(), query, &status(processes), None, (&owner(), None)).1
     }
 
     fn thousand() -> Vec<Value> {

@@ -5,11 +5,14 @@ mod descriptors;
 mod device;
 mod devices;
 mod drawing;
+pub mod forms;
 mod latency;
 mod live;
 mod network;
 mod operations;
 mod text;
+
+use farbus_io::trust::Scope;
 
 use self::device::QUERY_BYTES_MAX;
 pub use self::device::{Details, Which};
@@ -19,8 +22,8 @@ pub use self::latency::drawn as latency;
 pub use self::live::{EVENT_BYTES_MAX as VIEW_EVENT_BYTES_MAX, Look, Shown};
 #[cfg(test)]
 pub use self::text::encoded;
-pub use self::text::escaped_whole;
 use self::text::value_in;
+pub use self::text::{escaped_whole, pairs_in};
 use super::status::Status;
 
 /// A view of what the processes say.
@@ -34,6 +37,8 @@ pub enum View {
     Buses,
     /// The network of hosts.
     Network,
+    /// The forms that share a device and attach one, for somebody who may do no more than this.
+    New(Scope),
 }
 
 impl View {
@@ -44,7 +49,18 @@ impl View {
             "/" => Some(Self::Devices(Wanted::of(query))),
             "/buses" => Some(Self::Buses),
             "/network" => Some(Self::Network),
+            "/new" => Some(Self::New(Scope::Own)),
             path => Which::of(path, query).map(Self::Device),
+        }
+    }
+
+    /// The same for somebody who may do no more than this.
+    #[must_use]
+    pub fn for_scope(self, may: Scope) -> Self {
+        match self {
+            Self::Device(which) => Self::Device(which.for_scope(may)),
+            Self::New(_) => Self::New(may),
+            view => view,
         }
     }
 
@@ -65,6 +81,7 @@ impl View {
             Self::Device(_) => "",
             Self::Buses => "/buses",
             Self::Network => "/network",
+            Self::New(_) => "/new",
         }
     }
 
@@ -84,6 +101,7 @@ impl View {
             Self::Device(which) => which.draw(status, None),
             Self::Buses => bus::draw(status),
             Self::Network => network::draw(status),
+            Self::New(may) => forms::new(status, None, *may),
         }
     }
 
@@ -99,6 +117,7 @@ impl View {
     pub fn draw_with(&self, status: &Status, details: Option<&Details>) -> Drawing {
         match self {
             Self::Device(which) => which.draw(status, details),
+            Self::New(may) => forms::new(status, details, *may),
             view => view.draw(status),
         }
     }
