@@ -69,6 +69,7 @@ mod page_confined;
 mod page_crowd;
 mod page_daemon;
 mod page_ended;
+mod page_forms;
 mod page_latency;
 mod page_observe;
 mod page_recording;

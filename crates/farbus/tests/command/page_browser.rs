@@ -22,6 +22,13 @@ pub fn open_page(harness: &Harness) -> (Running, String) {
     (process, address)
 }
 
+/// The same, but that the browser has noted so many answers with an error of this action.
+pub fn assert_complaints_of(browser: &Browser, action: &str, count: usize) {
+    let complaints = browser.complaints();
+    let is_it = |said: &&String| said.contains(&format!("/api/v1/actions/{action} - Failed to load resource"));
+    assert!(complaints.iter().all(|said| is_it(&said)) && complaints.len() == count, "{complaints:?}");
+}
+
 fn now_ms() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64() * 1000.0
 }
@@ -61,7 +68,7 @@ fn device_that_comes_and_goes_is_seen_within_a_second_and_without_a_reload() {
 }
 
 /// Texts that become elements, attributes, links or scripts if one place forgets what they are.
-fn hostile_texts() -> Vec<&'static str> {
+pub fn hostile_texts() -> Vec<&'static str> {
     vec![
         "<script>window.evil = 1; alert(1)</script>",
         "<img src=x onerror=\"window.evil = 1\">",
@@ -109,7 +116,7 @@ fn hostile_texts_of_devices_are_shown_as_text_and_run_nothing() {
 }
 
 /// No script of others ran, nothing of theirs was loaded, and no element is theirs.
-fn assert_runs_nothing(browser: &Browser, url: &str) {
+pub fn assert_runs_nothing(browser: &Browser, url: &str) {
     assert_eq!(browser.script("return window.evil ?? null"), Value::Null);
     let strange = "return [...document.querySelectorAll('script, img, iframe, object, embed, style, base, form, a, link')]\
         .map((element) => element.src || element.href || element.action || element.data || element.outerHTML)";
@@ -561,6 +568,8 @@ fn a_button_does_what_its_command_does_and_a_page_of_another_site_presses_none()
     let line = browser.script(&format!("return {line}"));
     assert_eq!(line, format!("farbus detach {}", share.target("disk")));
     browser.script("document.querySelector('button.do[data-action=detach]').click()");
+    browser.wait_for("document.getElementById('sure').open");
+    browser.script("document.getElementById('sure-yes').click()");
     assert_eq!(attached.wait_for_end(PATIENCE), Some(0), "{}", attached.log());
     wait_until(PATIENCE, "the disk is free", || state() == "available");
     let audited = harness.run(&["audit", "--all"]).stdout;

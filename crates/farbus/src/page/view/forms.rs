@@ -92,7 +92,11 @@ impl Form<'_> {
                     || self.wrong.is_some_and(|wrong| wrong.parameter.as_deref() == Some(parameter.name))
             };
             let open = if options.iter().any(is_used) { " open" } else { "" };
-            let _ = write!(out, "\n<details id=\"{id}-more\"{open}><summary>Options: {}</summary>", self.what);
+            let _ = write!(
+                out,
+                "\n<details id=\"{id}-more\" aria-label=\"Options: {0}\"{open}><summary>Options: {0}</summary>",
+                self.what
+            );
             options.iter().for_each(|parameter| out.push_str(&self.field(parameter)));
             out.push_str("</details>");
         }
