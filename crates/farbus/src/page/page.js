@@ -9,8 +9,21 @@ const parser = new DOMParser();
 let events = null;
 let isBusy = false;
 let isStale = false;
+// Whether the line beside the title says what became of something; a connection that opens again leaves that.
+let isTold = false;
 
 document.documentElement.classList.add("script");
+
+// Says what became of something, or how live the page is.
+function tell(text) {
+  live.textContent = text;
+  isTold = true;
+}
+function tellState(text) {
+  if (text === "live" && isTold) { return; }
+  live.textContent = text;
+  isTold = false;
+}
 
 // An element of a list, from its HTML: a row is one only in a table.
 function made(html, list) {
@@ -152,7 +165,7 @@ async function reload() {
     } while (isStale && !isHeld());
     follow();
   } catch (error) {
-    live.textContent = "not live: " + error.message;
+    tellState("not live: " + error.message);
     again();
   } finally {
     isBusy = false;
@@ -168,14 +181,14 @@ function again() {
 function lock(why) {
   events?.close();
   events = null;
-  live.textContent = "not live: " + why.trim() + ". To be let in again, type on the page's machine: farbus page invite";
+  tellState("not live: " + why.trim() + ". To be let in again, type on the page's machine: farbus page invite");
 }
 
 // A browser has six connections to a page over HTTP/1.1: one that is not seen keeps none.
 function rest() {
   events?.close();
   events = null;
-  live.textContent = "not live: it is not seen";
+  tellState("not live: it is not seen");
 }
 
 function follow() {
@@ -186,11 +199,11 @@ function follow() {
   const view = encodeURIComponent(main.dataset.view);
   const source = new EventSource("/events?view=" + view + "&version=" + main.dataset.version);
   events = source;
-  source.addEventListener("open", () => { live.textContent = "live"; });
+  source.addEventListener("open", () => { tellState("live"); });
   source.addEventListener("parts", (event) => change(event.data));
   source.addEventListener("reload", reload);
   source.addEventListener("error", () => {
-    live.textContent = "not live: the connection is lost";
+    tellState("not live: the connection is lost");
     // A browser tries again by itself, unless it was refused.
     if (source.readyState === EventSource.CLOSED && source === events) { again(); }
   });
@@ -205,7 +218,7 @@ document.addEventListener("click", async (event) => {
   const line = button.parentElement.querySelector("code");
   try {
     await navigator.clipboard.writeText(line.textContent);
-    live.textContent = "copied";
+    tell("copied");
   } catch {
     document.getSelection().selectAllChildren(line);
   }
@@ -280,7 +293,7 @@ async function press(form) {
   if (!await isMeant(form.dataset.hits, line)) { button.focus(); return; }
   // A button that is disabled would lose the keyboard's place.
   button.ariaDisabled = "true";
-  live.textContent = line + " …";
+  tell(line + " …");
   try {
     const headers = { "Content-Type": "application/json" };
     const at = form.dataset.at ?? "/api/v1/actions/" + form.id.slice("do-".length);
@@ -292,13 +305,11 @@ async function press(form) {
     const at_fault = mark(form, wrong ?? failure);
     at_fault?.focus();
     const why = (wrong ?? failure)?.message;
-    live.textContent = why ? "failed: " + why : answer.status === 202 ? "begun" : "done";
-    if (!why && !form.dataset.at) {
-      form.classList.remove("typed");
-      if (command && !command.startsWith("kill ")) { live.textContent += ": " + command; }
-    }
+    const what = command && !form.dataset.at ? ": " + command : "";
+    tell(why ? "failed: " + why : (answer.status === 202 ? "begun" : "done") + what);
+    if (!why) { form.classList.remove("typed"); }
   } catch (error) {
-    live.textContent = "failed: " + error.message;
+    tell("failed: " + error.message);
   } finally {
     button.ariaDisabled = "false";
   }

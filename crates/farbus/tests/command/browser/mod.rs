@@ -138,14 +138,9 @@ impl Browser {
         tabs.as_array().into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect()
     }
 
-    /// Runs scripts in this tab from now on, whether it is in front or not.
-    pub fn look_at_tab(&self, tab: &str) {
-        self.command("window", &json!({ "handle": tab }));
-    }
-
     /// Looks at this tab, which comes to the front, from now on.
     pub fn show_tab(&self, tab: &str) {
-        self.look_at_tab(tab);
+        self.command("window", &json!({ "handle": tab }));
         self.devtools("Page.bringToFront", &json!({}));
     }
 
