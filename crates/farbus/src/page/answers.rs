@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::api::actions::{ACTIONS, Action};
-use super::api::offers;
+use super::api::actions::Action;
+use super::api::{offers, table};
 use super::status::Status;
 
 /// Devices in an answer; further ones are counted.
@@ -35,5 +35,5 @@ pub fn is_attached(process: &Value, device: &Value) -> bool {
 
 /// The table of actions.
 pub fn actions() -> Value {
-    json!({ "actions": ACTIONS.iter().map(Action::described).collect::<Vec<_>>() })
+    json!({ "actions": table::all().map(Action::described).collect::<Vec<_>>() })
 }

@@ -33,7 +33,7 @@ function made(html, list) {
 }
 
 // What the keyboard stops at.
-const STOPS = "a, button, input:not([type=hidden]), select, summary, [tabindex]";
+const STOPS = "a, button, input:not([type=hidden]), select, summary, textarea, [tabindex]";
 
 // What the keyboard would lose with the part that it is in.
 function focused() {
@@ -247,6 +247,10 @@ function given(form) {
   for (const field of fieldsOf(form)) {
     if (field.type === "checkbox") { if (field.checked) { all[field.name] = true; } continue; }
     if (field.value === "") { continue; }
+    if (field.dataset.kind === "lines") {
+      all[field.name] = field.value.split("\n").map((line) => line.trimEnd()).filter((line) => line !== "");
+      continue;
+    }
     const isNumber = field.dataset.kind === "number" && /^[0-9]{1,15}$/.test(field.value.trim());
     all[field.name] = isNumber ? Number(field.value) : field.value;
   }

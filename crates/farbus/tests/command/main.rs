@@ -65,6 +65,7 @@ mod page;
 mod page_accessible;
 mod page_actions;
 mod page_browser;
+mod page_commands;
 mod page_confined;
 mod page_crowd;
 mod page_daemon;

@@ -33,7 +33,7 @@ for (const table of document.querySelectorAll("table")) {
 for (const list of document.querySelectorAll("ul")) {
   if ([...list.children].some((child) => child.tagName !== "LI")) { wrong.push("list with other than items"); }
 }
-for (const input of document.querySelectorAll("input:not([type=hidden]), select")) {
+for (const input of document.querySelectorAll("input:not([type=hidden]), select, textarea")) {
   if (!input.labels?.length) { wrong.push("input without a label: " + input.id); }
 }
 for (const svg of document.querySelectorAll("svg[role=img]")) {

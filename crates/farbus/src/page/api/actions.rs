@@ -1,4 +1,4 @@
-//! The one table of actions: what each takes, within which limits, who may do it, and the command line that does it.
+//! Actions: what each takes, within which limits, who may do it, and the command line that does it.
 //!
 //! The page does an action by running farbus with that command line, word by word and without a shell. So what the page
 //! does, and what it shows to be typed, cannot differ.
@@ -14,11 +14,15 @@ use super::super::shell::quoted;
 /// Characters of a path.
 const PATH_CHARS_MAX: u64 = 4096;
 /// Characters of a device's name, with its host.
-const NAME_CHARS_MAX: u64 = 512;
+pub const NAME_CHARS_MAX: u64 = 512;
 /// Characters of a reason.
-const REASON_CHARS_MAX: u64 = 200;
+pub const REASON_CHARS_MAX: u64 = 200;
+/// Texts of one parameter.
+const TEXTS_MAX: usize = 32;
+/// Characters of a span of time.
+const SPAN_CHARS_MAX: usize = 16;
 /// The longest time for which an action waits or keeps somebody out, seconds.
-const DAY_S: u64 = 86_400;
+pub const DAY_S: u64 = 86_400;
 
 /// Something that the page does.
 #[derive(Debug)]
@@ -42,6 +46,8 @@ pub struct Action {
 pub enum Runs {
     /// Seconds: its end is waited for.
     Briefly,
+    /// The same, and it prints one JSON object a line: its answer is a list of them.
+    BrieflyInLines,
     /// Until it is done, which may take hours.
     Long,
     /// The same, and the processes tell how far a swap of this device is.
@@ -50,12 +56,12 @@ pub enum Runs {
     Recording,
     /// As long as what it began lasts: it is done when it prints the first value.
     OnAfterValue,
-    /// The same: it is done when it prints a line that begins so, or, with this switch, when it ends.
+    /// The same: it is done when it prints a line that begins so, or, with one of these switches, when it ends.
     OnAfterLine {
         /// How the line begins.
         line: &'static str,
-        /// The switch with which the command ends, and prints JSON.
-        unless: &'static str,
+        /// The switches with which the command ends, and prints JSON.
+        unless: &'static [&'static str],
     },
 }
 
@@ -80,6 +86,13 @@ pub enum Kind {
         /// The most characters.
         chars_max: u64,
     },
+    /// 1 to [`TEXTS_MAX`] such texts.
+    Texts {
+        /// The most characters of each.
+        chars_max: u64,
+    },
+    /// A span of time, as 90s, 15m, 2h, 3d or 1h30m.
+    Span,
     /// A text that may name files: with absolute paths, for the page is in no folder.
     Words,
     /// An absolute path.
@@ -102,33 +115,41 @@ pub enum Kind {
 pub enum At {
     /// By itself; it has to be given.
     Word,
+    /// By itself, if it is given.
+    WordIf,
     /// After this option.
     Option(&'static str),
     /// After this option; it has to be given.
     Required(&'static str),
 }
 
-const fn parameter(name: &'static str, kind: Kind, at: At, help: &'static str) -> Parameter {
+pub const fn parameter(name: &'static str, kind: Kind, at: At, help: &'static str) -> Parameter {
     Parameter { name, kind, at, help }
 }
 
-const fn device(help: &'static str) -> Parameter {
+pub const fn device(help: &'static str) -> Parameter {
     parameter("device", Kind::Text { chars_max: NAME_CHARS_MAX }, At::Word, help)
 }
 
-const fn switch(name: &'static str, option: &'static str, help: &'static str) -> Parameter {
+pub const fn switch(name: &'static str, option: &'static str, help: &'static str) -> Parameter {
     parameter(name, Kind::Switch, At::Option(option), help)
 }
 
-const SHARED: &str = "Name or bus id of the shared device.";
-const ATTACHED: &str = "Name of the attached device, or HOST[:PORT]/DEVICE.";
-const REASON: &str = "Why.";
-const HOST: &str = "Name of a paired host.";
+pub const SHARED: &str = "Name or bus id of the shared device.";
+pub const ATTACHED: &str = "Name of the attached device, or HOST[:PORT]/DEVICE.";
+pub const REASON: &str = "Why.";
+pub const HOST: &str = "Name of a paired host.";
 const ALLOWED: &str = "Name of the device, or 'all'.";
-/// The name of a host.
+/// A name of a host, of a group, or the like.
 pub const HOSTS: Kind = Kind::Text { chars_max: 128 };
+/// An address.
+pub const ADDRESS: Kind = Kind::Text { chars_max: 128 };
+const ADDRESSES: Kind = Kind::Texts { chars_max: 128 };
+/// Modules with their settings, or reservations.
+const MODULES: Kind = Kind::Texts { chars_max: NAME_CHARS_MAX };
 
-/// All actions, in the order in which they are listed and described.
+/// The actions that the page offers, in the order in which they are listed and described. What programs do besides is
+/// in [`super::commands`].
 pub const ACTIONS: &[Action] = &[
     Action {
         name: "share",
@@ -138,8 +159,20 @@ pub const ACTIONS: &[Action] = &[
         parameters: &[
             parameter("what", Kind::Words, At::Word, "What to share, as 'farbus share' takes it."),
             switch("keep", "--keep", "Let the running daemon keep it."),
+            switch("save", "--save", "The same, and add it to the daemon's configuration."),
+            switch("observable", "--observable", "Who may use it may observe it while another uses it."),
+            parameter("listen", ADDRESSES, At::Option("--listen"), "Where to listen without encryption."),
+            parameter("secure", ADDRESS, At::Option("--secure"), "Where to serve paired hosts: ADDR[:PORT]."),
+            parameter("allow_module", MODULES, At::Option("--allow-module"), "Modules that importers may use."),
+            parameter("reserve", MODULES, At::Option("--reserve"), "What is reserved for every user of a device."),
+            parameter(
+                "hold",
+                Kind::Number { min: 1, max: 120 },
+                At::Option("--hold"),
+                "How long it may wait to move, s.",
+            ),
         ],
-        runs: Runs::OnAfterLine { line: "listening on ", unless: "keep" },
+        runs: Runs::OnAfterLine { line: "listening on ", unless: &["keep", "save"] },
     },
     Action {
         name: "unshare",
@@ -219,6 +252,44 @@ pub const ACTIONS: &[Action] = &[
                 "How many seconds to wait while another host uses it.",
             ),
             parameter("reason", Kind::Text { chars_max: REASON_CHARS_MAX }, At::Option("--reason"), REASON),
+            parameter("address", ADDRESS, At::Option("--address"), "Where the paired host is now."),
+            parameter(
+                "cache",
+                Kind::Choice(&["none", "ahead", "writeback"]),
+                At::Option("--cache"),
+                "What is kept here of a distant disk.",
+            ),
+            parameter(
+                "grace",
+                Kind::Number { min: 0, max: 120 },
+                At::Option("--grace"),
+                "How long to wait for a lost link, s.",
+            ),
+            parameter("links", Kind::Number { min: 1, max: 8 }, At::Option("--links"), "Links of the session."),
+            parameter("over", Kind::Choice(&["tcp", "quic"]), At::Option("--over"), "What links are made of."),
+            parameter("module", MODULES, At::Option("--module"), "Modules that everything passes through."),
+            parameter(
+                "hold",
+                Kind::Number { min: 1, max: 120 },
+                At::Option("--hold"),
+                "How long it may wait to move, s.",
+            ),
+            parameter(
+                "ahead",
+                Kind::Choice(&["auto", "off"]),
+                At::Option("--ahead"),
+                "kernel: fetch ahead of its requests.",
+            ),
+            parameter("reserve", MODULES, At::Option("--reserve"), "What to reserve of bus, processor and path."),
+            switch("inherit", "--inherit", "redir, nbd: take it over with a virtual machine."),
+            parameter("listen", ADDRESS, At::Option("--listen"), "nbd, redir: a TCP address in place of the socket."),
+            parameter(
+                "socket_mode",
+                Kind::Choice(&["600", "660", "666"]),
+                At::Option("--socket-mode"),
+                "Mode of the socket.",
+            ),
+            parameter("socket_group", HOSTS, At::Option("--socket-group"), "Group of the socket."),
         ],
         runs: Runs::OnAfterValue,
     },
@@ -332,11 +403,6 @@ pub const ACTIONS: &[Action] = &[
     },
 ];
 
-/// The action with this name.
-pub fn action(name: &str) -> Option<&'static Action> {
-    ACTIONS.iter().find(|action| action.name == name)
-}
-
 /// Why an action is not begun: which parameter is wrong, and what it may be.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Wrong {
@@ -382,20 +448,22 @@ impl Action {
         let (mut plain, mut options, mut has) = (Vec::new(), Vec::new(), Vec::new());
         for parameter in self.parameters {
             let value = given.get(parameter.name).filter(|value| !value.is_null());
-            let said = value.map(|value| parameter.text_of(value)).transpose()?;
+            let said = value.map(|value| parameter.texts_of(value)).transpose()?;
             match (parameter.at, parameter.kind, said) {
-                (At::Word, _, Some(word)) => plain.push(word),
+                (At::Word | At::WordIf, _, Some(words)) => plain.extend(words),
                 (At::Word | At::Required(_), _, None) => {
                     return Err(Wrong::with(parameter.name, format!("it is missing: {}", parameter.help)));
                 }
                 (At::Option(option) | At::Required(option), Kind::Switch, Some(said)) => {
-                    if said == "true" {
+                    if said == ["true"] {
                         options.push((option, None));
                         has.push(parameter.name);
                     }
                 }
-                (At::Option(option) | At::Required(option), _, Some(word)) => options.push((option, Some(word))),
-                (At::Option(_), _, None) => {}
+                (At::Option(option) | At::Required(option), _, Some(words)) => {
+                    options.extend(words.into_iter().map(|word| (option, Some(word))));
+                }
+                (At::Option(_) | At::WordIf, _, None) => {}
             }
         }
         let subject = plain.last().cloned().unwrap_or_default();
@@ -425,35 +493,58 @@ impl Action {
             self.parameters.iter().map(|parameter| (parameter.name.to_owned(), parameter.schema())).collect();
         json!({
             "name": self.name, "summary": self.summary, "scope": self.scope, "command": self.words,
-            "is_long": self.runs != Runs::Briefly, "required": self.required(), "parameters": parameters,
+            "is_long": !self.is_brief(), "required": self.required(), "parameters": parameters,
         })
+    }
+
+    /// Whether its end is waited for.
+    pub fn is_brief(&self) -> bool {
+        matches!(self.runs, Runs::Briefly | Runs::BrieflyInLines)
     }
 
     /// The names of the parameters that have to be given.
     pub fn required(&self) -> Vec<&'static str> {
-        let is_required = |parameter: &&Parameter| !matches!(parameter.at, At::Option(_));
-        self.parameters.iter().filter(is_required).map(|parameter| parameter.name).collect()
+        self.parameters.iter().filter(|parameter| parameter.is_required()).map(|parameter| parameter.name).collect()
     }
 }
 
 impl Parameter {
-    /// A word in its place, for a person to replace.
-    pub fn placeholder(&self) -> &'static str {
-        match self.kind {
+    /// Whether it has to be given.
+    pub fn is_required(&self) -> bool {
+        !matches!(self.at, At::Option(_) | At::WordIf)
+    }
+
+    /// A value in its place, for a person to replace.
+    pub fn placeholder(&self) -> Value {
+        let word = match self.kind {
             HOSTS => "HOST",
             Kind::Words => "block:/PATH",
             Kind::Path => "/PATH",
-            Kind::Number { .. } => "NUMBER",
             Kind::Text { .. } if self.name == "target" => "HOST/DEVICE",
             Kind::Text { .. } if self.name == "device" => "DEVICE",
+            Kind::Number { min, .. } => return json!(min),
             Kind::Text { .. } => "TEXT",
+            Kind::Texts { .. } => return json!(["TEXT"]),
+            Kind::Span => "1h",
             Kind::Choice(words) => words.first().copied().unwrap_or_default(),
-            Kind::Switch => "",
+            Kind::Switch => return json!(false),
+        };
+        json!(word)
+    }
+
+    /// The value as words, within its limits: one, but of [`Kind::Texts`].
+    fn texts_of(&self, value: &Value) -> Result<Vec<String>, Wrong> {
+        let Kind::Texts { chars_max } = self.kind else { return Ok(vec![self.text_of(self.kind, value)?]) };
+        match value.as_array() {
+            Some(all) if (1..=TEXTS_MAX).contains(&all.len()) => {
+                all.iter().map(|one| self.text_of(Kind::Text { chars_max }, one)).collect()
+            }
+            _ => Err(Wrong::with(self.name, format!("a list of 1 to {TEXTS_MAX} texts"))),
         }
     }
 
-    /// The value as a word, within its limits.
-    fn text_of(&self, value: &Value) -> Result<String, Wrong> {
+    /// The value of one word, within its limits.
+    fn text_of(&self, kind: Kind, value: &Value) -> Result<String, Wrong> {
         let wrong = |what: String| Wrong::with(self.name, what);
         let text = |chars_max: u64| match value.as_str() {
             Some(text) if text.is_empty() || text.chars().count() as u64 > chars_max || text.contains('\0') => {
@@ -462,8 +553,12 @@ impl Parameter {
             Some(text) => Ok(text.to_owned()),
             None => Err(wrong(format!("a text of 1 to {chars_max} characters"))),
         };
-        match self.kind {
-            Kind::Text { chars_max } => text(chars_max),
+        match kind {
+            Kind::Text { chars_max } | Kind::Texts { chars_max } => text(chars_max),
+            Kind::Span => match value.as_str().filter(|span| is_span(span)) {
+                Some(span) => Ok(span.to_owned()),
+                None => Err(wrong("a span of time: 90s, 15m, 2h, 3d, 1h30m".to_owned())),
+            },
             Kind::Words => text(PATH_CHARS_MAX).and_then(|words| match names_relative_path(&words) {
                 true => Err(wrong("a path begins with '/' here: the page is in no folder".to_owned())),
                 false => Ok(words),
@@ -491,6 +586,11 @@ impl Parameter {
     pub fn schema(&self) -> Value {
         let mut schema = match self.kind {
             Kind::Text { chars_max } => json!({ "type": "string", "minLength": 1, "maxLength": chars_max }),
+            Kind::Texts { chars_max } => json!({
+                "type": "array", "minItems": 1, "maxItems": TEXTS_MAX,
+                "items": { "type": "string", "minLength": 1, "maxLength": chars_max },
+            }),
+            Kind::Span => json!({ "type": "string", "maxLength": SPAN_CHARS_MAX, "pattern": "^([0-9]+[smhd])+$" }),
             Kind::Words => json!({ "type": "string", "minLength": 1, "maxLength": PATH_CHARS_MAX }),
             Kind::Path => json!({ "type": "string", "minLength": 1, "maxLength": PATH_CHARS_MAX, "pattern": "^/" }),
             Kind::Number { min, max } => json!({ "type": "integer", "minimum": min, "maximum": max }),
@@ -500,6 +600,20 @@ impl Parameter {
         schema["description"] = json!(self.help);
         schema
     }
+}
+
+/// Whether it is numbers, each with a unit behind it.
+fn is_span(text: &str) -> bool {
+    let mut has_digit = false;
+    let is_right = text.chars().all(|c| match c {
+        '0'..='9' => {
+            has_digit = true;
+            true
+        }
+        's' | 'm' | 'h' | 'd' => std::mem::take(&mut has_digit),
+        _ => false,
+    });
+    is_right && !has_digit && (1..=SPAN_CHARS_MAX).contains(&text.len())
 }
 
 /// Whether words of `farbus share` or `farbus swap --to` name a file by a path that depends on a folder.
@@ -541,7 +655,7 @@ impl CommandLine {
     /// Whether its output is JSON.
     pub fn prints_json(&self) -> bool {
         match self.action.runs {
-            Runs::OnAfterLine { unless, .. } => self.has.contains(&unless),
+            Runs::OnAfterLine { unless, .. } => unless.iter().any(|switch| self.has.contains(switch)),
             Runs::Recording => false,
             _ => true,
         }
@@ -551,32 +665,60 @@ impl CommandLine {
     pub fn goes_on(&self) -> bool {
         match self.action.runs {
             Runs::OnAfterValue => true,
-            Runs::OnAfterLine { unless, .. } => !self.has.contains(&unless),
-            Runs::Briefly | Runs::Long | Runs::Swap | Runs::Recording => false,
+            Runs::OnAfterLine { unless, .. } => !unless.iter().any(|switch| self.has.contains(switch)),
+            Runs::Briefly | Runs::BrieflyInLines | Runs::Long | Runs::Swap | Runs::Recording => false,
         }
     }
 }
 
 #[cfg(test)]
 pub mod tests {
+    use super::super::table;
     use super::*;
 
     /// The command of this action with these parameters.
     fn command(name: &str, given: Value) -> Result<CommandLine, Wrong> {
         let Value::Object(given) = given else { panic!("an object") };
-        action(name).unwrap().command(&given)
+        table::action(name).unwrap().command(&given)
+    }
+
+    /// A text that the option of this parameter takes, hostile where it takes any.
+    fn valid(action: &Action, parameter: &str) -> &'static str {
+        match parameter {
+            "listen" | "secure" | "address" => "127.0.0.1:7",
+            "module" | "allow_module" => "null",
+            "reserve" if action.name == "share" => "disk:bytes=512,period=8",
+            "reserve" => "bytes=512,period=8",
+            "rate" => "100M",
+            "from" => "+90m",
+            "socket_group" => "0",
+            _ => "-a;b'\n",
+        }
     }
 
     /// Each action with all of its parameters, and with as few as it takes; all of them hostile.
     pub fn examples() -> Vec<CommandLine> {
         let mut all = Vec::new();
-        for action in ACTIONS {
+        for action in table::all() {
             let mut required = Map::new();
             for parameter in action.parameters {
                 let value = match parameter.kind {
                     Kind::Text { .. } if parameter.name == "rate" => json!("100M"),
-                    Kind::Text { .. } if action.name == "observe" => json!("lab3/$(a);b'"),
+                    Kind::Text { .. } if matches!(action.name, "lease-list" | "status-of") => json!("lab3"),
+                    Kind::Text { .. } if parameter.name == "uri" => json!("tcp:lab3:7"),
+                    Kind::Text { .. } if action.name == "observe" || action.name.starts_with("lease-") => {
+                        json!("lab3/$(a);b'")
+                    }
+                    Kind::Text { .. } if matches!(parameter.at, At::Option(_)) => json!(valid(action, parameter.name)),
                     Kind::Text { .. } => json!("-a;b'\n"),
+                    Kind::Texts { .. } if matches!(parameter.at, At::Option(_)) => {
+                        json!([valid(action, parameter.name)])
+                    }
+                    Kind::Texts { .. } if action.name == "list" => json!(["lab3", "label:a=$(b);'"]),
+                    Kind::Texts { .. } if action.name == "label" => json!(["board=$(b);'", "place=a b"]),
+                    Kind::Texts { .. } if action.name == "lease" => json!(["lab3/$(a);b'"]),
+                    Kind::Texts { .. } => json!(["-a;b'\n", "$(b)"]),
+                    Kind::Span => json!("1h30m"),
                     Kind::Words if action.name == "share" => json!("disk:/a b.img,ro"),
                     Kind::Words => json!("block:/a b.img"),
                     Kind::Path => json!("/a b"),
@@ -584,8 +726,7 @@ pub mod tests {
                     Kind::Choice(words) => json!(words[words.len() - 1]),
                     Kind::Switch => json!(true),
                 };
-                let is_required = !matches!(parameter.at, At::Option(_));
-                if is_required {
+                if parameter.is_required() {
                     required.insert(parameter.name.to_owned(), value);
                 } else {
                     // Some exclude each other: each is added to those that have to be given.
@@ -595,6 +736,11 @@ pub mod tests {
                     after.for_each(|other| {
                         given.entry(other.name.to_owned()).or_insert(json!("block:/x"));
                     });
+                    match parameter.name {
+                        "socket_mode" | "socket_group" => _ = given.insert("socket".to_owned(), json!("/a b")),
+                        "address" if action.name == "list" => _ = given.insert("words".to_owned(), json!(["lab3"])),
+                        _ => {}
+                    }
                     all.push(action.command(&given).unwrap());
                 }
             }

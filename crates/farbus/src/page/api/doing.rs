@@ -6,11 +6,12 @@ use hyper::StatusCode;
 use serde_json::{Map, Value, json};
 use tokio::time::timeout;
 
-use super::actions::{Runs, Wrong, action};
+use super::actions::Wrong;
 use super::callers::Caller;
 use super::operations::{self, Operation, Operations, State};
 use super::refusal::Refusal;
 use super::routes::{Found, OPERATIONS_AT};
+use super::table::action;
 use crate::common::failure::Attribute;
 
 /// How long the end of a command that takes seconds is waited for; then it goes on as an operation.
@@ -38,7 +39,7 @@ pub async fn change(
             Refusal::of(StatusCode::INTERNAL_SERVER_ERROR, "the action cannot be begun: the page's log says why")
         }
     })?;
-    if action.runs == Runs::Briefly {
+    if action.is_brief() {
         // Its thread tells the end before it ends.
         let _ = timeout(BRIEF_TIME_MAX, ended.wait_for(|has_ended| *has_ended)).await;
     }

@@ -21,7 +21,12 @@ pub fn given(action: &Action, value_of: impl Fn(&str) -> Option<String>) -> Map<
             // A browser sends a box that is ticked, and no other.
             Kind::Switch => json!(true),
             Kind::Number { .. } => text.trim().parse::<u64>().map_or_else(|_| json!(text), |number| json!(number)),
-            Kind::Text { .. } | Kind::Words | Kind::Path | Kind::Choice(_) => json!(text),
+            // One on each line.
+            Kind::Texts { .. } => {
+                let lines = text.lines().map(str::trim_end).filter(|line| !line.is_empty());
+                json!(lines.collect::<Vec<_>>())
+            }
+            Kind::Text { .. } | Kind::Span | Kind::Words | Kind::Path | Kind::Choice(_) => json!(text),
         };
         Some((parameter.name.to_owned(), value))
     });
@@ -32,10 +37,10 @@ pub fn given(action: &Action, value_of: impl Fn(&str) -> Option<String>) -> Map<
 /// first parameter that is wrong, if one is; a missing one is not.
 pub fn line(action: &'static Action, given: &Map<String, Value>) -> (String, Option<Wrong>) {
     let mut filled = given.clone();
-    for parameter in action.parameters.iter().filter(|parameter| !matches!(parameter.at, At::Option(_))) {
+    for parameter in action.parameters.iter().filter(|parameter| parameter.is_required()) {
         let is_missing = filled.get(parameter.name).is_none_or(Value::is_null);
         if is_missing {
-            filled.insert(parameter.name.to_owned(), json!(parameter.placeholder()));
+            filled.insert(parameter.name.to_owned(), parameter.placeholder());
         }
     }
     let mut wrong = None;
@@ -54,8 +59,8 @@ pub fn line(action: &'static Action, given: &Map<String, Value>) -> (String, Opt
             break;
         };
         match parameter.at {
-            At::Option(_) => filled.remove(parameter.name),
-            At::Word | At::Required(_) => filled.insert(parameter.name.to_owned(), json!(parameter.placeholder())),
+            At::Option(_) | At::WordIf => filled.remove(parameter.name),
+            At::Word | At::Required(_) => filled.insert(parameter.name.to_owned(), parameter.placeholder()),
         };
         wrong = wrong.or(Some(why));
     }
@@ -64,7 +69,7 @@ pub fn line(action: &'static Action, given: &Map<String, Value>) -> (String, Opt
 
 #[cfg(test)]
 mod tests {
-    use super::super::actions::{ACTIONS, action};
+    use super::super::table::{action, all};
     use super::*;
 
     fn sent<'a>(name: &str, fields: &'a [(&'a str, &'a str)]) -> (&'static Action, Map<String, Value>) {
@@ -84,6 +89,8 @@ mod tests {
         assert_eq!(line(release, &given), (release.command(&given).unwrap().line(), None));
         let (_, given) = sent("release", &[("device", "disk"), ("reason", ""), ("keep_out", "")]);
         assert_eq!(Value::Object(given), json!({ "device": "disk" }), "what is empty is not given");
+        let (_, given) = sent("attach", &[("target", "lab3/disk"), ("module", "delay:ms=5\n\nnull \n")]);
+        assert_eq!(Value::Object(given), json!({ "target": "lab3/disk", "module": ["delay:ms=5", "null"] }));
         let (observe, given) = sent("observe", &[("target", "lab3/keyboard")]);
         assert_eq!(line(observe, &given).0, "farbus observe --pcapng lab3/keyboard > FILE.pcapng");
     }
@@ -102,7 +109,7 @@ mod tests {
         let fields = [("device", "disk"), ("keep_out", "1e9"), ("reason", "x\0")];
         assert_eq!(of("release", &fields), ("farbus release disk".into(), wrong("reason")));
         // Whatever is sent, there is a line.
-        for action in ACTIONS {
+        for action in all() {
             for text in ["", "\0", "-1", "x", "--force", "$(reboot)", "disk:a"] {
                 let given = given(action, |_| Some(text.to_owned()));
                 assert!(line(action, &given).0.starts_with("farbus "), "{} {text:?}", action.name);

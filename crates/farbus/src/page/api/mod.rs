@@ -1,10 +1,11 @@
 //! What programs and the page's buttons use: actions, the answers under `/api/v1`, and their events.
 //!
-//! An action is a command line of farbus. [`actions`] has the one table of them, from which the routes, their
+//! An action is a command line of farbus. [`table`] has all of them, from which the routes, their
 //! description and the buttons come; [`operations`] runs them.
 
 pub mod actions;
 pub mod callers;
+pub mod commands;
 pub mod doing;
 pub mod forms;
 pub mod journal;
@@ -15,4 +16,5 @@ pub mod refusal;
 pub mod requests;
 pub mod routes;
 pub mod subjects;
+pub mod table;
 pub mod transcript;

@@ -363,7 +363,7 @@ fn schemas() -> Value {
 
 #[cfg(test)]
 mod tests {
-    use super::super::actions::ACTIONS;
+    use super::super::table;
     use super::*;
 
     #[test]
@@ -381,7 +381,7 @@ mod tests {
             assert!(described["responses"].as_object().is_some_and(|all| all.len() >= 6), "{path}");
         }
         assert_eq!(document["paths"].as_object().map(Map::len), Some(all().count()));
-        for action in ACTIONS {
+        for action in table::all() {
             let path = format!("/api/v1/actions/{}", action.name);
             let body = &document["paths"][&path]["post"]["requestBody"]["content"]["application/json"]["schema"];
             assert_eq!(body["properties"].as_object().map(Map::len), Some(action.parameters.len()), "{path}");

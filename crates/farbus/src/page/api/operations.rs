@@ -17,9 +17,10 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use super::actions::{CommandLine, Runs, action};
+use super::actions::{CommandLine, Runs};
 use super::journal::{Journal, Kind};
 use super::subjects;
+use super::table::action;
 use super::transcript::Transcript;
 use crate::common::control::{Answer, Question, ask_all, ask_one};
 use crate::common::failure::{Attribute, FailureReport};
@@ -32,6 +33,8 @@ pub const RUNNING_MAX: usize = 16;
 pub const LASTING_MAX: usize = 48;
 /// What is kept of the output of a command, bytes.
 pub const OUTPUT_BYTES_MAX: u64 = 256 << 10;
+/// What is said in place of an answer of more.
+const LONG: &str = "the answer is longer than 256 KiB and was left out: ask for less";
 /// What is kept of its warnings, bytes.
 const WARNINGS_BYTES_MAX: u64 = 4 << 10;
 /// What is recorded in one operation, bytes; then its command is ended.
@@ -467,7 +470,8 @@ impl Runner {
                     self.record_all(stdout);
                     None
                 }
-                (_, true) => self.read_value(stdout),
+                (Runs::BrieflyInLines, true) => Some(read_values(stdout)),
+                (_, true) => read_value(stdout),
                 (Runs::OnAfterLine { line, .. }, false) => read_until(stdout, line),
                 (_, false) => None,
             };
@@ -489,7 +493,11 @@ impl Runner {
             return;
         }
         match code {
-            Some(0) => self.done(printed, warnings, false),
+            Some(0) => {
+                let is_lost = self.is_json && printed.is_none();
+                let warnings = if is_lost { format!("{warnings}\n{LONG}").trim().to_owned() } else { warnings };
+                self.done(printed, warnings, false);
+            }
             code => self.failed(code, printed, warnings),
         }
     }
@@ -503,12 +511,6 @@ impl Runner {
                 return;
             }
         }
-    }
-
-    /// The first value that the command prints.
-    fn read_value(&self, stdout: &mut BufReader<ChildStdout>) -> Option<Value> {
-        let limited = stdout.take(OUTPUT_BYTES_MAX);
-        serde_json::Deserializer::from_reader(limited).into_iter::<Value>().next()?.ok()
     }
 
     fn done(&self, printed: Option<Value>, warnings: String, goes_on: bool) {
@@ -582,6 +584,18 @@ impl Runner {
         // Without the thread it is not told what the operation is about, and how far a swap is.
         let _ = thread::Builder::new().name(format!("follow-{id}")).stack_size(STACK_BYTES).spawn(follow);
     }
+}
+
+/// The first value that the command prints.
+fn read_value(stdout: &mut BufReader<ChildStdout>) -> Option<Value> {
+    let limited = stdout.take(OUTPUT_BYTES_MAX);
+    serde_json::Deserializer::from_reader(limited).into_iter::<Value>().next()?.ok()
+}
+
+/// All values that the command prints; those behind [`OUTPUT_BYTES_MAX`] are left out.
+fn read_values(stdout: &mut BufReader<ChildStdout>) -> Value {
+    let limited = stdout.take(OUTPUT_BYTES_MAX);
+    serde_json::Deserializer::from_reader(limited).into_iter::<Value>().map_while(Result::ok).collect()
 }
 
 /// Reads lines until one begins so; returns it as a value.

@@ -3,7 +3,8 @@
 use farbus_io::trust::Scope;
 use hyper::Method;
 
-use super::actions::{ACTIONS, Action, action};
+use super::actions::{ACTIONS, Action};
+use super::table::{self, action};
 
 /// Where actions are: their name follows.
 pub const ACTIONS_AT: &str = "/api/v1/actions/";
@@ -218,7 +219,10 @@ pub fn find(path: &str) -> Option<Found> {
         let route = of(endpoint)?;
         return match name.strip_prefix("stop/").filter(|_| endpoint == Endpoint::Form) {
             Some(number) => Some(Found { route, action: None, number: number_in(number)? }),
-            None => Some(Found { route, action: Some(action(name)?), number: 0 }),
+            None => {
+                let action = ACTIONS.iter().find(|action| action.name == name)?;
+                Some(Found { route, action: Some(action), number: 0 })
+            }
         };
     }
     if let Some(name) = path.strip_prefix(ACTIONS_AT) {
@@ -276,7 +280,7 @@ pub fn all() -> impl Iterator<Item = (String, Found)> {
             let of = move |action: &'static Action| {
                 (format!("{ACTIONS_AT}{}", action.name), Found { route, action: Some(action), number: 0 })
             };
-            ACTIONS.iter().map(of).collect::<Vec<_>>()
+            table::all().map(of).collect::<Vec<_>>()
         }
         _ => vec![(route.path.to_owned(), Found { route, action: None, number: 0 })],
     })
@@ -308,6 +312,8 @@ mod tests {
             "/device/7/history",
             "/do/",
             "/do/reboot",
+            // Programs do it, and the page has no form of it.
+            "/do/label",
             "/do/stop",
             "/do/stop/x",
             "/do/{name}",

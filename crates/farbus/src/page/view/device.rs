@@ -107,7 +107,8 @@ impl Which {
             ),
             Some(_) => {
                 part("facts", facts(process, device));
-                part("commands", forms::commands(process, device, reader));
+                let commands = forms::commands(process, device, reader);
+                part("commands", section("commands", "What you can do", &commands));
                 part(
                     "moves",
                     section("moves", "Swap and migration", &operations::moves(status, process, device, reader)),
@@ -129,7 +130,7 @@ impl Which {
             Piece::List(List { id: "device", element: "div", parts }),
         ];
         if let Some(details) = details {
-            pieces.push(Piece::Fixed(forms::hosts(details)));
+            pieces.push(Piece::Fixed(forms::hosts(&details.hosts)));
             pieces.push(Piece::Fixed(self.latency(device, &details.latency)));
             pieces.push(Piece::Fixed(descriptors::tree(&details.descriptors)));
             pieces.push(Piece::Fixed(events(&details.events)));
@@ -154,7 +155,7 @@ impl Which {
 }
 
 /// A heading and what stands below it, as one element; empty without content.
-pub fn section(id: &str, heading: &str, content: &str) -> String {
+fn section(id: &str, heading: &str, content: &str) -> String {
     match content.is_empty() {
         true => format!("<section id=\"{id}\" hidden></section>"),
         false => format!("<section id=\"{id}\"><h2>{heading}</h2>\n{content}</section>"),

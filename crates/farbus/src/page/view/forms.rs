@@ -8,13 +8,13 @@ use std::fmt::Write;
 use farbus_io::trust::Scope;
 use serde_json::{Map, Value};
 
-use super::super::api::actions::{Action, At, HOSTS, Kind, Parameter, Wrong};
+use super::super::api::actions::{Action, HOSTS, Kind, Parameter, Wrong};
+use super::super::api::forms;
 use super::super::api::offers;
 use super::super::api::routes::{FORMS_AT, OPERATIONS_AT};
-use super::super::api::{actions, forms};
+use super::super::api::table;
 use super::super::shell::command;
 use super::super::status::Status;
-use super::device::{Details, section};
 use super::drawing::{Drawing, Piece};
 use super::text::{escaped, escaped_whole};
 
@@ -79,12 +79,11 @@ impl Form<'_> {
             out.push_str(&hidden(name, value.as_str().unwrap_or_default()));
         }
         let is_open = |parameter: &&Parameter| !self.known.contains_key(parameter.name);
-        let is_required = |parameter: &&Parameter| !matches!(parameter.at, At::Option(_));
-        for parameter in self.action.parameters.iter().filter(is_open).filter(is_required) {
+        for parameter in self.action.parameters.iter().filter(is_open).filter(|parameter| parameter.is_required()) {
             out.push_str(&self.field(parameter));
         }
         let options: Vec<&Parameter> =
-            self.action.parameters.iter().filter(is_open).filter(|parameter| !is_required(parameter)).collect();
+            self.action.parameters.iter().filter(is_open).filter(|parameter| !parameter.is_required()).collect();
         if !options.is_empty() {
             // What was typed, or is wrong, is seen.
             let is_used = |parameter: &&Parameter| {
@@ -137,7 +136,14 @@ impl Form<'_> {
             )
         };
         let field = match parameter.kind {
-            Kind::Text { .. } | Kind::Words | Kind::Path => text(""),
+            Kind::Text { .. } | Kind::Span | Kind::Words | Kind::Path => text(""),
+            // The first line break in it is none of its text.
+            Kind::Texts { .. } => format!(
+                "<label for=\"{id}\">{} One on each line.</label><textarea {common} rows=\"1\" autocapitalize=\"none\" \
+                 autocomplete=\"off\" spellcheck=\"false\" data-kind=\"lines\">\n{}</textarea>",
+                escaped_whole(parameter.help),
+                whole(value)
+            ),
             // A field for numbers would lose a text that is none.
             Kind::Number { .. } => text(" inputmode=\"numeric\" data-kind=\"number\""),
             Kind::Choice(words) => {
@@ -210,7 +216,7 @@ pub fn hits(action: &str, device: &Value) -> Option<String> {
 /// A form that ends an operation; empty for those who may not. `line` is the command line that does the same.
 pub fn stop(operation: &Value, line: &str, reader: Reader<'_>) -> String {
     let id = operation["id"].as_u64().unwrap_or_default();
-    let needs = operation["action"].as_str().and_then(actions::action).map_or(Scope::Own, |action| action.scope);
+    let needs = operation["action"].as_str().and_then(table::action).map_or(Scope::Own, |action| action.scope);
     if reader.may < needs {
         return String::new();
     }
@@ -237,7 +243,7 @@ pub fn commands(process: &Value, device: &Value, reader: Reader<'_>) -> String {
     let mut content = String::new();
     let offers = offers::of(process, device);
     for offer in &offers {
-        let Some(action) = actions::action(offer.action) else { continue };
+        let Some(action) = table::action(offer.action) else { continue };
         let drawn = match reader.may >= action.scope {
             true => Form {
                 action,
@@ -258,10 +264,7 @@ pub fn commands(process: &Value, device: &Value, reader: Reader<'_>) -> String {
         let line = command("label", &[name, "place=TEXT"]);
         let _ = writeln!(content, "<li>{}</li>", to_type("say where it is", &line));
     }
-    if !content.is_empty() {
-        content = format!("<ul class=\"commands\">\n{content}</ul>\n");
-    }
-    section("commands", "What you can do", &content)
+    if content.is_empty() { content } else { format!("<ul class=\"commands\">\n{content}</ul>\n") }
 }
 
 /// A command line that can be copied.
@@ -284,8 +287,8 @@ fn choices<'c>(id: &str, all: impl Iterator<Item = (&'c str, String)>) -> String
 }
 
 /// The list of paired hosts, which fields for a host offer.
-pub fn hosts(details: &Details) -> String {
-    choices("hosts", details.hosts.iter().map(|host| (host.as_str(), String::new())))
+pub fn hosts(hosts: &[String]) -> String {
+    choices("hosts", hosts.iter().map(|host| (host.as_str(), String::new())))
 }
 
 /// Things that can be shared on every machine, with what they are.
@@ -298,12 +301,12 @@ const OF_EVERY_MACHINE: [(&str, &str); 6] = [
     ("stream:pattern", "frames of a test picture"),
 ];
 
-/// The view with the forms that share a device and attach one.
-pub fn new(status: &Status, details: Option<&Details>, may: Scope) -> Drawing {
+/// The view with the forms that share a device and attach one. `known` are the hosts and the USB devices that can be
+/// chosen.
+pub fn new(status: &Status, known: Option<(&[String], &[Value])>, may: Scope) -> Drawing {
     let title = "Share and attach".to_owned();
     let mut html = format!("<h1>{title}</h1>\n");
-    let details = details.filter(|_| may >= Scope::Own);
-    let Some(details) = details else {
+    let Some((hosts, shareable)) = known.filter(|_| may >= Scope::Own) else {
         html.push_str(
             "<p>To share and attach devices here a browser needs the scope <code>own</code>: \
              <code>farbus page invite --scope own</code></p>\n",
@@ -312,29 +315,29 @@ pub fn new(status: &Status, details: Option<&Details>, may: Scope) -> Drawing {
     };
     let none = Map::new();
     let form = |name: &str, what| {
-        actions::action(name).map_or_else(String::new, |action| {
+        table::action(name).map_or_else(String::new, |action| {
             Form { action, what, known: &none, typed: &[], wrong: None, hits: None, back: "/new" }.draw()
         })
     };
     let _ = writeln!(html, "<section id=\"share\"><h2>Share</h2>\n{}", form("share", "share a device of this machine"));
-    html.push_str(&plugged_in(details));
+    html.push_str(&plugged_in(shareable));
     let _ = writeln!(
         html,
         "</section>\n<section id=\"attach\"><h2>Attach</h2>\n{}</section>",
         form("attach", "use a device of another host, or of another process, here")
     );
     let text = |of: &Value| of.as_str().unwrap_or_default().to_owned();
-    let usb = details.shareable.iter().filter(|found| found["why_not"].is_null());
+    let usb = shareable.iter().filter(|found| found["why_not"].is_null());
     let usb = usb.filter_map(|found| Some((found["share_as"].as_str()?, text(&found["title"]))));
     let every = OF_EVERY_MACHINE.iter().map(|(value, what)| (*value, (*what).to_owned()));
     html.push_str(&choices("shareable", usb.chain(every)));
-    html.push_str(&targets(status, details));
+    html.push_str(&targets(status, hosts));
     Drawing { title, is_there: true, pieces: vec![Piece::Fixed(html)] }
 }
 
 /// The devices that can be attached, as far as they are known here: those that this user's processes share, and the
 /// hosts that have others.
-fn targets(status: &Status, details: &Details) -> String {
+fn targets(status: &Status, hosts: &[String]) -> String {
     let offered: Vec<(String, String)> = status
         .devices()
         .flat_map(|(process, device)| {
@@ -344,15 +347,14 @@ fn targets(status: &Status, details: &Details) -> String {
         })
         .take(CHOICES_MAX)
         .collect();
-    let hosts: Vec<String> = details.hosts.iter().map(|host| format!("{host}/")).collect();
+    let hosts: Vec<String> = hosts.iter().map(|host| format!("{host}/")).collect();
     let of_hosts = hosts.iter().map(|host| (host.as_str(), "a device of this host".to_owned()));
     choices("targets", offered.iter().map(|(target, title)| (target.as_str(), title.clone())).chain(of_hosts))
 }
 
 /// The USB devices of this machine, with what prevents that one is shared.
-fn plugged_in(details: &Details) -> String {
-    let rows: Vec<Vec<String>> = details
-        .shareable
+fn plugged_in(shareable: &[Value]) -> String {
+    let rows: Vec<Vec<String>> = shareable
         .iter()
         .take(CHOICES_MAX)
         .map(|found| {

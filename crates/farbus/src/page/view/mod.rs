@@ -117,7 +117,10 @@ impl View {
     pub fn draw_with(&self, status: &Status, details: Option<&Details>) -> Drawing {
         match self {
             Self::Device(which) => which.draw(status, details),
-            Self::New(may) => forms::new(status, details, *may),
+            Self::New(may) => {
+                let known = details.map(|details| (&details.hosts[..], &details.shareable[..]));
+                forms::new(status, known, *may)
+            }
             view => view.draw(status),
         }
     }

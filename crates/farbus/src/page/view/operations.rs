@@ -27,8 +27,8 @@ fn is_recording(operation: &Value) -> bool {
     operation["action"] == "observe"
 }
 
-/// A form that ends an operation, with the command line that does the same; empty if nothing runs, and for those who may
-/// not end it.
+/// A form that ends an operation, with the command line that does the same; empty if nothing runs, and for those who
+/// may not end it.
 fn stop(operation: &Value, reader: Reader<'_>) -> String {
     match operation["pid"].as_u64().filter(|_| operation["state"] == "running") {
         Some(pid) => forms::stop(operation, &format!("kill {pid}"), reader),

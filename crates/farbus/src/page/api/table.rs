@@ -1,0 +1,14 @@
+//! Every action: those that the page offers, then those for programs.
+
+use super::actions::{ACTIONS, Action};
+use super::commands::COMMANDS;
+
+/// All of them, in the order in which they are listed and described.
+pub fn all() -> impl Iterator<Item = &'static Action> {
+    ACTIONS.iter().chain(COMMANDS)
+}
+
+/// The action with this name.
+pub fn action(name: &str) -> Option<&'static Action> {
+    all().find(|action| action.name == name)
+}
