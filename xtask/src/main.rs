@@ -25,6 +25,7 @@ mod dist;
 mod durability;
 mod fuzz;
 mod git;
+mod left;
 mod library;
 mod man;
 mod meter;

@@ -6,6 +6,7 @@
 //! everything there is a maximum.
 
 use crate::cargo::{self, cargo};
+use crate::left;
 use std::io::{BufRead as _, BufReader};
 use std::process::{Command, ExitStatus};
 
@@ -87,7 +88,8 @@ impl Report {
 /// Runs all tests with these variables set. `skipped_max`: how many may be skipped, if there is a maximum.
 ///
 /// # Errors
-/// Names the tests that failed, whether they pass alone or not; or says that too many were skipped.
+/// Names the tests that failed, whether they pass alone or not; or says that too many were skipped, or which processes
+/// were left behind.
 pub fn run(variables: &[(&str, &str)], skipped_max: Option<usize>) -> Result<(), String> {
     let tests = |arguments: &[&str]| {
         let mut command = cargo(&["test", "--workspace", "--no-fail-fast"]);
@@ -97,6 +99,7 @@ pub fn run(variables: &[(&str, &str)], skipped_max: Option<usize>) -> Result<(),
     let (status, report) = listen(tests(&[]))?;
     println!("\n{} tests were skipped{}", report.skipped.len(), report.skipped_list());
     if status.success() {
+        left::check()?;
         return report.check_skipped(skipped_max);
     }
     if report.can_be_diagnosed() {

@@ -83,6 +83,16 @@ pub const OBSERVED_EVENTS_MAX: usize = 256;
 pub const OBSERVED_BYTES_MAX: usize = 1 << 20;
 /// Events that an observer may grant in advance.
 pub const OBSERVED_GRANT_MAX: u32 = 4096;
+/// Serial ports of a device whose console is observed: as many IN endpoints as a device may have.
+pub const CONSOLE_PORTS_MAX: usize = 15;
+/// Bytes of a console that wait for one observer, and as many on its link: more than five seconds at 115,200 bit/s.
+pub const CONSOLE_BYTES_MAX: usize = 64 << 10;
+/// Bytes of a console in one event: what waits for an observer is sent in pieces of at most so many.
+pub const CONSOLE_EVENT_BYTES_MAX: usize = 4 << 10;
+/// Events of a console that wait for one observer: with several ports that send in turn, each piece is one.
+pub const CONSOLE_EVENTS_MAX: usize = 256;
+/// Events of a console that an observer requests in advance: twice what waits, in the largest pieces.
+pub const CONSOLE_WINDOW: u32 = 32;
 /// Bytes of one frame of a stream: a picture of 2048 x 2048 points in 32 bits.
 pub const FRAME_BYTES_MAX: u32 = 16 << 20;
 /// Bytes of frames under way to one reader, and as many that wait for a grant; two frames whatever their size.

@@ -5,9 +5,9 @@
 //! [`native`] is farbus's own protocol on both sides. [`block`] makes a store a device and gives each importer its view
 //! of it; [`isochronous`] carries the streams of a far device, [`far`] hides its distance. [`Registry`] knows the
 //! exports, [`claims`] who holds, waits for and had a device, [`leases`] who has it next, [`reserve`] what is reserved
-//! for it. [`observe`] serves observers, [`stream`] the viewers of a source's frames. [`twin`] exchanges a device for
-//! an identical one, [`usbfs`] shows one to programs as a kernel does, [`rules`] decides which real devices are
-//! shared.
+//! for it. [`observe`] serves observers ([`console`]: of serial ports), [`stream`] the viewers of a source's frames.
+//! [`twin`] exchanges a device for an identical one, [`usbfs`] shows one to programs as a kernel does, [`rules`]
+//! decides which real devices are shared.
 //!
 //! **It may touch** bytes and moments that it is given as arguments, and devices.
 //!
@@ -21,6 +21,7 @@
 
 pub mod block;
 pub mod claims;
+pub mod console;
 pub mod exporter;
 pub mod far;
 pub mod importer;

@@ -4,6 +4,9 @@
 //! its [`Audience`]. Each [`Observer`] is a bounded queue, filled by the thread of the device's user and emptied by the
 //! observer's own. A slow observer misses events and is told how many; the device's user never waits. Without
 //! observers, the cost per answer is one atomic load.
+//!
+//! A [`ConsoleObserver`] gets what the device's serial ports send instead ([`crate::console`] says which bulk endpoints
+//! those are), as bytes of its own. A slow one loses the oldest bytes.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -12,7 +15,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use farbus_model::limits::{OBSERVED_BYTES_MAX, OBSERVED_EVENTS_MAX, OBSERVERS_MAX};
 use farbus_model::{BufferPool, Completions, Device, DeviceLayer, Direction, Done, Instant, Status, TransferType};
+use farbus_wire::native::console::Output;
 use farbus_wire::native::usb::Event;
+
+use crate::console::{self, Port};
 
 /// All observers of a device.
 #[derive(Clone, Default)]
@@ -27,22 +33,34 @@ struct Inner {
 }
 
 struct Place {
-    waiting: Mutex<Waiting>,
+    waiting: Waiting,
     wake: Box<dyn Fn() + Send + Sync>,
 }
 
+/// What waits for an observer: the two kinds get different things.
+enum Waiting {
+    Events(Mutex<Events>),
+    Console(Mutex<console::Queue>),
+}
+
 #[derive(Default)]
-struct Waiting {
-    events: VecDeque<Event>,
+struct Events {
+    waiting: VecDeque<Event>,
     bytes: usize,
     missed: u32,
 }
 
-/// One observer of a device; dropping it ends the observation.
-pub struct Observer {
+/// An observer's place in the audience; dropping it ends the observation.
+struct Joined {
     inner: Arc<Inner>,
     place: Arc<Place>,
 }
+
+/// One observer of a device; dropping it ends the observation.
+pub struct Observer(Joined);
+
+/// One observer of a device's serial ports; dropping it ends the observation.
+pub struct ConsoleObserver(Joined);
 
 impl fmt::Debug for Audience {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -58,14 +76,23 @@ impl Audience {
     /// Adds an observer. Any thread calls `wake` when there is an event and there was none before. `None`: there are
     /// [`OBSERVERS_MAX`] already.
     pub fn join(&self, wake: impl Fn() + Send + Sync + 'static) -> Option<Observer> {
+        self.place(Waiting::Events(Mutex::default()), wake).map(Observer)
+    }
+
+    /// Adds an observer of the device's serial ports; otherwise as [`Audience::join`]. Both count for the limit.
+    pub fn join_console(&self, wake: impl Fn() + Send + Sync + 'static) -> Option<ConsoleObserver> {
+        self.place(Waiting::Console(Mutex::default()), wake).map(ConsoleObserver)
+    }
+
+    fn place(&self, waiting: Waiting, wake: impl Fn() + Send + Sync + 'static) -> Option<Joined> {
         let mut observers = locked(&self.0.observers);
         if observers.len() >= OBSERVERS_MAX {
             return None;
         }
-        let place = Arc::new(Place { waiting: Mutex::default(), wake: Box::new(wake) });
+        let place = Arc::new(Place { waiting, wake: Box::new(wake) });
         observers.push(Arc::clone(&place));
         self.0.count.store(observers.len(), Ordering::Release);
-        Some(Observer { inner: Arc::clone(&self.0), place })
+        Some(Joined { inner: Arc::clone(&self.0), place })
     }
 
     /// Tells all observers that the device is no longer shared.
@@ -88,6 +115,10 @@ impl Audience {
         if !is_shown || done.direction != Direction::In || !is_news {
             return;
         }
+        let observers = locked(&self.0.observers);
+        if !observers.iter().any(|place| matches!(place.waiting, Waiting::Events(_))) {
+            return;
+        }
         // After this, a copy shares the data.
         done.payload.share();
         let event = Event {
@@ -99,26 +130,48 @@ impl Audience {
             packets: done.iso.iter().map(|packet| (packet.actual, packet.status)).collect(),
             data: done.payload.clone(),
         };
-        for place in locked(&self.0.observers).iter() {
-            place.show(event.clone());
+        observers.iter().for_each(|place| place.show(&event));
+    }
+
+    /// Copies what a port sent to the observers of the console.
+    fn print(&self, now: Instant, port: &Port, done: &Done) {
+        let observers = locked(&self.0.observers);
+        let mut consoles = observers.iter().filter(|place| matches!(place.waiting, Waiting::Console(_))).peekable();
+        if consoles.peek().is_none() {
+            return;
         }
+        let moved = done.payload.contiguous();
+        consoles.for_each(|place| place.print(now, port, &moved));
     }
 }
 
 impl Place {
-    fn show(&self, mut event: Event) {
-        let mut waiting = locked(&self.waiting);
-        let bytes = waiting.bytes + event.data.len();
-        if waiting.events.len() >= OBSERVED_EVENTS_MAX || (waiting.bytes > 0 && bytes > OBSERVED_BYTES_MAX) {
-            waiting.missed = waiting.missed.saturating_add(1);
+    fn show(&self, event: &Event) {
+        let Waiting::Events(events) = &self.waiting else { return };
+        let mut events = locked(events);
+        let bytes = events.bytes + event.data.len();
+        if events.waiting.len() >= OBSERVED_EVENTS_MAX || (events.bytes > 0 && bytes > OBSERVED_BYTES_MAX) {
+            events.missed = events.missed.saturating_add(1);
             return;
         }
-        event.missed = std::mem::take(&mut waiting.missed);
-        waiting.bytes = bytes;
-        waiting.events.push_back(event);
-        let is_first = waiting.events.len() == 1;
-        drop(waiting);
+        let missed = std::mem::take(&mut events.missed);
+        events.bytes = bytes;
+        events.waiting.push_back(Event { missed, ..event.clone() });
+        let is_first = events.waiting.len() == 1;
+        drop(events);
         if is_first {
+            (self.wake)();
+        }
+    }
+
+    fn print(&self, now: Instant, port: &Port, moved: &[u8]) {
+        let Waiting::Console(queue) = &self.waiting else { return };
+        let mut queue = locked(queue);
+        let was_empty = queue.is_empty();
+        port.sent(moved).for_each(|sent| queue.add(now, port.port.endpoint, sent));
+        let is_news = was_empty && !queue.is_empty();
+        drop(queue);
+        if is_news {
             (self.wake)();
         }
     }
@@ -127,19 +180,39 @@ impl Place {
 impl Observer {
     /// Takes the oldest event.
     pub fn take(&self) -> Option<Event> {
-        let mut waiting = locked(&self.place.waiting);
-        let event = waiting.events.pop_front()?;
-        waiting.bytes -= event.data.len();
+        let Waiting::Events(events) = &self.0.place.waiting else { return None };
+        let mut events = locked(events);
+        let event = events.waiting.pop_front()?;
+        events.bytes -= event.data.len();
         Some(event)
     }
 
     /// Whether the device is no longer shared, so that no further events come.
     pub fn is_over(&self) -> bool {
+        self.0.is_over()
+    }
+}
+
+impl ConsoleObserver {
+    /// Takes the oldest of what the ports sent.
+    pub fn take(&self) -> Option<Output> {
+        let Waiting::Console(queue) = &self.0.place.waiting else { return None };
+        locked(queue).take()
+    }
+
+    /// Whether the device is no longer shared, so that nothing further comes.
+    pub fn is_over(&self) -> bool {
+        self.0.is_over()
+    }
+}
+
+impl Joined {
+    fn is_over(&self) -> bool {
         self.inner.is_closed.load(Ordering::Acquire)
     }
 }
 
-impl Drop for Observer {
+impl Drop for Joined {
     fn drop(&mut self) {
         let mut observers = locked(&self.inner.observers);
         observers.retain(|place| !Arc::ptr_eq(place, &self.place));
@@ -147,10 +220,21 @@ impl Drop for Observer {
     }
 }
 
+/// Whether a device has an interrupt or isochronous endpoint that sends: observers are shown what it sends.
+pub fn sends_events(device: &impl Device) -> bool {
+    let settings = device.descriptors().configurations.iter().flat_map(|configuration| &configuration.settings);
+    let mut endpoints = settings.flat_map(|setting| &setting.endpoints);
+    endpoints.any(|endpoint| {
+        matches!(endpoint.kind, TransferType::Interrupt | TransferType::Isochronous)
+            && endpoint.address.direction() == Direction::In
+    })
+}
+
 /// A device with observers.
 pub struct Observed<D> {
     device: D,
     audience: Audience,
+    ports: Vec<Port>,
     done: Completions,
 }
 
@@ -160,18 +244,12 @@ impl<D: Device> Observed<D> {
     /// # Errors
     /// The device, if it has no endpoint that can be observed.
     pub fn new(device: D, audience: Audience) -> Result<Self, D> {
-        let all = &device.descriptors().configurations;
-        let settings = all.iter().flat_map(|configuration| &configuration.settings);
-        let mut endpoints = settings.flat_map(|setting| &setting.endpoints);
-        let is_shown = endpoints.any(|endpoint| {
-            matches!(endpoint.kind, TransferType::Interrupt | TransferType::Isochronous)
-                && endpoint.address.direction() == Direction::In
-        });
-        if !is_shown {
+        let ports = console::ports(device.descriptors());
+        if ports.is_empty() && !sends_events(&device) {
             return Err(device);
         }
         // While the device works, this holds the caller's pool.
-        Ok(Self { device, audience, done: Completions::new(BufferPool::new(0)) })
+        Ok(Self { device, audience, ports, done: Completions::new(BufferPool::new(0)) })
     }
 }
 
@@ -200,7 +278,12 @@ impl<D: Device> DeviceLayer for Observed<D> {
         std::mem::swap(&mut self.done.pool, &mut done.pool);
         while let Some(mut answer) = self.done.pop() {
             let kind = self.device.selection().endpoint(answer.endpoint).map(|endpoint| endpoint.kind);
-            self.audience.show(now, kind.unwrap_or(TransferType::Control), &mut answer);
+            let kind = kind.unwrap_or(TransferType::Control);
+            let port = self.ports.iter().find(|port| port.is_at(answer.endpoint, self.device.selection()));
+            match port.filter(|_| kind == TransferType::Bulk) {
+                Some(port) => self.audience.print(now, port, &answer),
+                None => self.audience.show(now, kind, &mut answer),
+            }
             done.push(answer);
         }
         result

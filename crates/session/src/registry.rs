@@ -13,7 +13,8 @@ use farbus_wire::usbip::{DeviceRecord, OpStatus};
 use crate::block::BlockExport;
 use crate::claims::lease::Due;
 use crate::claims::{Claims, Ending, Holder, Mode, Refusal};
-use crate::observe::{Audience, Observed};
+use crate::console;
+use crate::observe::{Audience, Observed, sends_events};
 use crate::stream::Stage;
 
 /// The exports. This is the only state that engines share; its owner puts a lock around it.
@@ -89,7 +90,10 @@ impl Drop for StreamClass {
 /// A device's audience, and the description that each observer gets first. Dropping it closes the audience.
 struct Show {
     audience: Audience,
-    description: Vec<u8>,
+    /// `None` if only its serial ports send.
+    events: Option<Vec<u8>>,
+    /// `None` if it has no serial port.
+    console: Option<Vec<u8>>,
 }
 
 impl Drop for Show {
@@ -103,7 +107,7 @@ impl Drop for Show {
 pub struct Observable {
     /// Where to add an observer.
     pub audience: Audience,
-    /// The device's [`Description`], encoded.
+    /// The device's [`Description`], or that of its [console](farbus_wire::native::console::Description), encoded.
     pub description: Vec<u8>,
 }
 
@@ -149,6 +153,8 @@ pub struct Entry<'a> {
     pub tally: Option<&'a Tally>,
     /// Whether it sends something that observers are shown (requirement N6): [`Registry::observe`] finds it.
     pub has_observable: bool,
+    /// Whether it has a serial port whose output observers are shown: [`Registry::console`] finds it.
+    pub has_console: bool,
 }
 
 /// What a record's path says about the use of its device.
@@ -223,11 +229,12 @@ impl Registry {
         };
         let title = all.title();
         let descriptors = Arc::new(all.clone());
-        let description = described(&*device, &record);
+        let events = sends_events(&device).then(|| described(&*device, &record));
+        let console = console::described(&console::ports(all)).map(|ports| ports.encode());
         let tally = device.tally();
         let audience = Audience::default();
         let (device, show) = match Observed::new(device, audience.clone()) {
-            Ok(observed) => (Box::new(observed) as Box<dyn Device>, Some(Show { audience, description })),
+            Ok(observed) => (Box::new(observed) as Box<dyn Device>, Some(Show { audience, events, console })),
             Err(device) => (device, None),
         };
         let (device, claims) = (Some(device), Claims::default());
@@ -286,7 +293,8 @@ impl Registry {
             stream: export.stream.as_ref().map(|StreamClass(stage)| stage),
             identity: export.identity,
             tally: export.tally.as_ref(),
-            has_observable: export.show.is_some(),
+            has_observable: export.show.as_ref().is_some_and(|show| show.events.is_some()),
+            has_console: export.show.as_ref().is_some_and(|show| show.console.is_some()),
         })
     }
 
@@ -412,9 +420,18 @@ impl Registry {
     /// What an observer of a device needs, whether the device is in use or not; `None` if there is no such device, or
     /// it has nothing to observe.
     pub fn observe(&self, bus_id: &str) -> Option<Observable> {
+        self.observable(bus_id, |show| show.events.as_ref())
+    }
+
+    /// What an observer of a device's serial ports needs; `None` if there is no such device, or it has none.
+    pub fn console(&self, bus_id: &str) -> Option<Observable> {
+        self.observable(bus_id, |show| show.console.as_ref())
+    }
+
+    fn observable(&self, bus_id: &str, of: impl FnOnce(&Show) -> Option<&Vec<u8>>) -> Option<Observable> {
         let export = self.exports.iter().find(|export| export.record.bus_id == bus_id && !export.is_leaving)?;
-        let Show { audience, description } = export.show.as_ref()?;
-        Some(Observable { audience: audience.clone(), description: description.clone() })
+        let show = export.show.as_ref()?;
+        Some(Observable { audience: show.audience.clone(), description: of(show)?.clone() })
     }
 
     /// Ends the use of a device by `who`, who gives back the USB device if it took that. A retired device is withdrawn

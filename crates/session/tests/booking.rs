@@ -5,7 +5,7 @@ use std::time::Duration;
 use farbus_model::Instant;
 use farbus_session::Claims;
 use farbus_session::claims::bookings::{BOOKINGS_OF_HOST_MAX, BookRefusal, Booking};
-use farbus_session::claims::lease::{Due, LeaseRefusal, Party, Request, Requested};
+use farbus_session::claims::lease::{Due, LeaseRefusal, NOTICE, Party, Request, Requested};
 use farbus_session::claims::{Ending, Mode, Refusal};
 
 /// What the wall clock shows at moment 0.
@@ -26,7 +26,7 @@ fn booking(host: &str, from_s: u64, span_s: u64) -> Booking {
 
 fn request(host: &str, span_s: u64) -> Request {
     let span = Duration::from_secs(span_s);
-    Request { who: party(host), span, priority: 0, reason: None, waits: false, is_provisional: false }
+    Request { who: party(host), span, priority: 0, reason: None, waits: false, is_provisional: false, notice: NOTICE }
 }
 
 fn claims() -> Claims {

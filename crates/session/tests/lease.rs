@@ -132,7 +132,8 @@ impl Device {
 
     fn request(&mut self, user: usize, priority: u8, now: Instant) {
         let who = Party::paired(&name(user));
-        let request = Request { who, span: SPAN, priority, reason: None, waits: true, is_provisional: false };
+        let request =
+            Request { who, span: SPAN, priority, reason: None, waits: true, is_provisional: false, notice: NOTICE };
         let before = self.claims.ends_at();
         match self.claims.request(&request, now).unwrap() {
             Requested::Granted { is_new: true } => {
@@ -218,7 +219,7 @@ impl Device {
                 }
             }
             Event::OwnerPreempts => {
-                if let Some(until) = self.claims.preempt(now) {
+                if let Some(until) = self.claims.preempt(now, NOTICE) {
                     self.until = self.until.map(|before| before.min(until));
                 }
             }
@@ -338,7 +339,15 @@ fn holder_is_warned_once_a_minute_before_the_end_and_again_after_an_extension() 
     let mut claims = Claims::default();
     let who = Party::paired("host0");
     let span = Duration::from_secs(600);
-    let request = Request { who: who.clone(), span, priority: 0, reason: None, waits: false, is_provisional: false };
+    let request = Request {
+        who: who.clone(),
+        span,
+        priority: 0,
+        reason: None,
+        waits: false,
+        is_provisional: false,
+        notice: NOTICE,
+    };
     claims.request(&request, at_s(0)).unwrap();
     assert_eq!(claims.poll_timeout(), Some(at_s(600)), "nobody uses it, so nobody is warned");
     claims.claim(&peer(0), Mode::Exclusive, at_s(1)).unwrap();
@@ -360,7 +369,8 @@ fn client_of_a_lower_priority_is_preempted_after_a_minute_even_without_a_lease_o
     // A stock USB/IP client has no name, and never asked for a lease.
     claims.claim("192.0.2.9:4711", Mode::Exclusive, at_s(0)).unwrap();
     let who = Party::paired("host0");
-    let request = Request { who, span: SPAN, priority: 1, reason: None, waits: true, is_provisional: false };
+    let request =
+        Request { who, span: SPAN, priority: 1, reason: None, waits: true, is_provisional: false, notice: NOTICE };
     let waits = Requested::Waits { place: 1, until: Some(at_s(70)) };
     assert_eq!(claims.request(&request, at_s(10)), Ok(waits.clone()));
     assert_eq!(claims.request(&request, at_s(15)), Ok(waits), "asking again does not shorten it");
@@ -376,7 +386,18 @@ fn paired_host_is_not_the_host_at_the_address_that_is_its_name() {
     let now = Instant::from_nanos(1);
     let who = Party::paired("192.0.2.9");
     claims
-        .request(&Request { who, span: SPAN, priority: 0, reason: None, waits: false, is_provisional: false }, now)
+        .request(
+            &Request {
+                who,
+                span: SPAN,
+                priority: 0,
+                reason: None,
+                waits: false,
+                is_provisional: false,
+                notice: NOTICE,
+            },
+            now,
+        )
         .unwrap();
     assert!(claims.claim("192.0.2.9:4711", Mode::Exclusive, now).is_err());
     assert_eq!(claims.claim("192.0.2.9 (10.0.0.1:4711)", Mode::Exclusive, now), Ok(()));

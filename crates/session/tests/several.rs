@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use farbus_model::Instant;
 use farbus_session::Claims;
-use farbus_session::claims::lease::{LeaseRefusal, PROVISIONAL, Party, Request, Requested};
+use farbus_session::claims::lease::{LeaseRefusal, NOTICE, PROVISIONAL, Party, Request, Requested};
 use farbus_session::claims::several::{ANSWER_TIME, Ask, Heard, Several, Step};
 
 #[path = "native/random.rs"]
@@ -222,6 +222,7 @@ impl World {
                     reason: None,
                     waits: false,
                     is_provisional: true,
+                    notice: NOTICE,
                 };
                 match claims.request(&request, now) {
                     Ok(Requested::Granted { is_new: true }) => Heard::Done { is_provisional: true },
@@ -436,8 +437,15 @@ fn provisional_lease_ends_by_itself_and_takes_the_device_from_nobody() {
     let peer = "host0 (192.0.2.1:1)";
     claims.claim(peer, Mode::Exclusive, at_s(0)).unwrap();
     let who = party(0);
-    let request =
-        Request { who: who.clone(), span: SPAN, priority: 0, reason: None, waits: false, is_provisional: true };
+    let request = Request {
+        who: who.clone(),
+        span: SPAN,
+        priority: 0,
+        reason: None,
+        waits: false,
+        is_provisional: true,
+        notice: NOTICE,
+    };
     claims.request(&request, at_s(1)).unwrap();
     assert_eq!(claims.extend(&who, SPAN, at_s(2)), Err(LeaseRefusal::Provisional));
     assert_eq!(claims.give(&who, &party(1), at_s(2)), Err(LeaseRefusal::Provisional));

@@ -20,7 +20,7 @@ use farbus_directory::record::{DeviceRecord, HostRecord, LeaseRecord};
 use farbus_directory::{Publisher, Trouble, TroubleKind, View, publisher, view};
 use farbus_model::Instant;
 use farbus_session::Claims;
-use farbus_session::claims::lease::{Party, Request, Requested};
+use farbus_session::claims::lease::{NOTICE, Party, Request, Requested};
 use farbus_sim::Random;
 
 /// How far the time goes on at a time, while faults happen and then.
@@ -442,7 +442,8 @@ impl World {
         while claims.advance(now).is_some() {}
         let who = Party::paired(&format!("host{user}"));
         let span = Duration::from_secs(10 + self.random.below(60));
-        let request = Request { who, span, priority: 0, reason: None, waits: false, is_provisional: false };
+        let request =
+            Request { who, span, priority: 0, reason: None, waits: false, is_provisional: false, notice: NOTICE };
         if let Ok(Requested::Granted { is_new: true }) = claims.request(&request, now) {
             let until = claims.lease(now).expect("it was granted").until;
             if let Some((other, end)) = self.had.insert((host, name.clone()), (user, until)) {

@@ -16,7 +16,7 @@ use farbus_wire::Runs;
 use farbus_wire::native::control::{self, Open, Opened};
 use farbus_wire::native::frame::{Flags, HEAD_BYTES};
 use farbus_wire::native::{
-    Flow, Head, Hello, Kind, Lane, LaneLimits, Message, Part, Urgency, Welcome, block, stream, usb,
+    Flow, Head, Hello, Kind, Lane, LaneLimits, Message, Part, Urgency, Welcome, block, console, stream, usb,
 };
 use fuzzing::{Input, fuzz};
 use vectors::all_bytes;
@@ -325,6 +325,8 @@ fn fuzz_native_parts() {
             let _ = block::Description::decode(&opened.info);
             let _ = stream::Description::decode(&opened.info)
                 .map(|known| assert!(opened.info.starts_with(&known.encode())));
+            let _ = console::Description::decode(&opened.info)
+                .map(|known| assert!(opened.info.starts_with(&known.encode())));
         }
         if let Ok(end) = control::End::decode(bytes) {
             assert_eq!(control::End::decode(&end.encode()), Ok(end));
@@ -338,6 +340,13 @@ fn fuzz_native_parts() {
         }
         if let Ok(frame) = stream::Frame::decode(bytes.into()) {
             assert_eq!([&frame.part()[..], &frame.data.contiguous()].concat(), bytes);
+        }
+        if let Ok(description) = console::Description::decode(bytes) {
+            assert!(bytes.starts_with(&description.encode()));
+        }
+        if let Ok(output) = console::Output::decode(bytes.into()) {
+            let again = [&output.part()[..], &output.data.contiguous()].concat();
+            assert_eq!(console::Output::decode(again.into()), Ok(output));
         }
         if let Ok(request) = block::decode_request(BlockId(1), bytes) {
             let again = block::decode_request(BlockId(1), &block::request_part(&request)).expect("as it was");

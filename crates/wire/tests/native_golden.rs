@@ -15,6 +15,7 @@ use farbus_model::{
     Speed, Status, StoreError, TransferType, Urb, UrbFlags, UrbId,
 };
 use farbus_wire::native::block;
+use farbus_wire::native::console::{self, Output, Port, PortKind};
 use farbus_wire::native::control::{Cause, Class, Close, Credit, End, Inherit, Mode, Open, Opened};
 use farbus_wire::native::frame::{Flags, HEAD_BYTES, RESIDENCE_BYTES, Residence};
 use farbus_wire::native::identity::Statement;
@@ -50,6 +51,7 @@ const FROZEN: &[u8] = &[
 const DISK: u16 = 7;
 const STICK: u16 = 1;
 const CAMERA: u16 = 3;
+const SERIAL: u16 = 4;
 /// When the lanes here cut their frames.
 const CUT_AT: Instant = Instant::from_nanos(5_002_000);
 /// When the device had finished the answered request.
@@ -80,6 +82,7 @@ enum Said {
     Grant(u32),
     Event(usb::Event),
     Frame(u16, Frame),
+    Console(u16, Output),
     UsbRequest(Urb, TransferType),
     UsbReset(u16),
     /// The transfer, and its outcome.
@@ -93,6 +96,7 @@ enum Description {
     Usb(usb::Description),
     Block(block::Description),
     Stream(stream::Description),
+    Console(console::Description),
 }
 
 impl Said {
@@ -148,6 +152,7 @@ impl Said {
             Said::Grant(events) => Message::control(Kind::Grant, STICK, 0, events.to_le_bytes().to_vec().into()),
             Said::Event(event) => message(Kind::Event, STICK, 0, event.part(), event.data.clone()),
             Said::Frame(tag, frame) => message(Kind::Event, CAMERA, *tag, frame.part(), frame.data.clone()),
+            Said::Console(tag, output) => message(Kind::Event, SERIAL, *tag, output.part(), output.data.clone()),
             Said::UsbRequest(urb, kind) => {
                 message(Kind::Request, STICK, urb.id.0 as u16, usb::request_part(urb, *kind), urb.payload.clone())
             }
@@ -255,6 +260,10 @@ impl Said {
                         assert_eq!(stream::Description::decode(&opened.info).as_ref(), Ok(device));
                         refused_short(&opened.info, |bytes| stream::Description::decode(bytes).is_err());
                     }
+                    Description::Console(device) => {
+                        assert_eq!(console::Description::decode(&opened.info).as_ref(), Ok(device));
+                        refused_short(&opened.info, |bytes| console::Description::decode(bytes).is_err());
+                    }
                 }
             }
             Said::End(_, end) => {
@@ -265,6 +274,7 @@ impl Said {
             Said::Grant(events) => assert_eq!(body, events.to_le_bytes()),
             Said::Event(event) => assert_eq!(usb::Event::decode(body.into()).as_ref(), Ok(event)),
             Said::Frame(_, frame) => assert_eq!(Frame::decode(body.into()).as_ref(), Ok(frame)),
+            Said::Console(_, output) => assert_eq!(Output::decode(body.into()).as_ref(), Ok(output)),
             Said::UsbRequest(urb, _) => {
                 let (Request::Transfer(mut again), part) = usb::decode_request(urb.id, &body).unwrap() else {
                     panic!("a transfer")
@@ -461,6 +471,8 @@ fn controls() -> Vec<(&'static str, Said)> {
     let telling = Reservation { criticality, latency_ns: 0, claims, wants_thread: true };
     let identity = Identity { id: 0xffee_ddcc_bbaa_9988_0011_2233_4455_6677, generation: 2 };
     let suspended = ReservationReport { state, lack, criticality, missing: 1_000_000, bound_ns: 0, ..admitted };
+    let port = |endpoint| Port { endpoint: EpAddr::from_byte(endpoint), kind: PortKind::FTDI };
+    let adapter = console::Description { ports: vec![port(0x81), port(0x82)] };
     vec![
         ("open", Said::Open(Open { class: Class::BLOCK, mode: Mode::Read, epoch: 0, name, reason })),
         ("opened_block", Said::Opened(DISK, opened(9, 256, 32 << 20, disk.encode()), Description::Block(disk))),
@@ -474,6 +486,7 @@ fn controls() -> Vec<(&'static str, Said)> {
         ),
         ("opened_usb", Said::Opened(STICK, opened(1, 1024, 4 << 20, stick.encode()), Description::Usb(stick))),
         ("opened_stream", Said::Opened(CAMERA, opened(5, 1, 1, camera.encode()), Description::Stream(camera))),
+        ("opened_console", Said::Opened(SERIAL, opened(0, 1, 1, adapter.encode()), Description::Console(adapter))),
         ("refused", Said::End(Kind::Refused, busy)),
         ("close", Said::Bare(Kind::Close, DISK, 0)),
         ("close_with_successor", Said::Close(Close::to(std::array::from_fn(|at| 0xc0 + at as u8), Vec::new()))),
@@ -596,7 +609,10 @@ fn blocks() -> Vec<(&'static str, Said)> {
 
 fn frames() -> Vec<(&'static str, Said)> {
     let frame = Frame { sequence: 42, moment_ns: 100_000_000, data: vec![1, 2, 3, 4].into() };
-    vec![("stream_frame", Said::Frame(7, frame))]
+    let endpoint = EpAddr::from_byte(0x82);
+    let data = b"login: ".as_slice().into();
+    let output = Output { endpoint, lost: 300, moment_ns: 100_000_000, data };
+    vec![("stream_frame", Said::Frame(7, frame)), ("console_event", Said::Console(3, output))]
 }
 
 #[test]

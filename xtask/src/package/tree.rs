@@ -28,7 +28,7 @@ const fn installed(from: &'static str, to: &'static str, mode: u32) -> Installed
 }
 
 /// Files for a machine with systemd.
-const FILES: [Installed; 10] = [
+const FILES: [Installed; 11] = [
     installed("packaging/farbus.toml", "etc/farbus/farbus.toml", 0o644),
     installed("packaging/systemd/farbus.service", "usr/lib/systemd/system/farbus.service", 0o644),
     installed("packaging/systemd/farbus-confined.service", "usr/lib/systemd/system/farbus-confined.service", 0o644),
@@ -39,6 +39,8 @@ const FILES: [Installed; 10] = [
     installed("packaging/prometheus/farbus.rules.yml", "usr/share/farbus/farbus.rules.yml", 0o644),
     installed("packaging/prometheus/farbus-dashboard.json", "usr/share/farbus/farbus-dashboard.json", 0o644),
     installed("README.md", "usr/share/doc/farbus/README.md", 0o644),
+    // The licence of the library that the page draws with.
+    installed("crates/farbus/src/page/vendor/uplot/LICENSE", "usr/share/doc/farbus/uplot.txt", 0o644),
 ];
 /// Where each shell looks for completions.
 const COMPLETIONS: [(&str, &str); 3] = [

@@ -93,7 +93,8 @@ pub fn run(args: Args) -> Result<(), Failure> {
     }
     // Once it has been handed over, its process may have ended.
     let target = in_use::target_of(&device)?;
-    let question = Question::Migrate { device: device.clone(), successor: successor.to_string(), discard };
+    let question =
+        Question::Migrate { device: device.clone(), successor: successor.to_string(), discard, to: Some(to.clone()) };
     let answer = hear_owner(&device, question);
     let answer = answer.map_err(|failure| in_use::explain(&device, failure, "and try again"))?;
     // A process of an earlier release says none.
@@ -135,8 +136,15 @@ fn several(
     json: bool,
 ) -> Result<(), Failure> {
     let migrate = |device: &str| match with_machine {
-        true => Question::Follow { device: device.to_owned(), successor: successor.to_string() },
-        false => Question::Migrate { device: device.to_owned(), successor: successor.to_string(), discard: false },
+        true => {
+            Question::Follow { device: device.to_owned(), successor: successor.to_string(), to: Some(to.to_owned()) }
+        }
+        false => Question::Migrate {
+            device: device.to_owned(),
+            successor: successor.to_string(),
+            discard: false,
+            to: Some(to.to_owned()),
+        },
     };
     let answers = all_or_none(devices, |device, step| {
         let question = match step {
@@ -194,7 +202,9 @@ fn thrown_away(device: &str, discarded: &Value, clients: u64, holders: &[String]
 
 /// Lets the device follow its machine to the host with this key.
 fn follow(device: &str, to: &str, successor: &Fingerprint, json: bool) -> Result<(), Failure> {
-    ask_owner(device, Question::Follow { device: device.to_owned(), successor: successor.to_string() })?;
+    let to_named = Some(to.to_owned());
+    let question = Question::Follow { device: device.to_owned(), successor: successor.to_string(), to: to_named };
+    ask_owner(device, question)?;
     if json {
         return print_json(&serde_json::json!({ "device": device, "done": "follow", "to": to }));
     }

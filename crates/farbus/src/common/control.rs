@@ -63,7 +63,7 @@ pub enum Question {
         /// Name or bus id.
         device: String,
     },
-    /// Attach, daemon: how long the requests of an attached device took in each of the last seconds.
+    /// Attach, daemon, run: how long the requests of an attached device took in each of the last seconds.
     Latency {
         /// The device by name or target.
         device: String,
@@ -91,6 +91,9 @@ pub enum Question {
         /// Whether it goes at once: its user's requests fail, and its state is thrown away.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         discard: bool,
+        /// How the device's owner names that host.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        to: Option<String>,
     },
     /// Attach: say whether the device could migrate now; change nothing.
     #[serde(rename = "may-migrate")]
@@ -106,6 +109,9 @@ pub enum Question {
         /// The key of the successor, as for `migrate`.
         #[serde(rename = "heir")]
         successor: String,
+        /// How the device's owner names that host.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        to: Option<String>,
     },
     /// Attach via redir or nbd: the device follows the virtual machine of a process, and that machine has stopped for
     /// good. The device goes now, and not only when the process has ended.

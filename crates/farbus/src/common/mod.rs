@@ -6,6 +6,8 @@
 pub mod asking;
 #[cfg(feature = "cli")]
 pub mod bus_drawing;
+#[cfg(feature = "cli")]
+pub mod console_text;
 pub mod control;
 pub mod events;
 pub mod failure;

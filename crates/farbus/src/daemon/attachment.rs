@@ -16,7 +16,8 @@ use crate::common::turns::{Turn, Turns};
 use crate::frontend::drivers::tell_if_no_driver;
 use crate::frontend::open_users::Act;
 use crate::frontend::{
-    Attachment, AttachmentStatus, Ended, Handle, Prepared, Refused, Request, Restored, Running, explain, tell_reason,
+    Attachment, AttachmentStatus, Ended, Handle, MigrationStatus, Prepared, Refused, Request, Restored, Running,
+    explain, tell_reason,
 };
 use crate::importer::client::{Attribute, Client, ClientError, FailureReport};
 use crate::saving::Saved;
@@ -73,6 +74,8 @@ struct Shared {
 struct State {
     word: Word,
     running: Option<Running>,
+    /// The last migration of an attachment that has ended.
+    migration: Option<MigrationStatus>,
     failure: Option<FailureReport>,
     is_ending: bool,
 }
@@ -201,7 +204,8 @@ impl Kept {
         let state = self.shared.state();
         let Request { target, reason, modules, .. } = &self.request;
         let status = AttachmentStatus::of(target, state.word.as_str(), reason.as_ref(), state.running.as_ref());
-        let status = status.through(modules);
+        let mut status = status.through(modules);
+        status.migration = status.migration.or_else(|| state.migration.clone());
         (status, state.failure.clone())
     }
 
@@ -378,7 +382,11 @@ impl Shared {
         }
         let ended = attachment.run();
         publish(ended.event(target));
-        self.state().running = None;
+        {
+            let mut state = self.state();
+            let migration = state.running.take().and_then(|running| running.handle.migration_at_end(&ended));
+            state.migration = migration.or_else(|| state.migration.take());
+        }
         match &ended {
             Ended::Undurable(why) => warn!(%target, why, "detached, and something may be lost"),
             Ended::Moved => {

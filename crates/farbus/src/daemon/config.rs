@@ -126,6 +126,7 @@ struct File {
     peer_devices: Option<Spanned<u64>>,
     peer_leases: Option<Spanned<u64>>,
     lease_span: Option<Spanned<String>>,
+    preempt_notice: Option<Spanned<String>>,
     hold: Option<Spanned<u64>>,
     allow_modules: Vec<Spanned<String>>,
     plain: Plain,
@@ -371,7 +372,8 @@ impl Config {
         let observable = file.observable;
         let budget = file.peer_memory.map_or(Ok(Budget::DEFAULT), budget_from)?;
         let budget = file.peer_devices.map_or(Ok(budget), |count| devices_from(budget, &count))?;
-        let lease_limit = lease_limit_from(file.peer_leases.as_ref(), file.lease_span.as_ref())?;
+        let spans = [file.lease_span.as_ref(), file.preempt_notice.as_ref()];
+        let lease_limit = lease_limit_from(file.peer_leases.as_ref(), spans)?;
         let hold = file.hold.as_ref().map(hold_from).transpose()?;
         let plan = file.topology_plan.map(|plan| plan.text);
         let joined = file.topology.map(|table| joined_from(table, &listen, plan.as_deref())).transpose()?;
@@ -690,13 +692,17 @@ fn grace_from(seconds: Spanned<u64>) -> Result<Duration, Wrong> {
     Err((Some(seconds.span()), message))
 }
 
-fn lease_limit_from(devices: Option<&Spanned<u64>>, span: Option<&Spanned<String>>) -> Result<LeaseLimit, Wrong> {
+fn lease_limit_from(
+    devices: Option<&Spanned<u64>>,
+    [span, notice]: [Option<&Spanned<String>>; 2],
+) -> Result<LeaseLimit, Wrong> {
     let count = |said: &Spanned<u64>| {
         let count = u32::try_from(*said.get_ref()).ok().filter(|count| (1..=PEER_LEASES_MAX).contains(count));
         count.ok_or_else(|| (Some(said.span()), format!("a host may have 1 to {PEER_LEASES_MAX} devices at a time")))
     };
     let time = |said: &Spanned<String>| parse_span(said.get_ref()).map_err(|message| (Some(said.span()), message));
-    Ok(LeaseLimit { devices: devices.map(count).transpose()?, span: span.map(time).transpose()? })
+    let [span, notice] = [span.map(time).transpose()?, notice.map(time).transpose()?];
+    Ok(LeaseLimit { devices: devices.map(count).transpose()?, span, notice })
 }
 
 fn hold_from(seconds: &Spanned<u64>) -> Result<Duration, Wrong> {

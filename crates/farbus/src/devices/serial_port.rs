@@ -1,31 +1,10 @@
 //! Which USB devices are serial ports. A machine can use one only through its kernel, or in a virtual machine.
 
 use farbus_session::DeviceRecord;
+use farbus_session::console::is_adapter;
 
 /// Communications class, abstract control model (USB CDC 1.2, 5.1.3; `bInterfaceClass`, `bInterfaceSubClass`).
 const CDC_ACM: [u8; 2] = [0x02, 0x02];
-
-/// Adapters whose class is the vendor's own: vendor id, product id, as the drivers `ftdi_sio`, `cp210x`, `ch341` and
-/// `pl2303` of Linux list the common ones.
-const ADAPTERS: [(u16, u16); 17] = [
-    (0x0403, 0x6001),
-    (0x0403, 0x6010),
-    (0x0403, 0x6011),
-    (0x0403, 0x6014),
-    (0x0403, 0x6015),
-    (0x10c4, 0xea60),
-    (0x10c4, 0xea70),
-    (0x10c4, 0xea71),
-    (0x1a86, 0x5523),
-    (0x1a86, 0x7522),
-    (0x1a86, 0x7523),
-    (0x067b, 0x2303),
-    (0x067b, 0x23a3),
-    (0x067b, 0x23b3),
-    (0x067b, 0x23c3),
-    (0x067b, 0x23d3),
-    (0x067b, 0x23f3),
-];
 
 /// Whether a device is a serial port.
 pub fn is_serial_port(record: &DeviceRecord) -> bool {
@@ -35,7 +14,7 @@ pub fn is_serial_port(record: &DeviceRecord) -> bool {
 
 /// Whether a device with these vendor and product ids is a common serial adapter.
 pub fn is_serial_adapter(ids: (u16, u16)) -> bool {
-    ADAPTERS.contains(&ids)
+    is_adapter(ids)
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ use crate::devices::lease::{BookedStatus, LeaseStatus};
 use crate::devices::media_journal::RemoteIdentity;
 use crate::devices::reservation::ReservationStatus;
 use crate::devices::retirement::RetirementStatus;
+use crate::devices::swap_run::SwapStatus;
 use crate::devices::usb_names::UsbNames;
 use crate::link::meters::Readings;
 use crate::link::status::LinksStatus;
@@ -98,6 +99,13 @@ pub struct DeviceStatus {
     /// interrupt or isochronous endpoint that sends.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_observable: bool,
+    /// Whether hosts that may use it may see what its serial ports send (`farbus observe --console`): its owner permits
+    /// that, and it has such a port.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub has_console: bool,
+    /// The swap of its medium, or for a twin, that runs, or the last one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub swap: Option<SwapStatus>,
     /// The device's own counters since it was shared, by name: for example the frames that a sound card received.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub counts: BTreeMap<String, u64>,
@@ -228,6 +236,8 @@ impl DeviceStatus {
             waiting: waiting_of(entry.claims, now),
             history: history_of(entry.claims, now),
             is_observable: false,
+            has_console: false,
+            swap: None,
             counts: entry.tally.into_iter().flat_map(Tally::read).map(|(name, n)| (name.to_owned(), n)).collect(),
             links,
             reservation: None,

@@ -5,10 +5,10 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant, SystemTime};
 
 use farbus_io::store::FileStore;
-use farbus_io::trust::Peer;
+use farbus_io::trust::{Peer, timestamp};
 use farbus_session::block::swap::{Options, Progress, Side, SwapError};
 use serde::{Deserialize, Serialize};
 
@@ -26,6 +26,9 @@ pub struct SwapStatus {
     pub to: String,
     /// `running`, `done` or `failed`.
     pub state: String,
+    /// When it began: RFC 3339, UTC.
+    #[serde(default)]
+    pub begun: String,
     /// The current step: `beginning`, `copying`, `verifying`, `flushing`, `switching`, `releasing`.
     pub phase: String,
     /// The number of the current round, from 1. Later rounds copy what has changed.
@@ -112,6 +115,7 @@ impl SwapOrder {
 #[derive(Debug)]
 pub struct Run {
     status: Mutex<SwapStatus>,
+    began: Instant,
     changed: Condvar,
     is_cancelled: AtomicBool,
 }
@@ -123,12 +127,15 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Run {
     /// A swap that has begun.
     pub fn new(status: SwapStatus) -> Self {
-        Self { status: Mutex::new(status), changed: Condvar::new(), is_cancelled: AtomicBool::new(false) }
+        let (changed, is_cancelled) = Default::default();
+        let status = SwapStatus { begun: timestamp(SystemTime::now()), ..status };
+        Self { status: Mutex::new(status), began: Instant::now(), changed, is_cancelled }
     }
 
     /// Ends the swap in `state`, after `note` has changed its status.
     pub fn end(&self, state: &str, note: impl FnOnce(&mut SwapStatus)) {
         let mut status = lock(&self.status);
+        status.elapsed_s = self.began.elapsed().as_secs_f64();
         note(&mut status);
         state.clone_into(&mut status.state);
         let event = Event::of(Kind::SwapEnded, status.device.as_str()).how(state);
@@ -149,7 +156,12 @@ impl Run {
 
     /// Its status now.
     pub fn status(&self) -> SwapStatus {
-        lock(&self.status).clone()
+        let mut status = lock(&self.status).clone();
+        // What is not copied shows no progress by itself.
+        if status.state == RUNNING && status.total_bytes == 0 {
+            status.elapsed_s = self.began.elapsed().as_secs_f64();
+        }
+        status
     }
 
     /// Asks it to cancel itself. Returns whether it runs.

@@ -64,7 +64,8 @@ pub fn act(
                 return Err(refused("a priority above 0 needs its owner's permission: farbus allow --reserve-high"));
             }
             let span = Duration::from_secs(for_s);
-            let request = Request { who: who.clone(), span, priority, reason, waits, is_provisional: provisional };
+            let (is_provisional, notice) = (provisional, limits.preempt_notice());
+            let request = Request { who: who.clone(), span, priority, reason, waits, is_provisional, notice };
             let (requested, is_used) = {
                 let mut registry = registry.lock();
                 let held = held_by(&registry, who, bus_id, now);

@@ -50,7 +50,9 @@ pub fn status(shared: &Shared) -> Vec<DeviceStatus> {
     let status = |entry: Entry<'_>| {
         let mut status = DeviceStatus::of(&entry, counted_of(&entry.record.bus_id), now);
         status.reservation = reservations.ledger().status(entry.name);
+        status.swap = shared.swaps.status(&entry.record.bus_id);
         status.is_observable = entry.has_observable && shared.permissions.is_observable();
+        status.has_console = entry.has_console && shared.permissions.is_observable();
         devices.label(&entry, &mut status);
         keys.push(DeviceKey::of(&entry.record.bus_id, entry.identity));
         status

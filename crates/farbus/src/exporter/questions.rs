@@ -129,6 +129,8 @@ fn visible_to(shared: &Shared, session: &Session, guest: &Guest) -> Vec<DeviceSt
     let peer = guest.peer();
     let mut devices = owner::status(shared);
     devices.retain(|device| shared.permissions.may_use(session.visitor, peer.as_ref(), &device.name));
+    // Where its owner moves it, and why that failed, is the owner's.
+    devices.iter_mut().for_each(|device| device.swap = None);
     for lease in devices.iter_mut().filter_map(|device| device.lease.as_mut()) {
         lease.is_yours = lease.host == guest.identity().0;
     }

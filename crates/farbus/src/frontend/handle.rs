@@ -21,6 +21,9 @@ use farbus_io::saving::{Asked, SaveRequester, Saved};
 use farbus_io::trust::Fingerprint;
 
 use super::StopSignal;
+use super::migrations::{MigrationStatus, Migrations, Shown};
+use crate::devices::swap_run::SwapStatus;
+use crate::frontend::Ended;
 use crate::frontend::drivers::Drivers;
 use crate::frontend::hold::{Granted, HoldHandle, QUIET_WITHIN};
 use crate::frontend::open_users::{Act, Connected, OpenUsers};
@@ -87,6 +90,7 @@ pub struct Handle {
     drivers: Option<Drivers>,
     swap: Option<DiskSwap>,
     usb_swap: Option<UsbSwap>,
+    migrations: Migrations,
 }
 
 impl Handle {
@@ -104,6 +108,7 @@ impl Handle {
             drivers: None,
             swap: None,
             usb_swap: None,
+            migrations: Migrations::default(),
         }
     }
 
@@ -246,7 +251,9 @@ impl Handle {
     /// [`Refused`]: it is neither.
     pub fn resume(&self) -> Result<(), Refused> {
         let hold_handle = self.hold_handle.as_ref().ok_or(Refused::NoGate)?;
-        hold_handle.go_on().map(drop).map_err(Refused::Engine)
+        hold_handle.go_on().map_err(Refused::Engine)?;
+        self.migrations.resume();
+        Ok(())
     }
 
     /// Migrates the device to the host with this key: after its local user has left if it has one that may move along,
@@ -297,6 +304,50 @@ impl Handle {
         self.check_own()?;
         let session = self.session().ok_or(Refused::NoSession)?;
         session.discard(*successor.as_bytes(), QUIET_WITHIN).map_err(Refused::Engine)
+    }
+
+    /// What the attachment shows of a migration.
+    fn shown(&self) -> Shown {
+        let session = self.session();
+        Shown {
+            is_moving: self.is_moving(),
+            untaken: session.as_ref().map_or(0, SessionStatus::untaken),
+            hold: session.map(|session| session.hold()).unwrap_or_default(),
+        }
+    }
+
+    /// Orders the device, which its owner calls `device`, to migrate to the host that its owner calls `to`, by `order`:
+    /// [`Handle::migrate`], [`Handle::follow`] or [`Handle::discard`]. The status shows what becomes of it.
+    ///
+    /// # Errors
+    /// Those of `order`.
+    pub(crate) fn noting<T>(
+        &self,
+        device: &str,
+        to: &str,
+        order: impl FnOnce(&Self) -> Result<T, Refused>,
+    ) -> Result<T, Refused> {
+        let is_noted = self.migrations.begin(device, to, self.shown());
+        let answer = order(self);
+        if is_noted {
+            self.migrations.answered(answer.as_ref().map(|_| ()).map_err(|why| why as &dyn fmt::Display));
+        }
+        answer
+    }
+
+    /// The last migration that its owner ordered.
+    pub(crate) fn migration(&self) -> Option<MigrationStatus> {
+        self.migrations.status(self.shown())
+    }
+
+    /// The last migration of an attachment that has ended.
+    pub(crate) fn migration_at_end(&self, ended: &Ended) -> Option<MigrationStatus> {
+        self.migrations.status_at_end(ended)
+    }
+
+    /// The status of the running or last swap of its disk or device.
+    pub(crate) fn swap_status(&self) -> Option<SwapStatus> {
+        self.usb_swap.as_ref().and_then(UsbSwap::status).or_else(|| self.swap.as_ref().and_then(DiskSwap::status))
     }
 
     /// Stops the flow of data through the device's modules, or lets it continue.

@@ -7,9 +7,10 @@ use farbus_modules::Asked;
 use serde::Serialize;
 
 use super::drivers::Drivers;
-use super::{Attachment, Handle, Status};
+use super::{Attachment, Handle, MigrationStatus, Status};
 use crate::devices::reservation::ReservationStatus;
 use crate::devices::status::MediumStatus;
+use crate::devices::swap_run::SwapStatus;
 use crate::frontend::usb_swap::UsbSwap;
 use crate::importer::client::Target;
 use crate::importer::disk::DiskMode;
@@ -92,6 +93,12 @@ pub struct AttachmentStatus {
     /// The twin that has the device's place since it was swapped: `usb:BUSID` or `HOST:PORT/DEVICE`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replaced_by: Option<String>,
+    /// The swap of its disk or device that runs, or the last one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub swap: Option<SwapStatus>,
+    /// Its migration that runs, or the last one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub migration: Option<MigrationStatus>,
     /// How many programs have it open: a file, or an NBD export.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub open: Option<usize>,
@@ -127,6 +134,8 @@ impl AttachmentStatus {
             modules: Vec::new(),
             medium: None,
             replaced_by: None,
+            swap: None,
+            migration: None,
             open: None,
             processes: Vec::new(),
             drivers: None,
@@ -154,6 +163,8 @@ impl AttachmentStatus {
             meters: handle.readings(),
             medium: handle.swap().map(DiskSwap::medium),
             replaced_by: handle.replaced_by(),
+            swap: handle.swap_status(),
+            migration: handle.migration(),
             open: handle.open_count(),
             processes: handle.processes(),
             drivers: handle.drivers().and_then(Drivers::names),
@@ -177,7 +188,7 @@ impl AttachmentStatus {
         let known = Self { user: target.address.clone(), at, ..named };
         let Some((since, swap)) = now else { return known };
         let (used_s, replaced_by) = (since.elapsed().as_secs_f64(), swap.replaced_by());
-        let known = Self { user: swap.host(), used_s, replaced_by, ..known };
+        let known = Self { user: swap.host(), used_s, replaced_by, swap: swap.status(), ..known };
         swap.session().map_or_else(|| known.clone(), |session| known.clone().in_session(&session))
     }
 

@@ -9,6 +9,7 @@ use crate::common::failure::{Attribute, FailureReport};
 use crate::devices::swap_run::SwapOrder;
 use crate::frontend::usb_swap::UsbSwap;
 use crate::importer::client::Target;
+use crate::importer::session::status::SessionStatus;
 
 /// Answers a question that steers one attachment. `handle_of` finds it by the name in the question: `None` if there is
 /// none of that name here, `Some(None)` if it is not attached now.
@@ -40,9 +41,7 @@ pub fn steer(question: Question, handle_of: impl FnOnce(&str) -> Option<Option<H
         return Ok(swap(handle.as_ref(), question));
     }
     if matches!(question, Question::Latency { .. }) {
-        let session = handle.as_ref().and_then(Handle::session);
-        let seconds = session.map(|session| session.latency_seconds()).unwrap_or_default();
-        return Ok(Answer::Ok(json!({ "seconds": seconds })));
+        return Ok(latency(handle.as_ref().and_then(Handle::session).as_ref()));
     }
     let done = match (&question, &handle) {
         (Question::Hold { .. }, handle) => with(handle, Refused::NoGate, Handle::hold),
@@ -50,8 +49,10 @@ pub fn steer(question: Question, handle_of: impl FnOnce(&str) -> Option<Option<H
         (Question::Pause { is_paused, .. }, handle) => {
             with(handle, Refused::NoModules, |handle| handle.pause(*is_paused))
         }
-        (Question::Follow { successor, .. }, handle) => match successor.parse::<Fingerprint>() {
-            Ok(successor) => with(handle, Refused::NoGate, |handle| handle.follow(successor)),
+        (Question::Follow { device, successor, to }, handle) => match successor.parse::<Fingerprint>() {
+            Ok(key) => with(handle, Refused::NoGate, |handle| {
+                handle.noting(device, to.as_ref().unwrap_or(successor), |handle| handle.follow(key))
+            }),
             Err(_) => return Ok(Answer::Refused("that is no key".to_owned())),
         },
         (Question::Depart { process, .. }, handle) => with(handle, Refused::NoGate, |handle| handle.depart(*process)),
@@ -61,12 +62,18 @@ pub fn steer(question: Question, handle_of: impl FnOnce(&str) -> Option<Option<H
                 may.map_or_else(|why| Answer::Refused(why.to_string()), |held| Answer::Ok(json!({ "held": held })))
             );
         }
-        (Question::Migrate { successor, discard, .. }, handle) => {
-            return Ok(migrate(handle.as_ref(), successor, *discard));
+        (Question::Migrate { device, successor, discard, to }, handle) => {
+            let named = (device.as_str(), to.as_ref().unwrap_or(successor).as_str());
+            return Ok(migrate(handle.as_ref(), named, successor, *discard));
         }
         _ => return Err(question),
     };
     Ok(done.map_or_else(|why| Answer::Refused(why.to_string()), |()| Answer::Ok(Value::Null)))
+}
+
+/// Answers how long the requests of a session took in each of its last seconds; without a session there is none.
+pub(super) fn latency(session: Option<&SessionStatus>) -> Answer {
+    Answer::Ok(json!({ "seconds": session.map(SessionStatus::latency_seconds).unwrap_or_default() }))
 }
 
 /// Acts on `handle`; without one, refuses with `otherwise`.
@@ -142,13 +149,19 @@ pub(super) fn swap_usb(swap: &UsbSwap, question: Question) -> Answer {
     }
 }
 
-fn migrate(handle: Option<&Handle>, successor: &str, is_discarding: bool) -> Answer {
+fn migrate(handle: Option<&Handle>, (device, to): (&str, &str), successor: &str, is_discarding: bool) -> Answer {
     let Ok(successor) = successor.parse::<Fingerprint>() else { return Answer::Refused("that is no key".to_owned()) };
     let Some(handle) = handle else { return Answer::Refused(Refused::NoSession.to_string()) };
     let hold_ms = handle.longest_hold().map(|hold| hold.as_millis() as u64);
     let done = match is_discarding {
-        true => handle.discard(successor).map(|discarded| json!({ "discarded": discarded })),
-        false => handle.migrate(successor).map(|migration| json!({ "machine": migration == Migration::AfterItsUser })),
+        true => {
+            let discarded = handle.noting(device, to, |handle| handle.discard(successor));
+            discarded.map(|discarded| json!({ "discarded": discarded }))
+        }
+        false => {
+            let migration = handle.noting(device, to, |handle| handle.migrate(successor));
+            migration.map(|migration| json!({ "machine": migration == Migration::AfterItsUser }))
+        }
     };
     match done {
         Ok(mut answer) => {

@@ -18,6 +18,8 @@ struct Entry {
     peer: String,
     since: Instant,
     link: Weak<Link>,
+    /// How many links there have been before this one.
+    replaced: u64,
     counts: Arc<Counts>,
 }
 
@@ -63,6 +65,9 @@ pub struct LinkStatus {
     pub bytes_in: u64,
     /// Bytes sent on this lane, including former links.
     pub bytes_out: u64,
+    /// How often the lane's link was replaced by another, since the session is in this process.
+    #[serde(default)]
+    pub replaced: u64,
     /// The round trip that the system measured, milliseconds. `None` between sockets of one machine, and while there is
     /// no link.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -75,7 +80,7 @@ impl Links {
         let at = all.iter().position(|entry| entry.lane == lane).unwrap_or_else(|| {
             let at = all.partition_point(|entry| entry.lane < lane);
             let (peer, counts) = (String::new(), Arc::default());
-            all.insert(at, Entry { lane, peer, since: Instant::now(), link: Weak::new(), counts });
+            all.insert(at, Entry { lane, peer, since: Instant::now(), link: Weak::new(), replaced: 0, counts });
             at
         });
         change(&mut all[at])
@@ -84,6 +89,8 @@ impl Links {
     /// Notes that the lane has a link. It counts as up until its owner drops it.
     pub(crate) fn note_up(&self, lane: u16, link: &Arc<Link>) -> Arc<Counts> {
         self.with(lane, |entry| {
+            // The first has a peer, which stays when it is gone.
+            entry.replaced += u64::from(!entry.peer.is_empty());
             (entry.peer, entry.since, entry.link) = (link.peer().to_owned(), Instant::now(), Arc::downgrade(link));
             Arc::clone(&entry.counts)
         })
@@ -117,6 +124,7 @@ impl Entry {
             peer: self.peer.clone(),
             bytes_in: self.counts.received.load(Ordering::Relaxed),
             bytes_out: self.counts.sent.load(Ordering::Relaxed),
+            replaced: self.replaced,
             round_trip_ms: link.and_then(|link| link.round_trip()).map(|span| span.as_secs_f64() * 1000.0),
         }
     }

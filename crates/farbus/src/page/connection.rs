@@ -15,15 +15,16 @@ pub const UNREAD_TIME_MAX: Duration = Duration::from_secs(10);
 /// How much is received at once.
 const READ_BYTES: usize = 4096;
 
-/// A connection whose client has to read.
-pub struct Connection<S> {
+/// What is sent to a client that has to read: a write that the kernel takes nothing of for too long is an error. It is
+/// below TLS, which takes more than the kernel does: what TLS holds has not been read.
+pub struct Limited<S> {
     stream: S,
     unread_time_max: Duration,
     /// When the client has not read for too long; `None` while it reads.
     limit: Option<Pin<Box<Sleep>>>,
 }
 
-impl<S> Connection<S> {
+impl<S> Limited<S> {
     /// The connection over this stream, whose client may read nothing for so long.
     pub fn new(stream: S, unread_time_max: Duration) -> Self {
         Self { stream, unread_time_max, limit: None }
@@ -41,6 +42,44 @@ impl<S> Connection<S> {
     }
 }
 
+impl<S: AsyncRead + Unpin> AsyncRead for Limited<S> {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, to: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, to)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Limited<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let polled = Pin::new(&mut self.stream).poll_write(cx, bytes);
+        self.limited(cx, polled)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        parts: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let polled = Pin::new(&mut self.stream).poll_write_vectored(cx, parts);
+        self.limited(cx, polled)
+    }
+
+    // A socket holds nothing that could be flushed: neither this nor a shutdown waits for the client.
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+/// A stream as hyper reads and writes it.
+pub struct Connection<S>(pub S);
+
 impl<S: AsyncRead + Unpin> rt::Read for Connection<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
@@ -50,7 +89,7 @@ impl<S: AsyncRead + Unpin> rt::Read for Connection<S> {
         let mut bytes = [0; READ_BYTES];
         let room = to.remaining().min(READ_BYTES);
         let mut read = ReadBuf::new(&mut bytes[..room]);
-        ready!(Pin::new(&mut self.stream).poll_read(cx, &mut read))?;
+        ready!(Pin::new(&mut self.0).poll_read(cx, &mut read))?;
         to.put_slice(read.filled());
         Poll::Ready(Ok(()))
     }
@@ -58,8 +97,7 @@ impl<S: AsyncRead + Unpin> rt::Read for Connection<S> {
 
 impl<S: AsyncWrite + Unpin> rt::Write for Connection<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        let polled = Pin::new(&mut self.stream).poll_write(cx, bytes);
-        self.limited(cx, polled)
+        Pin::new(&mut self.0).poll_write(cx, bytes)
     }
 
     /// An answer is not copied: it is held until it was sent (`body.rs`).
@@ -72,18 +110,15 @@ impl<S: AsyncWrite + Unpin> rt::Write for Connection<S> {
         cx: &mut Context<'_>,
         parts: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let polled = Pin::new(&mut self.stream).poll_write_vectored(cx, parts);
-        self.limited(cx, polled)
+        Pin::new(&mut self.0).poll_write_vectored(cx, parts)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let polled = Pin::new(&mut self.stream).poll_flush(cx);
-        self.limited(cx, polled)
+        Pin::new(&mut self.0).poll_flush(cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let polled = Pin::new(&mut self.stream).poll_shutdown(cx);
-        self.limited(cx, polled)
+        Pin::new(&mut self.0).poll_shutdown(cx)
     }
 }
 
@@ -117,8 +152,9 @@ impl rt::Timer for Clock {
 mod tests {
     use std::future::poll_fn;
 
-    use hyper::rt::Write;
+    use tokio::io::{AsyncWriteExt, BufWriter};
     use tokio::net::UnixStream;
+    use tokio::task::yield_now;
 
     use super::*;
 
@@ -127,14 +163,39 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let (ours, _theirs) = UnixStream::pair().unwrap();
-            let mut connection = Connection::new(ours, Duration::from_millis(20));
+            let mut connection = Limited::new(ours, Duration::from_millis(20));
             let mut written = 0;
             let end = loop {
-                match poll_fn(|cx| Pin::new(&mut connection).poll_write(cx, &[0; 4096])).await {
+                match connection.write(&[0; 4096]).await {
                     Ok(count) => written += count,
                     Err(error) => break error.kind(),
                 }
                 assert!(written < 64 << 20, "nobody reads it");
+            };
+            assert_eq!(end, io::ErrorKind::TimedOut);
+        });
+    }
+
+    /// TLS takes an event before the kernel does.
+    #[test]
+    fn what_a_layer_above_takes_does_not_count_as_read() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let (ours, _theirs) = UnixStream::pair().unwrap();
+            let mut above = BufWriter::with_capacity(64 << 20, Limited::new(ours, Duration::from_millis(20)));
+            let mut written = 0;
+            let end = loop {
+                above.write_all(&[0; 24]).await.unwrap();
+                written += 24;
+                let flushed = poll_fn(|cx| match Pin::new(&mut above).poll_flush(cx) {
+                    Poll::Ready(Err(error)) => Poll::Ready(Some(error.kind())),
+                    _ => Poll::Ready(None),
+                });
+                if let Some(end) = flushed.await {
+                    break end;
+                }
+                assert!(written < 32 << 20, "nobody reads it");
+                yield_now().await;
             };
             assert_eq!(end, io::ErrorKind::TimedOut);
         });

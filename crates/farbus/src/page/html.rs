@@ -14,11 +14,21 @@ use super::view::{Details, Piece, Shown, View, escaped_whole};
 pub const STYLE: &str = include_str!("page.css");
 /// The script of the page: it replaces what has changed.
 pub const SCRIPT: &str = include_str!("page.js");
+/// The script that draws plots over time, on the pages that have some.
+pub const PLOTS: &str = include_str!("plots.js");
+/// The library that it draws with, and its style; the addresses of both have its version.
+pub const UPLOT: &str = include_str!("vendor/uplot/uPlot.iife.min.js");
+pub const UPLOT_STYLE: &str = include_str!("vendor/uplot/uPlot.min.css");
+/// The version of that: browsers keep its files.
+#[cfg(test)]
+pub const UPLOT_VERSION: &str = "1.6.32";
 
 const BEGIN: &str = "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
     <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
     <meta name=\"color-scheme\" content=\"light dark\">\n\
     <link rel=\"stylesheet\" href=\"/page.css\">\n<script src=\"/page.js\" defer></script>\n";
+const PLOTS_BEGIN: &str = "<link rel=\"stylesheet\" href=\"/uplot-1.6.32.css\">\n\
+    <script src=\"/uplot-1.6.32.js\" defer></script>\n<script src=\"/plots.js\" defer></script>\n";
 const FOOT: &str = "</main>\n<footer><p>What this page does, it does by the command that it shows. \
     <a href=\"/api/v1/status\">JSON</a> · <a href=\"/metrics\">metrics</a></p>";
 const END: &str = "</footer>\n<dialog id=\"sure\" aria-labelledby=\"sure-what\"><p id=\"sure-what\"></p>\n\
@@ -78,7 +88,7 @@ pub fn document(
 ) -> (bool, String) {
     let drawing = view.draw_with(status, details);
     let version = Shown::of(&drawing).version();
-    let mut out = begin(&drawing.title, view.path(), viewer);
+    let mut out = begin(&drawing.title, view.path(), view.has_plots(), viewer);
     let _ = writeln!(
         out,
         "<main id=\"main\" tabindex=\"-1\" data-view=\"{}\" data-version=\"{version:016x}\">",
@@ -103,15 +113,18 @@ pub fn document(
 
 /// A document that is no view: its main part is this HTML, and does not change.
 pub fn answer(title: &str, content: &str, (viewer, elsewhere): (&Viewer, Option<&Elsewhere>)) -> String {
-    let mut out = begin(title, "", viewer);
+    let mut out = begin(title, "", false, viewer);
     let _ = write!(out, "<main id=\"main\" tabindex=\"-1\">\n{content}");
     end(&mut out, elsewhere);
     out
 }
 
 /// The document up to its main part. `current` is the path of the view that it is.
-fn begin(title: &str, current: &str, viewer: &Viewer) -> String {
+fn begin(title: &str, current: &str, has_plots: bool, viewer: &Viewer) -> String {
     let mut out = String::from(BEGIN);
+    if has_plots {
+        out.push_str(PLOTS_BEGIN);
+    }
     let _ = write!(
         out,
         "<title>{}: farbus</title>\n</head>\n<body>\n<header><a class=\"skip\" href=\"#main\">To the content</a>\n\
@@ -153,9 +166,13 @@ pub fn table(status: &Status) -> String {
 
 #[cfg(test)]
 pub mod tests {
+    use std::path::Path;
+    use std::process::Command;
+
     use serde_json::{Value, json};
 
     use super::super::api::callers::Client;
+    use super::super::api::routes;
     use super::super::status::tests::status;
     use super::super::view::encoded;
     use super::*;
@@ -229,9 +246,51 @@ pub mod tests {
 
     #[test]
     fn nothing_in_the_page_is_inline_or_from_outside() {
-        assert!(!BEGIN.contains("style=") && !BEGIN.contains("onload") && !SCRIPT.contains("innerHTML"));
-        for part in [BEGIN, FOOT, END, SCRIPT, STYLE] {
+        for part in [BEGIN, PLOTS_BEGIN, SCRIPT, PLOTS, UPLOT] {
+            assert!(!part.contains("style=") && !part.contains("onload") && !part.contains("innerHTML"), "{part}");
+        }
+        // What is vendored names its project in a comment.
+        let uplot = UPLOT.strip_prefix("/*! https://github.com/leeoniya/uPlot (v1.6.32) */").unwrap();
+        for part in [BEGIN, PLOTS_BEGIN, FOOT, END, SCRIPT, STYLE, PLOTS, uplot, UPLOT_STYLE] {
             assert!(!part.contains("://") && !part.contains("src=\"//"), "{part}");
+        }
+    }
+    #[test]
+    fn uplot_has_the_checksums_that_are_written_and_the_version_of_its_addresses() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/page/vendor/uplot");
+        let mut check = Command::new("sha256sum");
+        let said = check.current_dir(&folder).args(["--check", "--strict", "SHA256SUMS"]).output().unwrap();
+        assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stdout));
+        let sums = std::fs::read_to_string(folder.join("SHA256SUMS")).unwrap();
+        for file in std::fs::read_dir(&folder).unwrap() {
+            let name = file.unwrap().file_name().into_string().unwrap();
+            let is_ours = ["README.md", "SHA256SUMS"].contains(&name.as_str());
+            assert!(is_ours || sums.lines().any(|line| line.ends_with(&format!("  {name}"))), "{name} has no checksum");
+        }
+        let readme = std::fs::read_to_string(folder.join("README.md")).unwrap();
+        assert!(readme.starts_with(&format!("# uPlot {UPLOT_VERSION}\n")), "{readme}");
+        for kind in ["js", "css"] {
+            let address = format!("/uplot-{UPLOT_VERSION}.{kind}");
+            assert!(UPLOT.starts_with(&format!("/*! https://github.com/leeoniya/uPlot (v{UPLOT_VERSION}) */")));
+            assert!(PLOTS_BEGIN.contains(&address) && routes::find(&address).is_some(), "{address}");
+        }
+    }
+
+    #[test]
+    fn only_a_page_with_plots_loads_what_draws_them() {
+        let page = |path: &str, query: Option<&str>| {
+            document(
+                &View::at(path, query).unwrap(),
+                path,
+                &status(json!([])),
+                Some(&Details::default()),
+                (&owner(), None),
+            )
+            .1
+        };
+        assert!(page("/device/7", Some("name=a")).contains("/plots.js"));
+        for path in ["/", "/buses", "/network"] {
+            assert!(!page(path, None).contains("plots.js") && !page(path, None).contains("uplot"), "{path}");
         }
     }
 }

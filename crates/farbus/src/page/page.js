@@ -69,8 +69,9 @@ function keepTyped(there, part) {
   }
 }
 
-// Loads what stands in a part by itself, when the number that it follows is another one than it shows.
+// Loads what stands in a part by itself, when the number that it follows is another one than it shows. Plots are told.
 async function refresh() {
+  document.dispatchEvent(new Event("shown"));
   for (const part of document.querySelectorAll("[data-live]")) {
     const wanted = document.getElementById(part.dataset.follows)?.dataset.number;
     if (wanted === undefined || wanted === part.dataset.shown || part.isLoading) { continue; }

@@ -42,7 +42,7 @@ use super::api::refusal::Refusal;
 use super::api::requests::{object_of, text_of};
 use super::api::routes::{self, Endpoint, Found};
 use super::body::{Body, Events};
-use super::connection::{Clock, Connection, UNREAD_TIME_MAX};
+use super::connection::{Clock, Connection, Limited, UNREAD_TIME_MAX};
 use super::drawn::Drawn;
 use super::forming::Sent;
 use super::guard::{Passed, Site, check};
@@ -50,7 +50,7 @@ use super::html::Viewer;
 use super::line::asking::Line;
 use super::line::hex;
 use super::line::messages::{Answer, Begin, By, Elsewhere, Question};
-use super::secure::{self, Acceptor};
+use super::secure::{self, Acceptor, CookieName};
 use super::status::Status;
 use super::view::{Details, View, Which};
 use super::{answers, html, metrics, view};
@@ -61,10 +61,9 @@ const PLAIN: &str = "text/plain; charset=utf-8";
 pub const VERB: &str = "page-http";
 /// The option with which it keeps its rights.
 pub const NO_SANDBOX: &str = "--no-sandbox";
-/// Streams of events at a time. Fewer than connections: the page can be loaded while all are taken.
+/// Streams of events at a time, of each kind of client. Fewer than connections: the page can be loaded while all are
+/// taken.
 pub const STREAMS_MAX: usize = 1024;
-/// The same of browsers of other machines.
-const REMOTE_STREAMS_MAX: usize = 128;
 /// Descriptors that are none of a stream's: the page can be loaded, also where there can be few.
 const OTHER_DESCRIPTORS: usize = 128;
 /// Bodies of changes that arrive at a time.
@@ -160,6 +159,7 @@ async fn first_of(one: impl Future<Output = ()>, other: impl Future<Output = ()>
 struct Server {
     line: Arc<Line>,
     streams: Arc<Semaphore>,
+    streams_max: usize,
     /// Room for answers that are not read yet, KiB.
     unread: Arc<Semaphore>,
     /// Room for bodies that arrive.
@@ -169,6 +169,8 @@ struct Server {
     site: Site,
     elsewhere: Option<Elsewhere>,
     tls: Option<Acceptor>,
+    /// What the cookie is called with which a browser shows its token; `None`: none does.
+    cookie: Option<CookieName>,
 }
 
 /// Tells the other process that a connection is closed.
@@ -186,7 +188,6 @@ impl Drop for Open {
 impl Server {
     fn new(line: Arc<Line>, begin: Begin, streams_max: usize) -> io::Result<Self> {
         let Begin { port, tls, elsewhere, .. } = begin;
-        let streams_max = if tls.is_some() { streams_max.min(REMOTE_STREAMS_MAX) } else { streams_max };
         let unread = Arc::new(Semaphore::new(UNREAD_KIB_MAX));
         let site = match (&tls, port) {
             (Some(tls), Some(port)) => Site::remote(port, tls.names.clone()),
@@ -195,11 +196,13 @@ impl Server {
         Ok(Self {
             line,
             streams: Arc::new(Semaphore::new(streams_max)),
+            streams_max,
             drawn: Arc::new(Drawn::new(Arc::clone(&unread))),
             unread,
             bodies: Semaphore::new(BODIES_MAX),
             is_tcp: port.is_some(),
             site,
+            cookie: elsewhere.as_ref().filter(|_| tls.is_some()).map(|of| CookieName::of(&of.fingerprint)),
             elsewhere,
             tls: tls.as_ref().map(Acceptor::new).transpose()?,
         })
@@ -213,6 +216,7 @@ impl Server {
             // They were made not to block where they were accepted.
             let served = match self.is_tcp {
                 true => TcpStream::from_std(fd.into()).map(|stream| {
+                    let stream = Limited::new(stream, UNREAD_TIME_MAX);
                     let site = match reached {
                         Some(address) => self.site.clone().reached_at(address),
                         None => self.site.clone(),
@@ -220,6 +224,7 @@ impl Server {
                     drop(tokio::spawn(Arc::clone(&self).greet(open, stream, site)));
                 }),
                 false => UnixStream::from_std(fd.into()).map(|stream| {
+                    let stream = Limited::new(stream, UNREAD_TIME_MAX);
                     drop(tokio::spawn(Arc::clone(&self).converse(open, stream, self.site.clone())));
                 }),
             };
@@ -230,7 +235,7 @@ impl Server {
     }
 
     /// Serves a connection over TCP, after the handshake of TLS if that is spoken.
-    async fn greet(self: Arc<Self>, open: Open, stream: TcpStream, site: Site) {
+    async fn greet(self: Arc<Self>, open: Open, stream: Limited<TcpStream>, site: Site) {
         match &self.tls {
             None => self.converse(open, stream, site).await,
             Some(acceptor) => {
@@ -257,7 +262,7 @@ impl Server {
         http.max_buf_size(HEAD_BYTES_MAX).half_close(false);
         // A client that breaks the protocol, or goes, loses its connection and nothing else. So does one whose token
         // was revoked: whatever is sent to it ends there.
-        let serving = http.serve_connection(Connection::new(stream, UNREAD_TIME_MAX), service_fn(answer));
+        let serving = http.serve_connection(Connection(stream), service_fn(answer));
         first_of(async { drop(serving.await) }, async { drop(ended.await) }).await;
         drop(open);
     }
@@ -283,12 +288,14 @@ impl Server {
     ) -> Result<Response<Body>, Refusal> {
         // What everybody gets, a browser gets also with a cookie that counts no more.
         let is_for_all = routes::find(request.uri().path()).is_some_and(|found| found.scope().is_none());
-        let shown = secure::shown_by(request.headers(), site.is_remote() && !is_for_all)?;
-        let by = &By { client, authorization: shown.authorization };
-        let caller = match self.line.ask(by, Question::Who).await? {
+        let shown = secure::shown_by(request.headers(), self.cookie.as_ref().filter(|_| !is_for_all))?;
+        let mut by = By { client, authorization: shown.authorization, scope: None };
+        let caller = match self.line.ask(&by, Question::Who).await? {
             Answer::Who { scope, has_token, called, until } => Caller { scope, has_token, called, until },
             _ => return Err(no_answer()),
         };
+        by.scope = caller.scope;
+        let by = &by;
         let passed = check(request.method(), request.uri(), request.headers(), &caller, (site, shown.is_cookie));
         let Passed { found, length } = match passed {
             Ok(passed) => passed,
@@ -322,6 +329,9 @@ impl Server {
             Endpoint::Health => Ok(text("text/plain; charset=utf-8", "ok\n".into())),
             Endpoint::Style => Ok(text("text/css; charset=utf-8", html::STYLE.into())),
             Endpoint::Script => Ok(text("text/javascript; charset=utf-8", html::SCRIPT.into())),
+            Endpoint::Plots => Ok(text("text/javascript; charset=utf-8", html::PLOTS.into())),
+            Endpoint::Uplot => Ok(kept("text/javascript; charset=utf-8", html::UPLOT)),
+            Endpoint::UplotStyle => Ok(kept("text/css; charset=utf-8", html::UPLOT_STYLE)),
             Endpoint::EnterPage => Ok(text("text/html; charset=utf-8", ENTER_PAGE.into())),
             Endpoint::EnterScript => Ok(text("text/javascript; charset=utf-8", ENTER_SCRIPT.into())),
             Endpoint::EnterStyle => Ok(text("text/css; charset=utf-8", html::STYLE.into())),
@@ -342,7 +352,11 @@ impl Server {
                 Ok(text("text/html; charset=utf-8", view::latency(&said)))
             }
             Endpoint::Table => of_status(|status| text("text/html; charset=utf-8", html::table(status))).await,
-            Endpoint::Metrics => of_status(|status| text(metrics::CONTENT_TYPE, metrics::metrics(status))).await,
+            Endpoint::Metrics => {
+                let streams = self.streams_max - self.streams.available_permits().min(self.streams_max);
+                let status = self.line.status(by).await?;
+                Ok(text(metrics::CONTENT_TYPE, metrics::metrics(&status, streams)))
+            }
             Endpoint::Status => of_status(|status| json_of(StatusCode::OK, &status.processes)).await,
             Endpoint::Devices => Ok(json_of(StatusCode::OK, &answers::devices(&*self.line.status(by).await?, all))),
             Endpoint::Shares => {
@@ -398,7 +412,8 @@ impl Server {
         match self.line.ask(by, Question::Enter { code }).await {
             Ok(Answer::Entered { token, scope, lasts_s }) => {
                 let mut response = json_of(StatusCode::OK, &json!({ "scope": scope, "lasts_s": lasts_s }));
-                let cookie = secure::set_cookie(&token, lasts_s).ok_or_else(no_answer)?;
+                let cookie = self.cookie.as_ref().and_then(|name| name.set_cookie(&token, lasts_s));
+                let cookie = cookie.ok_or_else(no_answer)?;
                 response.headers_mut().insert(SET_COOKIE, cookie);
                 Ok(response)
             }
@@ -417,7 +432,9 @@ impl Server {
         *response.status_mut() = StatusCode::SEE_OTHER;
         let headers = response.headers_mut();
         headers.insert(LOCATION, HeaderValue::from_static("/enter?left"));
-        headers.insert(SET_COOKIE, secure::clear_cookie());
+        for cookie in self.cookie.iter().flat_map(CookieName::clear_cookies) {
+            headers.append(SET_COOKIE, cookie);
+        }
         // Its connections are about to be ended.
         headers.insert(CONNECTION, HeaderValue::from_static("close"));
         Ok(response)
@@ -497,6 +514,7 @@ impl Server {
         let missing = || Refusal::of(StatusCode::NOT_FOUND, "this process has no such device, or does not time it");
         let pid = u32::try_from(process).map_err(|_| missing())?;
         let which = Which::with_pid(pid, uri.query().unwrap_or_default()).ok_or_else(missing)?;
+        let pid = which.pid_in(&*self.line.status(by).await?);
         match self.line.ask(by, Question::Latency { pid, name: which.name().to_owned() }).await? {
             Answer::Value(said) if said.is_object() => Ok(said),
             _ => Err(missing()),
@@ -505,6 +523,7 @@ impl Server {
 
     /// The document of a view.
     async fn view(&self, (by, viewer): (&By, &Viewer), view: View, uri: &Uri) -> Result<Response<Body>, Refusal> {
+        let status = self.line.status(by).await?;
         let details = match view.device() {
             None if view == View::New(Scope::Own) => match self.line.ask(by, Question::Choices).await? {
                 Answer::Value(choices) => Some(serde_json::from_value::<Details>(choices).unwrap_or_default()),
@@ -512,7 +531,7 @@ impl Server {
             },
             None => None,
             Some(which) => {
-                let question = Question::Details { pid: which.pid(), name: which.name().to_owned() };
+                let question = Question::Details { pid: which.pid_in(&status), name: which.name().to_owned() };
                 match self.line.ask(by, question).await? {
                     Answer::Value(details) => Some(serde_json::from_value::<Details>(details).unwrap_or_default()),
                     _ => return Err(no_answer()),
@@ -520,7 +539,6 @@ impl Server {
             }
         };
         let address = uri.path_and_query().map_or("/", |address| address.as_str());
-        let status = self.line.status(by).await?;
         let (is_there, document) = {
             let around = (viewer, self.elsewhere.as_ref());
             html::document(&view, address, &status, details.as_ref(), around)
@@ -575,6 +593,13 @@ fn json_of(status: StatusCode, value: &impl Serialize) -> Response<Body> {
 
 fn text(kind: &'static str, text: String) -> Response<Body> {
     response(StatusCode::OK, kind, Body::Whole(Some(Bytes::from(text))))
+}
+
+/// A text that its address never has another of: its browser keeps it for a year.
+fn kept(kind: &'static str, text: &'static str) -> Response<Body> {
+    let mut response = response(StatusCode::OK, kind, Body::Whole(Some(Bytes::from_static(text.as_bytes()))));
+    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("private, max-age=31536000, immutable"));
+    response
 }
 
 fn error(status: StatusCode, why: &'static str) -> Response<Body> {

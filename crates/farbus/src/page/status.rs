@@ -76,6 +76,11 @@ impl Status {
         self.rates.of(process, device)
     }
 
+    /// Bytes a second that a link of its session receives and sends at present, if that is known.
+    pub fn rate_of_link(&self, process: &Value, device: &Value, lane: u64) -> Option<[u64; 2]> {
+        self.rates.of_link(process, device, lane)
+    }
+
     /// How far a swap of a device is, if one runs.
     pub fn swap_of(&self, process: &Value, device: &Value) -> Option<&Value> {
         let (pid, name) = (process["pid"].as_u64()?, device["name"].as_str()?);

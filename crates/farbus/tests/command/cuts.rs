@@ -596,6 +596,10 @@ fn a_status_shows_each_link_of_a_session_at_both_ends() {
 
     cutter.inside.is_down.store(false, Ordering::Release);
     wait_until(PATIENCE, "three links, again", || both_have(3));
+    for link in links(&desk)["each"].as_array().unwrap() {
+        assert!(link["replaced"].as_u64() >= Some(1), "{link}");
+    }
+    assert!(before["each"].as_array().unwrap().iter().all(|link| link["replaced"] == 0), "{before}");
     desk.ok(&["detach"]);
     assert_eq!(attach.wait_for_end(PATIENCE), Some(0), "{}", attach.log());
 }

@@ -1,5 +1,5 @@
-//! Runs `farbus`. Each test has a folder and a network namespace of its own, and its processes do not outlive it. Tests
-//! run beside each other and hold on a machine that stalls: they wait with a generous limit.
+//! Runs `farbus`. Each test has a folder and a network namespace of its own, and its processes end with it (see
+//! [`processes`]). Tests run beside each other and hold on a machine that stalls: they wait with a generous limit.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -19,7 +19,7 @@ use farbus_io::frontend::fuse::DiskMount;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use super::own_network;
+use super::{own_network, processes};
 
 /// The limit for anything that should take no time, on a machine that is busy compiling.
 pub const PATIENCE: Duration = Duration::from_secs(120);
@@ -62,9 +62,10 @@ pub struct Share {
 impl Harness {
     /// A test has one harness at a time. From here on this thread, and what it starts, is in the harness's network.
     pub fn new() -> Self {
+        processes::be_guarded();
         own_network::enter();
         static COUNT: AtomicU32 = AtomicU32::new(0);
-        let name = format!("farbus-command-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let name = format!("{}{}", processes::folders(), COUNT.fetch_add(1, Ordering::Relaxed));
         let folder = std::env::temp_dir().join(name);
         // An earlier process with this number may have left the folder.
         let _ = fs::remove_dir_all(&folder);
@@ -73,6 +74,11 @@ impl Harness {
         }
         fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
         Self { folder }
+    }
+
+    /// The test's folder.
+    pub fn folder(&self) -> &Path {
+        &self.folder
     }
 
     /// A path in the test's folder.
@@ -98,6 +104,7 @@ impl Harness {
         command.args(arguments).env("XDG_RUNTIME_DIR", self.path("run")).env("TMPDIR", self.path("tmp"));
         command.env("FARBUS_STATE", self.path("state")).env("HOME", self.path("home"));
         command.env_remove("XDG_STATE_HOME").env_remove("XDG_CONFIG_HOME");
+        command.env(processes::MARK, processes::mark_of(&self.folder));
         command.env_remove("FARBUS_LOG").stdin(Stdio::null());
         command
     }
@@ -131,9 +138,11 @@ impl Harness {
 
 impl Drop for Harness {
     fn drop(&mut self) {
+        let left = processes::end_all_of(&self.folder);
         own_network::leave();
         // A failed test may have left a mount; its folder then stays for inspection.
         let _ = fs::remove_dir_all(&self.folder);
+        assert!(left.is_empty() || thread::panicking(), "the test left processes behind: {left:#?}");
     }
 }
 
@@ -147,6 +156,7 @@ pub fn finish(command: Command, within: Duration) -> Outcome {
 
 impl Running {
     pub fn start(mut command: Command) -> Self {
+        processes::mark_if_unmarked(&mut command);
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let (to_us, lines) = channel();
         let stdout = BufReader::new(child.stdout.take().unwrap());

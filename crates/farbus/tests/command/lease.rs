@@ -359,7 +359,9 @@ fn connection_of_a_stock_client_is_closed_when_a_host_of_a_higher_priority_is_to
     let hosts = three(&harness);
     let [lab3, desk, rack] = &hosts;
     let image = harness.image("disk.img", 1 << 20);
-    let (_daemon, plain, secure) = exporter(&harness, lab3, &format!("{{what='disk:{}'}}", image.display()));
+    // Its owner gives it two seconds, and not a minute.
+    let what = format!("{{what='disk:{}'}}]\npreempt_notice = '2s'\nattach = [", image.display());
+    let (_daemon, plain, secure) = exporter(&harness, lab3, &what);
     desk.ok(&["list", "lab3", "--address", &secure]);
     lab3.ok(&["allow", "desk", "disk", "--reserve-high"]);
     let (target, socket) = (format!("{plain}/disk"), harness.path("rack.sock"));
@@ -369,8 +371,7 @@ fn connection_of_a_stock_client_is_closed_when_a_host_of_a_higher_priority_is_to
     stock.wait_for_line("attached as");
     let mut waits = desk.start(&["lease", "lab3/disk", "--priority", "1"]);
     assert!(waits.wait_for_line("waiting for").contains("in use by"));
-    // It has a minute.
-    let end = stock.wait_for_end(Duration::from_secs(90));
+    let end = stock.wait_for_end(PATIENCE);
     assert!(end.is_some_and(|code| code > 0), "{end:?} {}", stock.log());
     waits.wait_for_line("is leased for");
     assert_eq!(waits.wait_for_end(PATIENCE), Some(0));

@@ -8,10 +8,13 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use rustix::process::Signal;
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use super::harness::{Harness, PATIENCE, Running, has, has_program, wait_until};
+use super::browser::MadeUp;
+use super::harness::{Harness, PATIENCE, Running, finish, has, has_program, wait_until};
+use super::page_browser::hostile_texts;
 use super::rights::of_process;
+use super::sockets::share_at_socket;
 
 /// A user without rights to anything here.
 pub const STRANGER: u32 = 65534;
@@ -208,6 +211,53 @@ fn the_pages_socket_is_its_owners_and_is_removed_at_the_end() {
     assert!(!std::path::Path::new(&path).exists());
 }
 
+/// What another user of this machine is told at a page's socket, once the owner has opened the way to it: the kernel
+/// says who connects.
+pub fn assert_socket_is_its_owners(harness: &Harness, socket: &std::path::Path) {
+    let mode = |path: &std::path::Path, mode| {
+        std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
+    };
+    let body = r#"{"device":"zero"}"#;
+    let change = ["-H", "Content-Type: application/json", "--data", body];
+    let ask = |path: &str, more: &[&str], user: u32| {
+        let mut curl = Command::new("curl");
+        curl.args(["-s", "-m", "60", "-w", "%{http_code}", "--unix-socket", socket.to_str().unwrap()]);
+        curl.args(more).arg(format!("http://localhost{path}")).uid(user).gid(user);
+        String::from_utf8(curl.output().unwrap().stdout).unwrap()
+    };
+    assert_eq!(ask("/healthz", &[], STRANGER), "000", "the folder lets nobody through");
+    let folders = [harness.path("run"), socket.parent().unwrap().to_owned()];
+    folders.iter().for_each(|folder| mode(folder, 0o711));
+    mode(socket, 0o666);
+    assert_eq!(ask("/healthz", &[], STRANGER), "ok\n200");
+    for path in ["/", "/metrics", "/api/v1/status", "/events", "/readyz", "/api/v1/audit"] {
+        assert_eq!(ask(path, &[], STRANGER), "this page is another user's\n403", "{path}");
+    }
+    for path in ["/api/v1/actions/release", "/api/v1/actions/share", "/api/v1/operations/1/stop"] {
+        assert_eq!(ask(path, &change, STRANGER), "this page is another user's\n403", "{path}");
+    }
+    folders.iter().for_each(|folder| mode(folder, 0o700));
+    mode(socket, 0o600);
+    assert!(ask("/api/v1/status", &[], 0).ends_with("200"));
+    assert!(ask("/api/v1/operations/1/stop", &change, 0).ends_with("404"), "its owner may; there is nothing to stop");
+    let operations = ask("/api/v1/operations", &[], 0);
+    assert_eq!(operations, "{\"operations\":[]}200", "the other has begun nothing");
+}
+
+#[test]
+fn another_user_who_reaches_the_pages_socket_learns_only_that_it_runs() {
+    if !has("a second user", rustix::process::geteuid().is_root()) || !has("curl", has_program("curl")) {
+        return;
+    }
+    let harness = Harness::new();
+    let _share = harness.share(&["zero"]);
+    let process = Running::start(harness.command(&["page", "--socket"]));
+    let line = process.wait_for_line("page at unix:");
+    let socket = line.split_whitespace().nth(2).unwrap().trim_start_matches("unix:").to_owned();
+    assert_socket_is_its_owners(&harness, std::path::Path::new(&socket));
+    assert_eq!(super::page_confined::http_processes(&process).len(), 2, "others have a process of their own");
+}
+
 #[test]
 fn the_page_listens_at_no_address_of_the_network() {
     let harness = Harness::new();
@@ -220,15 +270,44 @@ fn the_page_listens_at_no_address_of_the_network() {
 }
 
 #[test]
-fn promtool_finds_nothing_wrong_with_the_metrics() {
+fn promtool_finds_nothing_wrong_with_the_metrics_of_shared_and_attached_devices_with_hostile_names() {
     if !has("promtool", has_program("promtool")) {
         return;
     }
     let harness = Harness::new();
-    let _share = harness.share(&["zero", "keyboard"]);
+    let image = harness.image("disk.img", 1 << 20);
+    std::fs::write(&image, vec![0x5a; 1 << 20]).unwrap();
+    let (share, _) = share_at_socket(&harness, &["keyboard", &format!("disk:{},name=disk", image.display())]);
+    let socket = harness.path("nbd");
+    let arguments = ["attach", &share.target("disk"), "--via", "nbd", "--socket", socket.to_str().unwrap()];
+    let attached = Running::start(harness.command(&arguments));
+    attached.wait_for_line("attached as");
+    let is_read = has("nbdcopy", has_program("nbdcopy"));
+    if is_read {
+        let uri = format!("nbd+unix:///?socket={}", socket.display());
+        let copy = harness.command_of(std::path::Path::new("nbdcopy"), &["--request-size=4096", &uri, "null:"]);
+        let copied = finish(copy, PATIENCE);
+        assert_eq!(copied.code, Some(0), "{copied:?}");
+    }
+    let hostile = hostile_texts();
+    let _made_up = MadeUp::start(&harness, hostile.iter().map(|name| json!({ "name": name })).collect());
     let page = open_page(&harness);
-    let metrics = page.get("/metrics", "");
-    assert!(metrics.body.contains("farbus_device_in_use{role=\"share\",device=\"keyboard\"} 0\n"), "{metrics:?}");
+    let mut metrics = page.get("/metrics", "");
+    wait_until(PATIENCE, "a device is attached", || {
+        metrics = page.get("/metrics", "");
+        metrics.body.contains("farbus_device_in_use{role=\"attach\",device=\"disk\"} 1\n")
+    });
+    assert_eq!(metrics.body.matches("\nfarbus_device_leased{").count(), 3 + hostile.len(), "each has one line");
+    for line in [
+        "farbus_device_in_use{role=\"share\",device=\"keyboard\"} 0\n",
+        "farbus_device_links_up{role=\"attach\",device=\"disk\"} 1\n",
+        "farbus_device_links_replaced_total{role=\"attach\",device=\"disk\"} 0\n",
+        "\nfarbus_page_event_streams 0\n",
+    ] {
+        assert!(metrics.body.contains(line), "{line}: {metrics:?}");
+    }
+    let latency = "farbus_device_latency_seconds{role=\"attach\",device=\"disk\",stage=\"all\",percentile=\"99\"} ";
+    assert!(!is_read || metrics.body.contains(latency), "{metrics:?}");
     let mut promtool = Command::new("promtool");
     promtool.args(["check", "metrics"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut promtool = promtool.spawn().unwrap();
@@ -238,54 +317,105 @@ fn promtool_finds_nothing_wrong_with_the_metrics() {
     assert!(output.status.success() && said.is_empty(), "{}", String::from_utf8_lossy(&said));
 }
 
-/// Has Prometheus scrape the page, with more in its configuration.
-fn scrape(harness: &Harness, page: &Page, more: &str) {
-    let config = harness.path("prometheus.yml");
-    let text = format!(
-        "scrape_configs:\n- job_name: farbus\n  scrape_interval: 1s\n{more}  static_configs:\n  - targets: ['{}']\n",
-        page.address
-    );
-    std::fs::write(&config, text).unwrap();
-    // A port that nobody has now: Prometheus does not say which it took.
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let arguments = [
-        format!("--config.file={}", config.display()),
-        format!("--storage.tsdb.path={}", harness.path("tsdb").display()),
-        format!("--web.listen-address={free}"),
-    ];
-    let mut command = Command::new("prometheus");
-    command.args(arguments).stdin(Stdio::null());
-    let prometheus = Running::start(command);
-    let ask = || {
-        let query = format!("http://{free}/api/v1/query?query=farbus_device_in_use");
-        let output = Command::new("curl").args(["-s", "-g", "-m", "10", &query]).output().unwrap();
-        String::from_utf8(output.stdout).unwrap()
-    };
-    wait_until(PATIENCE, "Prometheus has the device", || {
-        let answer: Value = serde_json::from_str(&ask()).unwrap_or_default();
-        let has_it = answer["data"]["result"][0]["metric"]["device"] == "zero";
-        if !has_it {
-            std::thread::sleep(Duration::from_millis(100));
-        }
-        has_it
-    });
-    assert!(ask().contains("\"role\":\"share\""), "{}", prometheus.log());
+/// Prometheus of another user, which scrapes the page with more in its configuration.
+struct Prometheus {
+    process: Running,
+    at: std::net::SocketAddr,
 }
 
+impl Prometheus {
+    fn start(harness: &Harness, page: &Page, more: &str) -> Self {
+        let config = harness.path("prometheus.yml");
+        let text = format!(
+            "scrape_configs:\n- job_name: farbus\n  scrape_interval: 1s\n{more}  static_configs:\n  - targets: ['{}']\n",
+            page.address
+        );
+        std::fs::write(&config, text).unwrap();
+        let data = harness.path("tsdb");
+        let _ = std::fs::remove_dir_all(&data);
+        std::fs::create_dir(&data).unwrap();
+        std::os::unix::fs::chown(&data, Some(STRANGER), Some(STRANGER)).unwrap();
+        // A port that nobody has now: Prometheus does not say which it took.
+        let at = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let arguments = [
+            format!("--config.file={}", config.display()),
+            format!("--storage.tsdb.path={}", data.display()),
+            format!("--web.listen-address={at}"),
+        ];
+        let mut command = Command::new("prometheus");
+        command.args(arguments).stdin(Stdio::null()).current_dir(&data).uid(STRANGER).gid(STRANGER);
+        Self { process: Running::start(command), at }
+    }
+
+    fn ask(&self, path: &str) -> Value {
+        let url = format!("http://{}/api/v1/{path}", self.at);
+        let output = Command::new("curl").args(["-s", "-g", "-m", "10", &url]).output().unwrap();
+        serde_json::from_slice(&output.stdout).unwrap_or_default()
+    }
+
+    /// Waits until it says so there.
+    fn wait_for(&self, what: &str, path: &str, is_so: impl Fn(&Value) -> bool) {
+        wait_until(PATIENCE, what, || {
+            let is_it = is_so(&self.ask(path)["data"]);
+            if !is_it {
+                std::thread::sleep(Duration::from_millis(100));
+            }
+            is_it
+        });
+    }
+}
+
+const IN_USE: &str = "query?query=farbus_device_in_use";
+
 #[test]
-fn prometheus_scrapes_the_page_with_and_without_a_token() {
-    if !has("prometheus", has_program("prometheus")) || !has("curl", has_program("curl")) {
+fn prometheus_of_another_user_scrapes_the_page_with_a_token_and_is_refused_without() {
+    let has_all = has("prometheus", has_program("prometheus")) && has("curl", has_program("curl"));
+    if !has_all || !has("a second user", rustix::process::geteuid().is_root()) {
         return;
     }
     let harness = Harness::new();
     let _share = harness.share(&["zero"]);
     let page = open_page(&harness);
-    scrape(&harness, &page, "");
+    let without = Prometheus::start(&harness, &page, "");
+    without.wait_for("it is refused", "targets", |data| {
+        let target = &data["activeTargets"][0];
+        target["health"] == "down" && target["lastError"].as_str().is_some_and(|why| why.contains("403"))
+    });
+    assert_eq!(without.ask(IN_USE)["data"]["result"], json!([]), "{}", without.process.log());
+    drop(without);
     let file = harness.path("token");
     std::fs::write(&file, super::page_tokens::make(&harness, &["--scope", "read"])).unwrap();
-    std::fs::remove_dir_all(harness.path("tsdb")).unwrap();
-    // One that is wrong would be refused, even of the owner.
-    scrape(&harness, &page, &format!("  authorization:\n    credentials_file: {}\n", file.display()));
+    let more = format!("  authorization:\n    credentials_file: {}\n", file.display());
+    let with = Prometheus::start(&harness, &page, &more);
+    with.wait_for("it has the device", IN_USE, |data| {
+        let metric = &data["result"][0]["metric"];
+        metric["device"] == "zero" && metric["role"] == "share"
+    });
+    with.wait_for("it is not refused", "targets", |data| data["activeTargets"][0]["health"] == "up");
+}
+
+#[test]
+fn the_page_is_not_ready_while_its_processes_cannot_be_found() {
+    let harness = Harness::new();
+    let _share = harness.share(&["zero"]);
+    let page = open_page(&harness);
+    let ready = |page: &Page| {
+        let ready = page.get("/readyz", "");
+        (ready.status, ready.body)
+    };
+    assert_eq!(ready(&page), (200, "ready\n".to_owned()));
+    let folder = harness.path("run").join("farbus");
+    let mode = |mode: u32| {
+        std::fs::set_permissions(&folder, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
+    };
+    mode(0o777);
+    wait_until(PATIENCE, "the page is not ready", || ready(&page).0 != 200);
+    assert_eq!(ready(&page), (503, "the processes cannot be asked\n".to_owned()));
+    assert!(page.get("/metrics", "").body.contains("\nfarbus_ready 0\n"));
+    assert_eq!(page.get("/healthz", "").status, 200, "it runs all the same");
+    mode(0o700);
+    wait_until(PATIENCE, "the page is ready", || ready(&page).0 == 200);
+    assert!(page.get("/metrics", "").body.contains("\nfarbus_ready 1\n"));
 }
 
 /// Where the files for Prometheus and Grafana are.
@@ -319,4 +449,33 @@ fn alerts_fire_when_they_should() {
         let said = Command::new("promtool").args(arguments).current_dir(monitoring()).output().unwrap();
         assert!(said.status.success(), "{said:?}");
     }
+}
+
+#[test]
+fn prometheus_understands_every_expression_of_the_dashboard() {
+    if !has("promtool", has_program("promtool")) {
+        return;
+    }
+    let harness = Harness::new();
+    let dashboard = std::fs::read_to_string(monitoring().join("farbus-dashboard.json")).unwrap();
+    let dashboard: Value = serde_json::from_str(&dashboard).unwrap();
+    let targets = dashboard["panels"].as_array().unwrap().iter().flat_map(|panel| panel["targets"].as_array().unwrap());
+    let rules: Vec<Value> = targets
+        .map(|target| target["expr"].as_str().unwrap().replace("$instance", ".*"))
+        .inspect(|expression| assert!(!expression.contains('$'), "{expression}"))
+        .enumerate()
+        .map(|(at, expression)| json!({ "record": format!("panel:{at}"), "expr": expression }))
+        .collect();
+    assert!(rules.len() >= 14, "{rules:?}");
+    let check = |rules: &[Value]| {
+        let file = harness.path("panels.yml");
+        let groups = json!({ "groups": [{ "name": "panels", "rules": rules }] });
+        std::fs::write(&file, groups.to_string()).unwrap();
+        Command::new("promtool").args(["check", "rules"]).arg(&file).output().unwrap()
+    };
+    let said = check(&rules);
+    assert!(said.status.success(), "{said:?}");
+    assert!(String::from_utf8_lossy(&said.stdout).contains(&format!("{} rules found", rules.len())), "{said:?}");
+    let wrong = json!({ "record": "panel:x", "expr": "rate(farbus_device_urbs_total{)" });
+    assert!(!check(&[wrong]).status.success(), "it finds what is wrong");
 }

@@ -91,6 +91,12 @@ fn hostile_texts_of_devices_are_shown_as_text_and_run_nothing() {
     }
     let harness = Harness::new();
     let (_page, url) = open_page(&harness);
+    let browser = Browser::start(&harness, &[]);
+    assert_hostile_texts_run_nothing(&harness, &browser, &url);
+}
+
+/// Has devices with hostile texts come to a page that is open at this address, and sees what becomes of them.
+pub fn assert_hostile_texts_run_nothing(harness: &Harness, browser: &Browser, url: &str) {
     let device = |text: &str| {
         json!({
             "name": text, "title": text, "state": "in use", "user": text, "reason": text, "interfaces": [text],
@@ -101,9 +107,8 @@ fn hostile_texts_of_devices_are_shown_as_text_and_run_nothing() {
         })
     };
     let texts = hostile_texts();
-    let made_up = MadeUp::start(&harness, texts.iter().map(|text| device(text)).collect());
-    let browser = Browser::start(&harness, &[]);
-    browser.open(&url);
+    let made_up = MadeUp::start(harness, texts.iter().map(|text| device(text)).collect());
+    browser.open(url);
     // What comes in later takes another way into the document than what was there.
     browser.wait_for("document.querySelector('#live').textContent === 'live'");
     made_up.change(|devices| devices.iter_mut().for_each(|device| device["state"] = json!("held")));
@@ -112,7 +117,7 @@ fn hostile_texts_of_devices_are_shown_as_text_and_run_nothing() {
     for text in texts.iter().filter(|text| !text.contains('\u{202e}') && !text.contains('\n')) {
         assert!(shown.as_str().unwrap().contains(text), "{text} is shown as it is");
     }
-    assert_runs_nothing(&browser, &url);
+    assert_runs_nothing(browser, url);
 }
 
 /// No script of others ran, nothing of theirs was loaded, and no element is theirs.
@@ -132,7 +137,7 @@ pub fn assert_runs_nothing(browser: &Browser, url: &str) {
 }
 
 /// A page that tries all ways in which a page reads another, and keeps in `results` what it got.
-fn hostile_page(target: &str) -> String {
+pub fn hostile_page(target: &str) -> String {
     format!(
         r#"<!doctype html><meta charset="utf-8"><title>hostile</title><body><script>
 // With a fragment it tries its own server: what reads nothing there would prove nothing elsewhere.
@@ -349,7 +354,7 @@ fn page_fits_a_phone_and_a_screen_by_day_and_by_night() {
 /// What a page of a thousand devices may have: bytes, elements, and milliseconds of script for each event.
 const PAGE_BYTES_MAX: u64 = 120 << 10;
 const ELEMENTS_MAX: u64 = 3000;
-const SCRIPT_MS_MAX: f64 = 50.0;
+pub const SCRIPT_MS_MAX: f64 = 50.0;
 /// Bytes of the event that tells of one change.
 const EVENT_BYTES_MAX: u64 = 8 << 10;
 
@@ -516,6 +521,28 @@ fn page_that_was_started_again_is_followed_again() {
     browser.wait_for("document.querySelector('#rows').textContent.includes('keyboard')");
 }
 
+/// Tries every way in which a page of another site, which the browser shows, can make it send this body to an address.
+pub fn press(browser: &Browser, at: &str, body: &str) {
+    let script = format!(
+        "const at = '{at}', body = \"{body}\";\n\
+         const ways = [];\n\
+         for (const mode of ['no-cors', 'cors']) for (const kind of ['text/plain', 'application/json'])\n\
+           ways.push(fetch(at, {{ method: 'POST', mode, body, credentials: 'include', headers: {{ 'Content-Type': \
+         kind }} }}).catch(() => null));\n\
+         ways.push(Promise.resolve(navigator.sendBeacon(at, body)));\n\
+         for (const query of ['', '?' + body]) ways.push(fetch(at + query, {{ mode: 'no-cors', credentials: 'include' \
+         }}).catch(() => null));\n\
+         const frame = document.createElement('iframe'); frame.name = 'frame' + document.querySelectorAll('iframe').length; document.body.append(frame);\n\
+         const form = document.createElement('form'); form.method = 'post'; form.action = at;\n\
+         form.target = frame.name; form.enctype = 'text/plain';\n\
+         const field = document.createElement('input'); field.name = body; form.append(field);\n\
+         document.body.append(form);\n\
+         frame.addEventListener('load', () => Promise.all(ways).then(() => done('tried')));\n\
+         form.submit();"
+    );
+    assert_eq!(browser.script_with_done(&script), "tried", "{at}");
+}
+
 #[test]
 fn a_button_does_what_its_command_does_and_a_page_of_another_site_presses_none() {
     if !has_browser() {
@@ -538,25 +565,9 @@ fn a_button_does_what_its_command_does_and_a_page_of_another_site_presses_none()
 
     // Every way in which a page of another site can make a browser send something.
     let hostile = Pages::serve("<!doctype html><title>x</title>".to_owned());
-    let body = r#"{\"device\":\"disk\",\"force\":true}"#;
     for origin in ["127.0.0.1", "evil.example"] {
         browser.open(&format!("http://{origin}:{}/", hostile.address.port()));
-        let script = format!(
-            "const at = '{url}/api/v1/actions/release', body = \"{body}\";\n\
-             const ways = [];\n\
-             for (const mode of ['no-cors', 'cors']) for (const kind of ['text/plain', 'application/json'])\n\
-               ways.push(fetch(at, {{ method: 'POST', mode, body, credentials: 'include', headers: {{ 'Content-Type': \
-             kind }} }}).catch(() => null));\n\
-             ways.push(Promise.resolve(navigator.sendBeacon(at, body)));\n\
-             const frame = document.createElement('iframe'); frame.name = 'frame'; document.body.append(frame);\n\
-             const form = document.createElement('form'); form.method = 'post'; form.action = at;\n\
-             form.target = 'frame'; form.enctype = 'text/plain';\n\
-             const field = document.createElement('input'); field.name = body; form.append(field);\n\
-             document.body.append(form);\n\
-             frame.addEventListener('load', () => Promise.all(ways).then(() => done('tried')));\n\
-             form.submit();"
-        );
-        assert_eq!(browser.script_with_done(&script), "tried", "{origin}");
+        press(&browser, &format!("{url}/api/v1/actions/release"), r#"{\"device\":\"disk\",\"force\":true}"#);
         assert_eq!(state(), "in use", "{origin}");
     }
     let _ = browser.complaints();

@@ -7,8 +7,9 @@ use std::path::Path;
 use rustix::process::Signal;
 use serde_json::Value;
 
-use super::harness::{Harness, PATIENCE, Running, wait_until};
-use super::page::{Reply, send};
+use super::browser::{Browser, has_browser};
+use super::harness::{Harness, PATIENCE, Running, has, has_program, wait_until};
+use super::page::{Reply, assert_socket_is_its_owners, send};
 use super::page_confined::http_processes;
 use super::page_tokens::make;
 use super::rights::of_process;
@@ -105,6 +106,18 @@ fn a_daemon_serves_its_page_and_ends_it_with_itself() {
 }
 
 #[test]
+fn another_user_who_reaches_the_socket_of_a_daemons_page_learns_only_that_it_runs() {
+    if !has("a second user", rustix::process::geteuid().is_root()) || !has("curl", has_program("curl")) {
+        return;
+    }
+    let harness = Harness::new();
+    let config = write(&harness, "[page]\nlisten = \"unix\"\n[[share]]\nwhat = \"zero\"\n");
+    let _daemon = start(&harness, &config);
+    let at = wait_for_page(&harness);
+    assert_socket_is_its_owners(&harness, Path::new(at.trim_start_matches("unix:")));
+}
+
+#[test]
 fn a_reload_moves_and_ends_the_page_and_a_restart_brings_it_back() {
     let harness = Harness::new();
     let free = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
@@ -161,4 +174,41 @@ fn a_wrong_place_of_the_page_is_named_by_the_check() {
         assert_eq!(checked.code, Some(1), "{checked:?}");
         assert!(checked.stderr.contains("farbus.toml:2:10: ") && checked.stderr.contains(why), "{checked:?}");
     }
+}
+
+#[test]
+fn a_device_of_a_daemon_is_found_at_its_old_address_after_a_restart_and_an_open_view_follows_it() {
+    let harness = Harness::new();
+    let config = write(&harness, "[plain]\nlisten = [\"127.0.0.1:0\"]\n[[share]]\nwhat = \"keyboard\"\n");
+    let mut daemon = start(&harness, &config);
+    let page = super::page::open_page(&harness);
+    let path = format!("/device/{}?name=keyboard", daemon.id());
+    assert_eq!(page.get(&path, "").status, 200);
+    assert!(page.get("/", "").body.contains(&format!("href=\"{path}&amp;role=daemon\"")), "a link says it");
+    let browser = has_browser().then(|| Browser::start(&harness, &[]));
+    let live = "document.querySelector('#live').textContent === 'live'";
+    if let Some(browser) = &browser {
+        browser.open(&format!("http://{}{path}", page.address));
+        browser.wait_for(live);
+    }
+    let restarted = harness.json(&["daemon", "restart", "--json"]);
+    assert_eq!(daemon.wait_for_end(PATIENCE), Some(0), "{}", daemon.log());
+    assert_ne!(restarted["pid"], daemon.id());
+    for path in [&path, &format!("{path}&role=daemon")] {
+        wait_until(PATIENCE, "the device is there", || page.get(path, "").status == 200);
+        // Its descriptors are asked of the process that has it now.
+        assert!(page.get(path, "").body.contains("id=\"descriptors\""), "{path}");
+    }
+    assert_eq!(page.get(&format!("/device/{}?name=tape", daemon.id()), "").status, 404);
+    if let Some(browser) = &browser {
+        // What the replacement does is seen at the old address.
+        assert_eq!(harness.run(&["unshare", "keyboard"]).code, Some(0));
+        browser.wait_for("document.querySelector('#gone') !== null");
+        assert_eq!(harness.run(&["share", "keyboard", "--keep"]).code, Some(0));
+        browser.wait_for("document.querySelector('#gone') === null");
+        browser.wait_for(live);
+    }
+    let pid = i32::try_from(restarted["pid"].as_u64().unwrap()).unwrap();
+    rustix::process::kill_process(rustix::process::Pid::from_raw(pid).unwrap(), Signal::TERM).unwrap();
+    wait_until(PATIENCE, "the replacement has ended", || !Path::new(&format!("/proc/{pid}")).exists());
 }

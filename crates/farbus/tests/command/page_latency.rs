@@ -7,6 +7,7 @@ use super::harness::{Harness, PATIENCE, Running, finish, has, has_program};
 use super::page_accessible::assert_accessible;
 use super::page_browser::{assert_no_complaint, open_page};
 use super::page_schema::Description;
+use super::run::can_run;
 use super::sockets::share_at_socket;
 
 #[test]
@@ -37,7 +38,8 @@ fn latency_of_each_second_is_drawn_and_told_while_a_disk_is_read_and_without_a_r
     browser.wait_for("document.querySelector('#live').textContent === 'live'");
     browser.script("window.isTheSame = true");
     read();
-    browser.wait_for("document.querySelectorAll('#latency-history svg path.p999').length === 4");
+    browser.wait_for("document.querySelectorAll('#latency-plots canvas').length === 4");
+    browser.wait_for("document.querySelector('#reading-latency-device').textContent.includes('99.9 % ')");
     let shown = browser.script("return Number(document.querySelector('#latency-history').dataset.shown)");
     read();
     browser.wait_for(&format!("Number(document.querySelector('#latency-history').dataset.shown) > {shown}"));
@@ -62,13 +64,43 @@ fn latency_of_each_second_is_drawn_and_told_while_a_disk_is_read_and_without_a_r
         browser.resize(900, 1700);
         browser.script("document.querySelector('#latency-history details').open = true");
         assert_accessible(&browser, &format!("latency over time, {scheme}"));
-        browser.script("document.querySelector('#latency').scrollIntoView()");
+        browser.script("document.querySelector('#latency-plots').scrollIntoView()");
         browser.keep_picture(&format!("device-latency-{scheme}"));
     }
-    // A browser without the script sees the same when it loads the page.
+    assert_no_complaint(&browser);
+    // Without the script the tables say it, and nothing else claims to.
     browser.devtools("Emulation.setScriptExecutionDisabled", &json!({ "value": true }));
     browser.open(&format!("{url}/device/{device}"));
-    let drawn = browser.script("return document.querySelectorAll('#latency-history svg path.p50').length");
-    assert_eq!(drawn, 4);
+    let seen = browser.script(
+        "return [document.querySelectorAll('#latency-history tbody tr').length >= 5, \
+         document.querySelector('#latency-plots').checkVisibility(), document.querySelectorAll('canvas, svg.latency').length]",
+    );
+    assert_eq!(seen, json!([true, false, 0]));
+    browser.keep_picture("device-latency-without-script");
+    assert_no_complaint(&browser);
+}
+
+#[test]
+fn device_of_a_program_in_farbus_run_has_its_latency_over_time_on_its_page() {
+    if !has_browser() || !can_run() {
+        return;
+    }
+    let harness = Harness::new();
+    let (_share, path) = share_at_socket(&harness, &["zero"]);
+    let target = format!("unix:{}/zero", path.display());
+    let program = "echo ready; while lsusb -v > /dev/null; do :; done";
+    let run = Running::start(harness.command(&["run", &target, "--", "sh", "-c", program]));
+    run.wait_for_line("ready");
+    let status = harness.json(&["status", "--json"]);
+    let process = status.as_array().unwrap().iter().find(|process| process["role"] == "run").unwrap();
+    let (_page, url) = open_page(&harness);
+    let browser = Browser::start(&harness, &[]);
+    browser.open(&format!("{url}/device/{}?name=zero", process["pid"]));
+    browser.wait_for("document.querySelectorAll('#latency-plots canvas').length === 4");
+    browser.wait_for("document.querySelector('#reading-latency-all').textContent.includes('99.9 % ')");
+    let told = browser.script("return document.querySelector('#latency-history table').textContent");
+    assert!(told.as_str().unwrap().contains("µs"), "{told}");
+    browser.script("document.querySelector('#latency-plots').scrollIntoView()");
+    browser.keep_picture("device-latency-of-run");
     assert_no_complaint(&browser);
 }

@@ -5,10 +5,10 @@ use std::io::{Read, Write};
 use farbus::client;
 use serde_json::{Value, json};
 
-use super::harness::{Harness, PATIENCE, wait_until};
+use super::harness::{Harness, PATIENCE, Running, Share, wait_until};
 use super::observe::press;
 use super::page::{Page, open_page};
-use super::page_actions::{act, ended, get, post};
+use super::page_actions::{act, act_at, ended, get, post};
 use super::page_tokens::make;
 
 fn with(token: &str) -> String {
@@ -98,4 +98,113 @@ fn who_may_observe_stops_nothing_else_and_records_nothing_that_its_owner_does_no
     let end = ended(&page, &begun);
     assert_eq!((&end["state"], &end["failure"]["attribute"]), (&json!("failed"), &json!("refused")), "{end}");
     assert!(end["failure"]["message"].as_str().unwrap().contains("--observable"), "{end}");
+}
+
+/// Waits for the line of the audit log that is so; returns it.
+fn audited(page: &Page, what: &str, is_it: impl Fn(&Value) -> bool) -> Value {
+    let mut found = Value::Null;
+    wait_until(PATIENCE, what, || {
+        let audit = get(page, "/api/v1/audit");
+        let lines = audit["lines"].as_array().unwrap();
+        found = lines.iter().find(|line| is_it(line)).cloned().unwrap_or_default();
+        !found.is_null()
+    });
+    found
+}
+
+#[test]
+fn who_stops_an_operation_is_in_the_audit_log_and_who_may_observe_stops_its_own_alone() {
+    let harness = Harness::new();
+    let share = harness.share(&["keyboard", "--observable"]);
+    let page = open_page(&harness);
+    let observer = |name: &str| make(&harness, &["--scope", "observe", "--name", name]);
+    let (eve, bob) = (observer("eve"), observer("bob"));
+    let owner = make(&harness, &["--scope", "own", "--name", "lead"]);
+    let given = json!({ "target": share.target("keyboard") }).to_string();
+    let begin = || {
+        let begun = post(&page, "/api/v1/actions/observe", &with(&eve), &given);
+        assert_eq!(begun.status, 202, "{begun:?}");
+        serde_json::from_str::<Value>(&begun.body).unwrap()
+    };
+    let stop =
+        |of: &Value, token: &str| post(&page, &format!("{}/stop", of["at"].as_str().unwrap()), &with(token), "{}");
+    let first = begin();
+    let refused = stop(&first, &bob);
+    assert_eq!((refused.status, refused.body.as_str()), (403, "this token may not stop that\n"));
+    let line = audited(&page, "the refusal", |line| line["event"] == "page-change");
+    assert_eq!((&line["address"], &line["outcome"]), (&json!("token bob"), &json!("refused")), "{line}");
+    assert_eq!(stop(&first, &eve).status, 202);
+    let second = begin();
+    assert_eq!(stop(&second, &owner).status, 202, "an owner stops everybody's");
+    let shared = act(&page, "share", &json!({ "what": "zero" })).1;
+    ended(&page, &(202, shared.clone()));
+    assert_eq!(stop(&shared, &owner).status, 202);
+    for (operation, by) in [(&first, "token eve"), (&second, "token lead"), (&shared, "token lead")] {
+        let named = format!("operation {}, ", operation["id"]);
+        let line = audited(&page, &named, |line| {
+            line["event"] == "page-stop" && line["why"].as_str().is_some_and(|why| why.starts_with(&named))
+        });
+        assert_eq!((&line["address"], &line["device"]), (&json!(by), &operation["subject"]), "{line}");
+    }
+    let line = audited(&page, "the end of the share", |line| line["event"] == "page-share-end");
+    assert_eq!((&line["address"], &line["why"]), (&json!("page"), &json!("stopped by token lead")), "{line}");
+}
+
+#[test]
+fn who_may_observe_makes_the_page_connect_to_nothing_that_it_does_not_list() {
+    let harness = Harness::new();
+    let share = harness.share(&["keyboard", "--observable"]);
+    // Another user's, whose processes the page does not know.
+    std::fs::create_dir(harness.path("run2")).unwrap();
+    let mut command = harness.command(&["share", "keyboard", "--observable", "--listen", "127.0.0.1:0"]);
+    command.env("XDG_RUNTIME_DIR", harness.path("run2")).env("FARBUS_STATE", harness.path("state2"));
+    let others = Share::follow(Running::start(command));
+    let page = open_page(&harness);
+    let (observer, owner) =
+        (make(&harness, &["--scope", "observe", "--name", "eve"]), make(&harness, &["--scope", "own"]));
+    let observe = |token: &str, target: &str| {
+        post(&page, "/api/v1/actions/observe", &with(token), &json!({ "target": target }).to_string())
+    };
+    let socket = format!("unix:{}/x/keyboard", harness.path("run2").display());
+    let by_name = share.target("keyboard").replace("127.0.0.1", "localhost");
+    for target in [&others.target("keyboard"), &socket, &by_name, "keyboard", "lab3/keyboard", "198.51.100.1/keyboard"]
+    {
+        let refused = observe(&observer, target);
+        let why = "this token observes devices that this page lists\n";
+        assert_eq!((refused.status, refused.body.as_str()), (403, why), "{target}");
+    }
+    let line = audited(&page, "the refusal", |line| line["event"] == "page-change");
+    assert_eq!((&line["address"], &line["outcome"]), (&json!("token eve"), &json!("refused")), "{line}");
+    assert_eq!(get(&page, "/api/v1/operations")["operations"], json!([]), "nothing was begun");
+    assert_eq!(observe(&observer, &share.target("keyboard")).status, 202);
+    assert_eq!(observe(&owner, &others.target("keyboard")).status, 202, "the owner names what the owner likes");
+}
+
+#[test]
+fn recordings_of_one_who_may_observe_take_no_place_from_anothers() {
+    let harness = Harness::new();
+    let share = harness.share(&["keyboard", "--observable"]);
+    let page = open_page(&harness);
+    let eve = make(&harness, &["--scope", "observe", "--name", "eve"]);
+    let given = json!({ "target": share.target("keyboard") });
+    let owners = act(&page, "observe", &given);
+    let id = owners.1["id"].as_u64().unwrap();
+    let stop = |id: u64| {
+        let stopped = act_at(&page, &format!("/api/v1/operations/{id}/stop"));
+        assert_eq!(stopped, 202);
+        let end = ended(&page, &(202, json!({ "at": format!("/api/v1/operations/{id}") })));
+        assert_eq!(end["state"], "done", "{end}");
+    };
+    wait_until(PATIENCE, "it has begun", || !recording(&page, id, "").1.is_empty());
+    stop(id);
+    let mut last = 0;
+    for _ in 0..12 {
+        let begun = post(&page, "/api/v1/actions/observe", &with(&eve), &given.to_string());
+        assert_eq!(begun.status, 202, "{begun:?}");
+        last = serde_json::from_str::<Value>(&begun.body).unwrap()["id"].as_u64().unwrap();
+        wait_until(PATIENCE, "it has begun", || !recording(&page, last, "").1.is_empty());
+        stop(last);
+    }
+    assert_eq!(recording(&page, id, "").0, 200, "the owner's is kept");
+    assert_eq!((recording(&page, last, "").0, recording(&page, last - 2, "").0), (200, 404), "its own oldest goes");
 }

@@ -25,24 +25,29 @@ use super::page_confined::http_processes;
 use super::rights::{assert_without_rights, of_process};
 
 /// The name by which the tests ask for a page.
-const NAME: &str = "lab3.example";
+pub const NAME: &str = "lab3.example";
 
 /// A page that browsers of other machines reach, too.
-struct Remote {
-    process: Running,
-    local: String,
-    site: TlsSite,
+pub struct Remote {
+    pub process: Running,
+    pub local: String,
+    pub site: TlsSite,
 }
 
 /// Where browsers of other machines come in.
-struct TlsSite {
-    port: u16,
+pub struct TlsSite {
+    pub port: u16,
     fingerprint: String,
     certificate: Vec<u8>,
 }
 
-fn open(harness: &Harness) -> Remote {
-    let process = Running::start(harness.command(&[
+pub fn open(harness: &Harness) -> Remote {
+    open_of(harness, "run", "state")
+}
+
+/// The page of a user with these folders.
+pub fn open_of(harness: &Harness, run: &str, state: &str) -> Remote {
+    let mut command = harness.command(&[
         "page",
         "--listen",
         "127.0.0.1:0",
@@ -52,14 +57,16 @@ fn open(harness: &Harness) -> Remote {
         NAME,
         "--name",
         "localhost",
-    ]));
+    ]);
+    command.env("XDG_RUNTIME_DIR", harness.path(run)).env("FARBUS_STATE", harness.path(state));
+    let process = Running::start(command);
     let line = process.wait_for_line("page at http://");
     let local = line.split_whitespace().nth(2).unwrap().trim_start_matches("http://").trim_end_matches('/').to_owned();
     let line = process.wait_for_line("for browsers of other machines at https://lab3.example:");
     let port = line.split("lab3.example:").nth(1).unwrap().split_whitespace().next().unwrap().parse().unwrap();
     let line = process.wait_for_line("certificate SHA-256 ");
     let fingerprint = line.split_whitespace().last().unwrap().to_owned();
-    let key = PageKey::load(&Folder::at(harness.path("state"))).unwrap().unwrap();
+    let key = PageKey::load(&Folder::at(harness.path(state))).unwrap().unwrap();
     assert_eq!(fingerprint, key.fingerprint());
     Remote { process, local, site: TlsSite { port, fingerprint, certificate: key.certificate } }
 }
@@ -114,37 +121,41 @@ impl ServerCertVerifier for Pinned {
     }
 }
 
-type Tls = StreamOwned<ClientConnection, TcpStream>;
+pub type Tls = StreamOwned<ClientConnection, TcpStream>;
 
 impl TlsSite {
     fn address(&self) -> SocketAddr {
         (Ipv4Addr::LOCALHOST, self.port).into()
     }
 
-    fn connect(&self) -> io::Result<Tls> {
+    /// What a client does that trusts this page alone.
+    pub fn config(&self) -> Arc<ClientConfig> {
         let provider = Arc::new(ring::default_provider());
         let verifier = Arc::new(Pinned(self.certificate.clone(), Arc::clone(&provider)));
         let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
-        let config = config.dangerous().with_custom_certificate_verifier(verifier).with_no_client_auth();
+        Arc::new(config.dangerous().with_custom_certificate_verifier(verifier).with_no_client_auth())
+    }
+
+    pub fn connect(&self) -> io::Result<Tls> {
         let name = ServerName::try_from(NAME).unwrap();
         let stream = TcpStream::connect(self.address())?;
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
-        Ok(StreamOwned::new(ClientConnection::new(Arc::new(config), name).unwrap(), stream))
+        Ok(StreamOwned::new(ClientConnection::new(self.config(), name).unwrap(), stream))
     }
 
-    fn host(&self) -> String {
+    pub fn host(&self) -> String {
         format!("{NAME}:{}", self.port)
     }
 
-    fn get(&self, path: &str, more: &str) -> Reply {
+    pub fn get(&self, path: &str, more: &str) -> Reply {
         let host = self.host();
         let request = format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{more}\r\n");
         send(self.connect().unwrap(), request.as_bytes())
     }
 
     /// The answer to a change that the page's own script asks for.
-    fn post(&self, path: &str, more: &str, body: &Value) -> Reply {
+    pub fn post(&self, path: &str, more: &str, body: &Value) -> Reply {
         let (host, body) = (self.host(), body.to_string());
         let request = format!(
             "POST {path} HTTP/1.1\r\nHost: {host}\r\nOrigin: https://{host}\r\nSec-Fetch-Site: same-origin\r\n\
@@ -154,19 +165,19 @@ impl TlsSite {
         send(self.connect().unwrap(), request.as_bytes())
     }
 
-    fn enter(&self, code: &str) -> Reply {
+    pub fn enter(&self, code: &str) -> Reply {
         self.post("/api/v1/enter", "", &json!({ "code": code }))
     }
 
     /// The cookie of a browser that is let in with this scope.
-    fn let_in(&self, harness: &Harness, arguments: &[&str]) -> String {
+    pub fn let_in(&self, harness: &Harness, arguments: &[&str]) -> String {
         let entered = self.enter(&self.invite(harness, arguments));
         assert_eq!(entered.status, 200, "{entered:?}");
         cookie_of(&entered)
     }
 
     /// A code.
-    fn invite(&self, harness: &Harness, arguments: &[&str]) -> String {
+    pub fn invite(&self, harness: &Harness, arguments: &[&str]) -> String {
         let said = harness.json(&[&["page", "invite", "--json"], arguments].concat());
         assert_eq!(said["fingerprint"], json!(self.fingerprint));
         let (url, code) = said["url"].as_str().unwrap().split_once('#').unwrap();
@@ -176,7 +187,7 @@ impl TlsSite {
 }
 
 /// The header that shows the cookie that was set.
-fn cookie_of(reply: &Reply) -> String {
+pub fn cookie_of(reply: &Reply) -> String {
     let line = reply.head.lines().find(|line| line.starts_with("set-cookie: ")).expect("a cookie");
     let cookie = line.trim_start_matches("set-cookie: ").split(';').next().unwrap();
     // The head is in lower case here.
@@ -377,8 +388,7 @@ fn a_real_browser_is_let_in_by_the_link_and_keeps_neither_code_nor_token_where_a
     let browser = Browser::start(&harness, &["--ignore-certificate-errors"]);
     let code = page.invite(&harness, &["--scope", "own", "--name", "phone"]);
     let url = format!("https://localhost:{}", page.port);
-    browser.open(&format!("{url}/enter#{code}"));
-    browser.wait_for("document.querySelector('#live')?.textContent === 'live'");
+    browser.open_invitation(&format!("{url}/enter#{code}"));
     assert_eq!(browser.script("return location.href"), format!("{url}/"));
     assert_eq!(browser.script("return document.cookie"), "");
     assert!(!browser.script("return JSON.stringify(performance.getEntries())").to_string().contains(&code));

@@ -191,7 +191,9 @@ fn commands_of_the_chapter_do_what_it_says() {
     assert!(lines.len() >= 10, "{lines:?}");
     let mut running = Vec::new();
     for (line, said) in lines {
-        let mut command = by_shell(&harness, "sh", line.strip_suffix(" &").unwrap_or(&line));
+        // What goes on takes the shell's place, so that it ends with it.
+        let typed = line.strip_suffix(" &").map_or_else(|| line.clone(), |begun| format!("exec {begun}"));
+        let mut command = by_shell(&harness, "sh", &typed);
         command.current_dir(harness.path("tmp"));
         if line.ends_with(" &") {
             let process = Running::start(command);

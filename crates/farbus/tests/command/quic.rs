@@ -2,13 +2,16 @@
 
 use std::path::Path;
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use super::harness::{Harness, PATIENCE, Running, finish, has, has_program};
+use super::harness::{Harness, PATIENCE, Running, finish, has, has_program, wait_until};
 use super::network::{FAR, Network, command_in, ip};
+use super::run::can_run;
 use super::trust::{Host, hosts, next_code, pair};
 
 const BYTES: usize = 4 << 20;
+/// How long a peer that says nothing is waited for (`farbus_io::trust::end_quic`).
+const SILENCE: Duration = Duration::from_secs(4);
 
 /// A file in which no two places have the same content.
 fn pattern(harness: &Harness) -> std::path::PathBuf {
@@ -65,6 +68,41 @@ fn had_over_quic(links: &str) {
     assert!(stranger.code == Some(1) && stranger.stderr.contains("QUIC is for paired hosts"), "{stranger:?}");
     let plain = desk.run(&["attach", "lab3/disk", "--over", "quic", "--via", "nbd", "--grace", "0"]);
     assert!(plain.code == Some(1) && plain.stderr.contains("QUIC carries sessions"), "{plain:?}");
+}
+
+/// The exporter of a session over QUIC whose importer ends without a word waits 4 s before it notices, and then for the
+/// session's grace period; its history then says that the link was lost.
+#[test]
+fn exporter_hears_the_last_words_of_farbus_run_over_quic_at_once_whatever_its_program_ended_with() {
+    if !can_run() {
+        return;
+    }
+    let harness = Harness::new();
+    let [lab3, desk] = hosts(&harness);
+    pair(&lab3, &desk);
+    lab3.ok(&["allow", "desk", "all"]);
+    let (_share, address) = lab3.share(&["zero"]);
+    let device = || lab3.json(&["status", "--json"])[0]["devices"][0].clone();
+    for code in [0, 7] {
+        let mut times = Vec::new();
+        for round in 1..=3 {
+            // The program sees the device, and ends; nothing else ends the session.
+            let script = format!("lsusb -d 0525:a4a0 || exit 1; exit {code}");
+            let words = ["run", "lab3/zero", "--over", "quic", "--address", &address, "--", "sh", "-c", &script];
+            let ran = desk.run(&words);
+            let ended = Instant::now();
+            assert_eq!(ran.code, Some(code), "{ran:?}");
+            assert!(ran.stdout.contains("0525:a4a0"), "{ran:?}");
+            wait_until(PATIENCE, "the device is free", || device()["state"] == "available");
+            times.push(ended.elapsed());
+            let history = device()["history"].clone();
+            assert_eq!(history[0]["ended"], "detached", "round {round}, exit code {code}: {history}");
+        }
+        println!("exit code {code}: noticed after {times:?}");
+        // A stall may have disturbed all rounds but one.
+        let quickest = times.iter().min().expect("there was a round");
+        assert!(*quickest < SILENCE / 2, "exit code {code}: {times:?}");
+    }
 }
 
 /// A lossy network: 5 % of the packets are lost each way, and the importer's address changes during the session.

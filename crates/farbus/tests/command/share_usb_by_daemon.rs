@@ -14,39 +14,50 @@ use super::restart::Later;
 use super::run::{can_run, ordinary, share};
 
 /// A machine with one real device, a source and sink called `source-sink`, and a daemon that shares a keyboard.
-struct Lab {
-    harness: Harness,
+pub(super) struct Lab {
+    pub harness: Harness,
     /// Where the device really is. Its end unplugs the device.
     outer: Share,
+    /// Where a second device of the same kind really is, if there is one.
+    _twin: Option<Share>,
     config: PathBuf,
-    daemon: Share,
+    pub daemon: Share,
 }
 
 impl Lab {
     fn new() -> Self {
+        Self::start(false)
+    }
+
+    /// With a second device of the same kind, if `has_twin`.
+    pub fn start(has_twin: bool) -> Self {
         let harness = Harness::new();
         let outer = share(&harness, &["zero"]);
+        let twin = has_twin.then(|| share(&harness, &["zero"]));
         let config = harness.path("farbus.toml");
         let text =
             "[plain]\nlisten = ['127.0.0.1:0']\nlocal_users = ['all']\n[[share]]\nwhat = 'keyboard'\nname = 'k'\n";
         fs::write(&config, text).unwrap();
         fs::set_permissions(&config, std::os::unix::fs::PermissionsExt::from_mode(0o666)).unwrap();
         let daemon = ["daemon", "--config", config.to_str().unwrap()];
-        let target = outer.target("zero");
+        let targets: Vec<String> =
+            [Some(&outer), twin.as_ref()].into_iter().flatten().map(|at| at.target("zero")).collect();
+        let targets: Vec<&str> = targets.iter().map(String::as_str).collect();
         // The devices are there as long as the shell, so another daemon may take the first one's place.
         let stays = "\"$@\"; exec sleep infinity";
-        let inside = ["run", "--name", "lab", &target, "--", "sh", "-c", stays, "sh", env!("CARGO_BIN_EXE_farbus")];
-        let daemon = Share::follow(Running::start(ordinary(&harness, &[&inside[..], &daemon].concat())));
-        Self { harness, outer, config, daemon }
+        let inside = ["--", "sh", "-c", stays, "sh", env!("CARGO_BIN_EXE_farbus")];
+        let words = [&["run", "--name", "lab"][..], &targets, &inside, &daemon].concat();
+        let daemon = Share::follow(Running::start(ordinary(&harness, &words)));
+        Self { harness, outer, _twin: twin, config, daemon }
     }
 
-    fn command(&self, arguments: &[&str]) -> std::process::Command {
+    pub fn command(&self, arguments: &[&str]) -> std::process::Command {
         let first = ["run", "--join", "lab", "--", env!("CARGO_BIN_EXE_farbus")];
         ordinary(&self.harness, &[&first[..], arguments].concat())
     }
 
     /// Runs a command on that machine.
-    fn run(&self, arguments: &[&str]) -> Outcome {
+    pub fn run(&self, arguments: &[&str]) -> Outcome {
         finish(self.command(arguments), PATIENCE)
     }
 

@@ -11,6 +11,8 @@ mod hosts;
 mod json;
 #[path = "../command/own_network.rs"]
 mod own_network;
+#[path = "../command/processes.rs"]
+mod processes;
 mod restart;
 mod sessions;
 mod state;

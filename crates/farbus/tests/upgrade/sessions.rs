@@ -9,10 +9,10 @@ use std::thread;
 use std::time::Duration;
 
 use farbus::client;
-use farbus::model::EpAddr;
+use farbus::model::{EpAddr, Setup};
 use serde_json::Value;
 
-use super::harness::{Harness, PATIENCE, has, has_fuse, has_program, wait_until};
+use super::harness::{Harness, PATIENCE, Running, has, has_fuse, has_program, wait_until};
 use super::hosts::{DIRECTIONS, Host, Previous, This, end, has_previous, noise, pair, run_fio};
 
 const MIB: usize = 1 << 20;
@@ -155,6 +155,42 @@ fn keyboard_that_the_other_release_shares_is_typed_on_and_observed() {
         assert_eq!(line["data"], "0000050000000000", "{direction:?}");
         keyboard.data_in(EpAddr::from_byte(0x81), 8).unwrap();
         assert_eq!(observer.wait_for_end(PATIENCE), Some(0), "{}", observer.log());
+    }
+}
+
+#[test]
+fn console_of_the_other_release_is_refused_in_a_sentence_and_its_observer_gets_what_it_always_got() {
+    if !has_previous() {
+        return;
+    }
+    for direction in DIRECTIONS {
+        let harness = Harness::new();
+        let meeting = Meeting::new(&harness, direction, Way::Native, &["serial", "--observable"]);
+        let target = meeting.target("serial");
+        let mut serial = client::open(&target.parse().unwrap()).unwrap();
+        let mut observer = meeting.importer.start(&["observe", &target, "--count", "1", "--json"]);
+        observer.wait_for_line("is observed");
+        // One of this release sees the console at the same time, if the exporter shows it.
+        let console = harness.command(&["observe", &target, "--console", "--json", "--count", "1"]);
+        let mut console = Running::start(console);
+        if matches!(direction.0, This) {
+            console.wait_for_line("is observed");
+        } else {
+            assert_eq!(console.wait_for_end(PATIENCE), Some(3), "{}", console.log());
+            let says = "the exporter's version of farbus does not show a console";
+            assert!(console.log().contains(says), "{}", console.log());
+        }
+        serial.data_out(EpAddr::from_byte(1), b"login: ".to_vec()).unwrap();
+        assert_eq!(serial.data_in(EpAddr::from_byte(0x81), 512).unwrap().into_vec(), b"login: ", "{direction:?}");
+        let line_state = Setup::from_bytes([0x21, 0x22, 3, 0, 0, 0, 0, 0]);
+        serial.control_out(line_state, Vec::new()).unwrap();
+        serial.data_in(EpAddr::from_byte(0x82), 16).unwrap();
+        let line: Value = serde_json::from_str(&observer.wait_for_line("data")).unwrap();
+        assert_eq!(line["data"], "a1200000000002000300", "{direction:?}: no bulk transfer came before it");
+        assert_eq!(observer.wait_for_end(PATIENCE), Some(0), "{}", observer.log());
+        if matches!(direction.0, This) {
+            assert_eq!(console.wait_for_end(PATIENCE), Some(0), "{}", console.log());
+        }
     }
 }
 

@@ -1,5 +1,5 @@
-//! TCP options without a safe wrapper: how soon unacknowledged data counts as lost, how fast to send, how much was
-//! acknowledged, and the round trip to the peer.
+//! TCP options without a safe wrapper: how soon unacknowledged data counts as lost, how fast to send, how much may wait
+//! to be sent, how much was acknowledged, and the round trip to the peer.
 
 #![allow(unsafe_code, reason = "options that the standard library and rustix have no name for")]
 
@@ -19,6 +19,15 @@ const TCP_RTO_MIN_US: c_int = 45;
 pub fn set_retransmission_min(socket: impl AsFd, span: Duration) -> io::Result<()> {
     let us = c_int::try_from(span.as_micros()).map_err(|_| io::ErrorKind::InvalidInput)?;
     set(socket, libc::IPPROTO_TCP, TCP_RTO_MIN_US, &us)
+}
+
+/// Limits the bytes that the kernel holds of this connection and has not sent yet (`TCP_NOTSENT_LOWAT`, tcp(7)). What
+/// is on its way comes on top. A peer that stops reading costs no more, whatever the socket's buffer may grow to.
+///
+/// # Errors
+/// The system's error; an error if this is no TCP connection.
+pub fn set_unsent_max(socket: impl AsFd, bytes_max: u32) -> io::Result<()> {
+    set(socket, libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, &bytes_max)
 }
 
 /// The kernel's smoothed round trip to the peer; `None` if this is no TCP connection, or it was not measured yet.

@@ -3,12 +3,17 @@
 use std::fs::{self, OpenOptions};
 use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;
+use std::time::{Duration, SystemTime};
+
+use ring::digest::{SHA256, digest};
 
 use super::devices::{DeviceId, Devices};
 use super::folder::Folder;
 use super::leases::KnownLease;
 use super::notes::{KnownNotes, NoteChange, NotedDevice};
+use super::page_key::PageKey;
 use super::peers::Peers;
+use super::{Invitation, RemotePage, TOKEN_NAME_CHARS_MAX, Tokens, is_shown};
 use crate::fuzzing::fuzz;
 
 const ID: &str = "00112233445566778899aabbccddeeff";
@@ -40,6 +45,12 @@ const WORDS: [&str; 16] = [
     "\"name\":",
 ];
 
+fn write(folder: &Folder, name: &str, text: &str) {
+    let mut options = OpenOptions::new();
+    let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(folder.file(name)).unwrap();
+    file.write_all(text.as_bytes()).unwrap();
+}
+
 #[test]
 fn fuzz_state_files() {
     let path = std::env::temp_dir().join(format!("farbus-fuzz-state-{}", std::process::id()));
@@ -51,10 +62,7 @@ fn fuzz_state_files() {
     let names = ["peers.json", "devices.json", "labels.json", &lease, &count];
     fuzz(env!("CARGO_MANIFEST_DIR"), "fuzz_state_files", |input| {
         for name in names {
-            let text = input.text(&FILES, &WORDS);
-            let mut options = OpenOptions::new();
-            let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(folder.file(name)).unwrap();
-            file.write_all(text.as_bytes()).unwrap();
+            write(&folder, name, &input.text(&FILES, &WORDS));
         }
         let written = || names.map(|name| fs::read(folder.file(name)).unwrap());
         let before = written();
@@ -79,6 +87,80 @@ fn fuzz_state_files() {
         let number = KnownLease::reserve(&folder, device, 5).unwrap();
         assert!(number > known.reserved || known.reserved == u64::MAX, "{number} after {}", known.reserved);
         assert_eq!(KnownLease::load(&folder, device).unwrap().reserved, number);
+    });
+    fs::remove_dir_all(folder.path()).unwrap();
+}
+
+/// The secret of the token in [`PAGE_FILES`], and the code of the invitation there.
+const SECRET: &str = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
+
+/// SHA-256 of a text, as the files have it.
+fn hash(text: &str) -> String {
+    digest(&SHA256, text.as_bytes()).as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The files of a page, which another user may have written where root's daemon serves paired hosts: what lets somebody
+/// in is what they say, and what a terminal is shown of them adds nothing to it.
+#[test]
+fn fuzz_page_files() {
+    let now = SystemTime::now();
+    let soon_ms = (now + Duration::from_secs(30)).duration_since(SystemTime::UNIX_EPOCH).unwrap().as_millis();
+    let (of_secret, of_code) = (hash(SECRET), hash(ID));
+    let tokens = format!(
+        r#"{{"tokens":[{{"id":"00112233","name":"ci","scope":"read","made":"2026-11-26T00:00:00Z","sha256":"{of_secret}"}},{{"id":"44556677","scope":"own","made":"2026-11-26T00:00:00Z","expires":"2036-11-26T00:00:00Z","expires_unix_s":2111184000,"sha256":"{of_secret}"}}]}}"#
+    );
+    let invitations = format!(
+        r#"{{"invitations":[{{"scope":"observe","name":"phone","lasts_s":3600,"until_ms":{soon_ms},"is_used":false,"sha256":"{of_code}"}}]}}"#
+    );
+    let place = r#"{"listen":"0.0.0.0:7241","url":"https://lab3.example:7241","fingerprint":"00:11:22:33:44:55:66:77:88:99:AA:BB:CC:DD:EE:FF:00:11:22:33:44:55:66:77:88:99:AA:BB:CC:DD:EE:FF"}"#;
+    let path = std::env::temp_dir().join(format!("farbus-fuzz-page-{}", std::process::id()));
+    let _ = fs::remove_dir_all(&path);
+    let folder = Folder::at(path);
+    folder.make().unwrap();
+    PageKey::load_or_create(&folder, &["localhost".to_owned()]).unwrap();
+    let key = fs::read_to_string(folder.file("page-key.pem")).unwrap();
+    let names = ["page-tokens.json", "page-invitations.json", "page-place.json", "page-key.pem"];
+    let words = [&WORDS[..], &["\\u001b[2J", "\\u0007", "9223372036854775807", "-----BEGIN CERTIFICATE-----"]].concat();
+    let is_name = |name: &str| name.chars().all(is_shown) && name.chars().count() <= TOKEN_NAME_CHARS_MAX;
+    fuzz(env!("CARGO_MANIFEST_DIR"), "fuzz_page_files", |input| {
+        for (name, text) in names.iter().zip([&tokens, &invitations, place, &key]) {
+            write(&folder, name, &input.text(&[text], &words));
+        }
+        let read = |name: &str| fs::read_to_string(folder.file(name)).unwrap();
+        let before = names.map(read);
+        let loaded = Tokens::load(&folder);
+        for token in loaded.iter().flat_map(Tokens::iter) {
+            assert!(is_name(token.called()) && is_name(&token.id) && is_name(&token.made), "{token:?}");
+            assert!(token.expires.as_deref().is_none_or(is_name), "{token:?}");
+            let shown = format!("farbus-page-{}-{SECRET}", token.id);
+            let checked = loaded.as_ref().unwrap().check(&shown, now);
+            assert!(checked.is_err() || before[0].contains(&of_secret), "{token:?}");
+        }
+        let place = RemotePage::load(&folder);
+        for place in place.iter().flatten() {
+            let texts = [&place.url, &place.listen, &place.fingerprint];
+            assert!(
+                texts.iter().all(|text| text.chars().all(is_shown)) && place.url.starts_with("https://"),
+                "{place:?}"
+            );
+        }
+        if let Ok(Some(key)) = PageKey::load(&folder) {
+            let _ = (key.server_config(), key.fingerprint());
+        }
+        assert_eq!(before, names.map(read), "what is read is not changed");
+
+        let redeemed = Invitation::redeem(&folder, ID, now);
+        if let Ok(Ok((kept, token, lasts_s))) = &redeemed {
+            assert!(before[1].contains(&of_code) && is_name(kept.called()) && kept.expires.is_some(), "{kept:?}");
+            assert!(Invitation::redeem(&folder, ID, now).unwrap().is_err(), "a code counts once");
+            assert!(Tokens::load(&folder).unwrap().check(token, now).is_ok() || *lasts_s < 5);
+        } else {
+            assert_eq!(before[1], read(names[1]), "what is damaged is not replaced");
+        }
+        if loaded.is_err() {
+            assert!(Tokens::make(&folder, super::Scope::Read, None, None).is_err());
+            assert_eq!(before[0], read(names[0]), "what is damaged is not replaced");
+        }
     });
     fs::remove_dir_all(folder.path()).unwrap();
 }

@@ -9,9 +9,9 @@ use ring::digest::{SHA256, digest};
 use serde::{Deserialize, Serialize};
 
 use super::folder::{Folder, StateError};
-use super::limits::{self, PAGE_CODE_TIME_MAX};
+use super::limits::{self, PAGE_CODE_TIME_MAX, PAGE_TOKEN_TIME_MAX};
 use super::random::fill_random;
-use super::tokens::{Scope, why_not};
+use super::tokens::{Scope, Token, Tokens, is_hex, is_name, why_not};
 
 const INVITATIONS_FILE: &str = "page-invitations.json";
 /// Random bytes of a code; it has two hexadecimal digits for each.
@@ -52,6 +52,15 @@ pub enum NoCode {
     Used,
     /// Its minute is over.
     Expired,
+}
+
+/// Why nobody is let in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NotRedeemed {
+    /// The code lets nobody in.
+    Code(NoCode),
+    /// No token can be made for it: a sentence for a person. The code counts as before.
+    Token(String),
 }
 
 fn millis(at: SystemTime) -> u64 {
@@ -103,28 +112,49 @@ impl Invitation {
         Ok(Ok(code))
     }
 
-    /// Uses the code up. Only one of several processes that show the same code at a time succeeds.
+    /// Whether each part has the form in which it was made: another user may have written it.
+    fn is_whole(&self) -> bool {
+        let is_lasting = (1..=PAGE_TOKEN_TIME_MAX.as_secs()).contains(&self.lasts_s);
+        is_lasting && is_hex(&self.sha256, 32) && self.name.as_deref().is_none_or(is_name)
+    }
+
+    /// Makes the token that a code is for, and uses the code up: only one of several processes that show the same code
+    /// at a time succeeds. Returns what is kept of the token, the token itself, and for how long it counts, seconds. If
+    /// another token has got the name meanwhile, this one has none. A code for which no token can be made stays as it
+    /// is.
     ///
     /// # Errors
-    /// [`StateError`]; the inner error: the code lets nobody in.
-    pub fn take(folder: &Folder, code: &str, now: SystemTime) -> Result<Result<Self, NoCode>, StateError> {
+    /// [`StateError`]; the inner error: no token was made.
+    pub fn redeem(
+        folder: &Folder,
+        code: &str,
+        now: SystemTime,
+    ) -> Result<Result<(Token, String, u64), NotRedeemed>, StateError> {
         let hashed = hash(code);
         let _lock = folder.lock()?;
         let mut all = Invitations::read(folder, now)?;
         // Hashes are compared: how long that takes says nothing of the code.
         let Some(found) = all.invitations.iter_mut().find(|one| one.sha256 == hashed) else {
-            return Ok(Err(NoCode::Unknown));
+            return Ok(Err(NotRedeemed::Code(NoCode::Unknown)));
         };
         match (found.is_used, found.until_ms > millis(now)) {
-            (true, _) => Ok(Err(NoCode::Used)),
-            (false, false) => Ok(Err(NoCode::Expired)),
-            (false, true) => {
-                found.is_used = true;
-                let taken = found.clone();
-                all.store(folder)?;
-                Ok(Ok(taken))
-            }
+            (true, _) => return Ok(Err(NotRedeemed::Code(NoCode::Used))),
+            (false, false) => return Ok(Err(NotRedeemed::Code(NoCode::Expired))),
+            (false, true) => found.is_used = true,
         }
+        let (scope, lasts_s) = (found.scope, found.lasts_s);
+        let name = match found.name.take() {
+            Some(name) if Tokens::has_name(folder, &name, now)? => None,
+            name => name,
+        };
+        let lasts = Some(Duration::from_secs(lasts_s));
+        let (token, secret) = match Tokens::make_in_locked(folder, scope, name.as_deref(), lasts, now)? {
+            Ok(made) => made,
+            Err(why) => return Ok(Err(NotRedeemed::Token(why))),
+        };
+        // A token that is not handed out opens nothing, for nobody knows it: so it is made first.
+        all.store(folder)?;
+        Ok(Ok((token, secret, lasts_s)))
     }
 }
 
@@ -133,9 +163,13 @@ impl Invitations {
     fn read(folder: &Folder, now: SystemTime) -> Result<Self, StateError> {
         let bytes = folder.read(INVITATIONS_FILE, limits::PAGE_INVITATIONS_BYTES_MAX, true)?;
         let Some(bytes) = bytes else { return Ok(Self::default()) };
-        let mut all: Self = serde_json::from_slice(&bytes).map_err(|error| {
-            folder.trouble(INVITATIONS_FILE, &format!("it is damaged: {error}\n  remove it, and make another code"))
-        })?;
+        let damaged = |why: &dyn std::fmt::Display| {
+            folder.trouble(INVITATIONS_FILE, &format!("it is damaged: {why}\n  remove it, and make another code"))
+        };
+        let mut all: Self = serde_json::from_slice(&bytes).map_err(|error| damaged(&error))?;
+        if !all.invitations.iter().all(Invitation::is_whole) {
+            return Err(damaged(&"a code is not as farbus writes it"));
+        }
         // Also those of a clock that was set back: none counts for longer than a minute from now.
         let (now, most) = (millis(now), millis(now + PAGE_CODE_TIME_MAX));
         let remembered_ms = u64::try_from(REMEMBERED_FOR.as_millis()).unwrap_or(u64::MAX);
@@ -166,19 +200,42 @@ mod tests {
     fn a_code_lets_in_once_and_within_a_minute() {
         let scratch = Scratch::new("invitations");
         let (folder, now) = (&scratch.0, SystemTime::now());
-        let take = |code: &str, at| Invitation::take(folder, code, at).unwrap();
+        let redeem = |code: &str, at| Invitation::redeem(folder, code, at).unwrap();
+        let refused = |code: &str, at| match redeem(code, at) {
+            Err(NotRedeemed::Code(why)) => why,
+            other => panic!("{other:?}"),
+        };
         let (first, second) = (made(folder, now), made(folder, now));
         assert_eq!(first.len(), 32);
-        let taken = take(&first, now + 59 * SECOND).unwrap();
-        assert_eq!((taken.scope, taken.name.as_deref(), taken.lasts_s), (Scope::Observe, Some("phone"), 3600));
-        assert_eq!(take(&first, now + 59 * SECOND), Err(NoCode::Used));
-        assert_eq!(take(&second, now + 60 * SECOND), Err(NoCode::Expired));
+        let (token, secret, lasts_s) = redeem(&first, now + 59 * SECOND).unwrap();
+        assert_eq!((token.scope, token.called(), lasts_s), (Scope::Observe, "phone", 3600));
+        assert_eq!(Tokens::load(folder).unwrap().check(&secret, now), Ok(&token));
+        assert_eq!(refused(&first, now + 59 * SECOND), NoCode::Used);
+        assert_eq!(refused(&second, now + 60 * SECOND), NoCode::Expired);
         for wrong in ["", &second[..31], &format!("{second}0"), &second.to_uppercase()] {
-            assert_eq!(take(wrong, now), Err(NoCode::Unknown), "{wrong}");
+            assert_eq!(refused(wrong, now), NoCode::Unknown, "{wrong}");
         }
-        assert!(take(&second, now).is_ok(), "what others tried takes nothing from it");
+        let (token, ..) = redeem(&second, now).unwrap();
+        assert_eq!(token.name, None, "what others tried takes nothing from it, and the name is the first one's");
         let third = made(folder, now);
-        assert_eq!(take(&third, now - 10 * SECOND), Err(NoCode::Unknown), "the clock was set back");
+        assert_eq!(refused(&third, now - 10 * SECOND), NoCode::Unknown, "the clock was set back");
+    }
+
+    #[test]
+    fn a_code_that_can_yield_no_token_is_not_used_up() {
+        let scratch = Scratch::new("invitations-full");
+        let (folder, now) = (&scratch.0, SystemTime::now());
+        let code = made(folder, now);
+        for _ in 0..limits::PAGE_TOKENS_MAX {
+            Tokens::make(folder, Scope::Read, None, None).unwrap().unwrap();
+        }
+        for _ in 0..2 {
+            let refused = Invitation::redeem(folder, &code, now).unwrap();
+            assert!(matches!(&refused, Err(NotRedeemed::Token(why)) if why.contains("revoke")), "{refused:?}");
+        }
+        let one = Tokens::load(folder).unwrap().iter().next().unwrap().id.clone();
+        Tokens::revoke(folder, &one).unwrap().unwrap();
+        assert!(Invitation::redeem(folder, &code, now).unwrap().is_ok(), "there is a place now");
     }
 
     #[test]

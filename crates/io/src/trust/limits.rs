@@ -91,6 +91,9 @@ pub const PAGE_TOKENS_MAX: usize = 256;
 /// The largest file of tokens that is read: [`PAGE_TOKENS_MAX`] with the longest names, each character escaped.
 pub const PAGE_TOKENS_BYTES_MAX: u64 = 1 << 20;
 
+/// The longest time for which a token is made, ten years and some days; one without a time lasts until it is revoked.
+pub const PAGE_TOKEN_TIME_MAX: Duration = Duration::from_secs(3660 * 86_400);
+
 /// How long a code lets a browser in: the time to point a phone at the terminal.
 pub const PAGE_CODE_TIME_MAX: Duration = Duration::from_secs(60);
 /// The most codes that were made in the last ten minutes: a class of people that come at once.

@@ -41,7 +41,7 @@ pub use devices::{DeviceId, Devices, DevicesReader, KnownDevice, PREFIX_DIGITS_M
 pub use fingerprint::{Fingerprint, NotAFingerprint};
 pub use folder::{Folder, StateError};
 pub use identity::Identity;
-pub use invitations::{Invitation, NoCode};
+pub use invitations::{Invitation, NoCode, NotRedeemed};
 pub use leases::{KnownLease, Retirement, StoredBooking, StoredLease};
 pub use name::{NotAName, host_name, name_from};
 pub use notes::{DeviceNotes, KnownNotes, LABELS_MAX, NoteChange, NotedDevice, check_label_name, is_shown};

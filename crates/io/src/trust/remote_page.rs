@@ -1,8 +1,11 @@
 //! Where the page for other machines is, for the commands that have to say it: `page-place.json`.
 
+use std::net::SocketAddr;
+
 use serde::{Deserialize, Serialize};
 
 use super::folder::{Folder, StateError};
+use super::notes::is_shown;
 
 const PLACE_FILE: &str = "page-place.json";
 /// The largest such file that is read.
@@ -26,12 +29,26 @@ impl RemotePage {
     /// [`StateError`]: the file cannot be read, or is damaged.
     pub fn load(folder: &Folder) -> Result<Option<Self>, StateError> {
         let Some(bytes) = folder.read(PLACE_FILE, PLACE_BYTES_MAX, true)? else { return Ok(None) };
-        serde_json::from_slice(&bytes).map(Some).map_err(|error| {
-            folder.trouble(
-                PLACE_FILE,
-                &format_args!("it is damaged: {error}\n  start the page again: it is written anew"),
-            )
-        })
+        let damaged = |why: &dyn std::fmt::Display| {
+            folder
+                .trouble(PLACE_FILE, &format_args!("it is damaged: {why}\n  start the page again: it is written anew"))
+        };
+        let place: Self = serde_json::from_slice(&bytes).map_err(|error| damaged(&error))?;
+        match place.is_whole() {
+            true => Ok(Some(place)),
+            false => Err(damaged(&"it names no page")),
+        }
+    }
+
+    /// Whether each part has the form in which it is stored: another user may have written it, and a terminal shows it.
+    fn is_whole(&self) -> bool {
+        let is_pair = |pair: &str| pair.len() == 2 && pair.bytes().all(|digit| digit.is_ascii_hexdigit());
+        let host = self.url.strip_prefix("https://").unwrap_or_default();
+        self.listen.parse::<SocketAddr>().is_ok()
+            && !host.is_empty()
+            && host.chars().all(|c| is_shown(c) && !c.is_whitespace() && !"/?#@\\".contains(c))
+            && self.fingerprint.split(':').count() == 32
+            && self.fingerprint.split(':').all(is_pair)
     }
 
     /// Stores the place.
@@ -42,5 +59,35 @@ impl RemotePage {
         let text = serde_json::to_vec(self).map_err(|error| folder.trouble(PLACE_FILE, &error))?;
         let _lock = folder.lock()?;
         folder.write(PLACE_FILE, &text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::leases::tests::Scratch;
+    use super::*;
+
+    #[test]
+    fn a_place_that_is_no_page_is_not_shown_to_a_terminal() {
+        let scratch = Scratch::new("page-place");
+        let (folder, fingerprint) = (&scratch.0, ["0F"; 32].join(":"));
+        let place = |url: &str, fingerprint: &str| RemotePage {
+            listen: "0.0.0.0:7241".into(),
+            url: url.into(),
+            fingerprint: fingerprint.into(),
+        };
+        for url in ["https://lab3.example:7241", "https://192.0.2.7", "https://[2001:db8::7]:7241"] {
+            let stored = place(url, &fingerprint);
+            stored.store(folder).unwrap();
+            assert_eq!(RemotePage::load(folder).unwrap(), Some(stored));
+        }
+        let wrong =
+            ["http://lab3", "https://", "https://a b", "https://lab3\u{1b}[2J", "https://lab3/x", "https://a@b"];
+        for url in wrong {
+            place(url, &fingerprint).store(folder).unwrap();
+            assert!(RemotePage::load(folder).is_err(), "{url}");
+        }
+        place("https://lab3", &fingerprint.replace(':', "\u{7}")).store(folder).unwrap();
+        assert!(RemotePage::load(folder).is_err());
     }
 }

@@ -93,6 +93,18 @@ impl Token {
         self.expires_unix_s.is_some_and(|end| unix_s(now) >= end)
     }
 
+    /// Whether each part has the form in which it was made.
+    fn is_whole(&self) -> bool {
+        let is_time =
+            |text: &str| text.len() <= 32 && text.bytes().all(|b| b.is_ascii_digit() || b"-:.TZ".contains(&b));
+        is_hex(&self.id, ID_BYTES)
+            && is_hex(&self.sha256, 32)
+            && self.name.as_deref().is_none_or(is_name)
+            && is_time(&self.made)
+            && self.expires.as_deref().is_none_or(is_time)
+            && self.expires.is_some() == self.expires_unix_s.is_some()
+    }
+
     /// The name, or the id if it has none.
     pub fn called(&self) -> &str {
         self.name.as_deref().unwrap_or(&self.id)
@@ -126,6 +138,11 @@ fn hash(secret: &str) -> String {
     hex(digest(&SHA256, secret.as_bytes()).as_ref())
 }
 
+/// Whether this is [`hex`] of so many bytes.
+pub(super) fn is_hex(text: &str, bytes: usize) -> bool {
+    text.len() == 2 * bytes && text.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'))
+}
+
 /// Compares in a time that depends on the lengths alone.
 fn is_same(a: &str, b: &str) -> bool {
     a.len() == b.len() && a.bytes().zip(b.bytes()).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0
@@ -150,10 +167,19 @@ impl Tokens {
     fn read(folder: &Folder) -> Result<Self, StateError> {
         let bytes = folder.read(TOKENS_FILE, limits::PAGE_TOKENS_BYTES_MAX, true)?;
         let Some(bytes) = bytes else { return Ok(Self::default()) };
-        serde_json::from_slice(&bytes).map_err(|error| {
+        let damaged = |why: &dyn fmt::Display| {
             let next = "remove it, and make the tokens again (farbus page token create)";
-            folder.trouble(TOKENS_FILE, &format!("it is damaged: {error}\n  {next}"))
-        })
+            folder.trouble(TOKENS_FILE, &format!("it is damaged: {why}\n  {next}"))
+        };
+        let all: Self = serde_json::from_slice(&bytes).map_err(|error| damaged(&error))?;
+        if all.tokens.len() > limits::PAGE_TOKENS_MAX {
+            return Err(damaged(&format_args!("{} tokens", all.tokens.len())));
+        }
+        // Another user may have written it: what a terminal and a log are shown of it is what farbus writes.
+        match all.tokens.iter().position(|token| !token.is_whole()) {
+            Some(at) => Err(damaged(&format_args!("token {} is not as farbus writes it", at + 1))),
+            None => Ok(all),
+        }
     }
 
     /// All tokens, in the order in which they were made; also those whose time is over.
@@ -161,8 +187,8 @@ impl Tokens {
         self.tokens.iter()
     }
 
-    /// Makes a token. Returns what is kept of it, and the token itself, which is kept nowhere. The inner error is a
-    /// sentence for a person; nothing is made then.
+    /// Makes a token. Returns what is kept of it, and the token itself, which is kept nowhere. One whose time is over
+    /// loses its place and its name to it. The inner error is a sentence for a person; nothing is made then.
     ///
     /// # Errors
     /// [`StateError`]; nothing is made then.
@@ -172,17 +198,36 @@ impl Tokens {
         name: Option<&str>,
         lasts: Option<Duration>,
     ) -> Result<Result<(Token, String), String>, StateError> {
+        let _lock = folder.lock()?;
+        Self::make_in_locked(folder, scope, name, lasts, SystemTime::now())
+    }
+
+    /// The same, in a folder that the caller has locked.
+    pub(super) fn make_in_locked(
+        folder: &Folder,
+        scope: Scope,
+        name: Option<&str>,
+        lasts: Option<Duration>,
+        now: SystemTime,
+    ) -> Result<Result<(Token, String), String>, StateError> {
         if let Some(name) = name.filter(|name| !is_name(name)) {
             return Ok(Err(format!(
                 "'{}' is no name: 1 to {TOKEN_NAME_CHARS_MAX} characters that are shown",
                 shown(name)
             )));
         }
-        let _lock = folder.lock()?;
+        let end = match lasts.map(|lasts| now.checked_add(lasts).filter(|_| lasts <= limits::PAGE_TOKEN_TIME_MAX)) {
+            Some(None) => return Ok(Err("a token lasts 3660 days at most, or until it is revoked".to_owned())),
+            end => end.flatten(),
+        };
         if let Some(why) = why_not(folder, scope)? {
             return Ok(Err(why));
         }
         let mut all = Self::read(folder)?;
+        // As long as nobody needs the place of one that has expired, its bearer is told that it has.
+        let is_full = all.tokens.len() >= limits::PAGE_TOKENS_MAX;
+        all.tokens
+            .retain(|token| !token.has_expired(now) || !(is_full || (name.is_some() && token.name.as_deref() == name)));
         if all.tokens.len() >= limits::PAGE_TOKENS_MAX {
             let most = limits::PAGE_TOKENS_MAX;
             return Ok(Err(format!("there are {most} tokens already\n  revoke one: farbus page token list")));
@@ -200,8 +245,6 @@ impl Tokens {
         }
         fill_random(&mut secret);
         let (id, secret) = (hex(&id), hex(&secret));
-        let now = SystemTime::now();
-        let end = lasts.and_then(|lasts| now.checked_add(lasts));
         let token = Token {
             id: id.clone(),
             name: name.map(str::to_owned),
@@ -214,6 +257,11 @@ impl Tokens {
         all.tokens.push(token.clone());
         all.store(folder)?;
         Ok(Ok((token, format!("{PREFIX}{id}-{secret}"))))
+    }
+
+    /// Whether a token has this id or name, in a folder that the caller has locked.
+    pub(super) fn has_name(folder: &Folder, name: &str, now: SystemTime) -> Result<bool, StateError> {
+        Ok(Self::read(folder)?.find(name).is_some_and(|token| !token.has_expired(now)))
     }
 
     /// The token with this id or name.
@@ -271,7 +319,8 @@ fn is_own(folder: &Folder) -> Result<bool, StateError> {
     Ok(folder.opened()?.is_none_or(|opened| opened.owner().0 == rustix::process::geteuid()))
 }
 
-fn is_name(name: &str) -> bool {
+/// Whether a token may be called so.
+pub(super) fn is_name(name: &str) -> bool {
     !name.is_empty() && name.chars().count() <= TOKEN_NAME_CHARS_MAX && name.chars().all(is_shown)
 }
 
@@ -314,6 +363,28 @@ mod tests {
     }
 
     #[test]
+    fn a_token_that_has_expired_takes_neither_place_nor_name_from_another() {
+        let scratch = Scratch::new("tokens-expired");
+        let folder = &scratch.0;
+        let before = SystemTime::now() - 2 * HOUR;
+        let make = |name: Option<&str>, at| {
+            Tokens::make_in_locked(folder, Scope::Read, name, Some(HOUR), at).unwrap().map(|(token, _)| token)
+        };
+        let stays = made(folder, Scope::Read, Some("stays"), None).0;
+        let old = make(Some("ci"), before).unwrap();
+        let new = make(Some("ci"), SystemTime::now()).unwrap();
+        assert!(new.id != old.id && Tokens::load(folder).unwrap().find(&old.id).is_none());
+        assert!(make(Some("ci"), SystemTime::now()).unwrap_err().contains("already"), "this one counts");
+        for _ in 2..limits::PAGE_TOKENS_MAX {
+            make(None, before).unwrap();
+        }
+        make(None, SystemTime::now()).unwrap();
+        let left = Tokens::load(folder).unwrap();
+        assert_eq!(left.iter().count(), 3, "those whose time is over are gone");
+        assert!(left.find(&stays.id).is_some() && left.find(&new.id).is_some());
+    }
+
+    #[test]
     fn the_file_has_no_token_and_is_its_owners_alone() {
         let scratch = Scratch::new("tokens-file");
         let folder = &scratch.0;
@@ -322,6 +393,39 @@ mod tests {
         let secret = token.rsplit_once('-').unwrap().1;
         assert!(!text.contains(secret) && secret.len() == 64, "{text}");
         assert_eq!(std::fs::metadata(folder.file(TOKENS_FILE)).unwrap().mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn a_file_that_farbus_did_not_write_lets_nobody_in_and_shows_a_terminal_nothing() {
+        let scratch = Scratch::new("tokens-foreign");
+        let folder = &scratch.0;
+        made(folder, Scope::Read, Some("ci"), Some(HOUR));
+        let path = folder.file(TOKENS_FILE);
+        let text = std::fs::read_to_string(&path).unwrap();
+        let ways: [(&str, &str); 4] = [
+            ("\"ci\"", "\"\\u001b[2J\""),
+            ("\"made\": \"2", "\"made\": \"\\u0007"),
+            ("\"sha256\": \"", "\"sha256\": \"0"),
+            ("\"expires_unix_s\"", "\"x\""),
+        ];
+        for (found, instead) in ways {
+            let foreign = text.replace(found, instead);
+            assert_ne!(foreign, text, "{found}");
+            std::fs::write(&path, &foreign).unwrap();
+            let why = Tokens::load(folder).unwrap_err().to_string();
+            assert!(why.contains("token 1 is not as farbus writes it"), "{found}: {why}");
+            assert!(Tokens::make(folder, Scope::Read, None, None).is_err(), "what is damaged is not replaced");
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), foreign);
+        }
+    }
+
+    #[test]
+    fn a_token_never_lasts_longer_than_was_said_because_the_time_is_too_long() {
+        let scratch = Scratch::new("tokens-long");
+        for lasts in [limits::PAGE_TOKEN_TIME_MAX + Duration::from_secs(1), Duration::MAX] {
+            let refused = Tokens::make(&scratch.0, Scope::Read, None, Some(lasts)).unwrap();
+            assert!(refused.is_err_and(|why| why.contains("3660 days")), "{lasts:?}");
+        }
     }
 
     #[test]

@@ -13,7 +13,7 @@
 //! | `give_up` | the holder | the next host in the queue gets the device |
 //! | `book` | any host | the lease, from a time of day on ([`bookings`](super::bookings)) |
 //! | `withdraw` | a host that waits | it leaves the queue |
-//! | `preempt` | a request of a higher priority, the owner | the lease, or the use, ends after [`NOTICE`] |
+//! | `preempt` | a request of a higher priority, the owner | the lease, or the use, ends after the notice that the exporter gives, [`NOTICE`] unless said otherwise |
 //!
 //! `advance` says what is due: the warning of the holder, [`NOTICE`] before the end, and the end. From the moment of
 //! its end a lease gives no right, however late `advance` is called. What a user still has open then is ended by the
@@ -89,6 +89,9 @@ pub struct Request {
     pub waits: bool,
     /// Whether the lease lasts [`PROVISIONAL`] at first, until it is confirmed.
     pub is_provisional: bool,
+    /// How long a host of a lower priority keeps the device at most, once this request is the first in the queue:
+    /// [`NOTICE`] unless the exporter's owner said otherwise.
+    pub notice: Duration,
 }
 
 /// A lease that a host requested, and has.

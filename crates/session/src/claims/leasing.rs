@@ -166,7 +166,7 @@ impl Claims {
         // Who is first in the queue and of a higher priority than the present holder does not wait for its end.
         let present = self.lease.as_ref().map_or(0, |lease| lease.priority);
         if place == 1 && request.priority > present {
-            self.preempt(now);
+            self.preempt(now, request.notice);
         }
         Ok(Requested::Waits { place, until: self.ends_at() })
     }
@@ -319,10 +319,10 @@ impl Claims {
         Ok(!is_provisional)
     }
 
-    /// Ends the present lease, or the present use, [`NOTICE`] from now at the latest. Returns the end; `None` if nobody
+    /// Ends the present lease, or the present use, `notice` from now at the latest. Returns the end; `None` if nobody
     /// has the device.
-    pub fn preempt(&mut self, now: Instant) -> Option<Instant> {
-        let soon = now + NOTICE;
+    pub fn preempt(&mut self, now: Instant, notice: Duration) -> Option<Instant> {
+        let soon = now + notice;
         if let Some(lease) = &mut self.lease {
             lease.is_preempted |= lease.until > soon;
             lease.until = lease.until.min(soon);

@@ -10,7 +10,7 @@
 //! | [`served`] | the contract of the exporter's end, for all classes |
 //! | [`served_block`], [`served_usb`] | a local device that a session serves; `served_device` has what both do |
 //! | [`remote_block`], [`remote_usb`] | a remote device that a session brings |
-//! | [`served_observer`], [`remote_observer`] | observing: copies of a USB device's traffic; frames of a stream |
+//! | [`served_observer`], [`remote_observer`] | observing: copies of a USB device's traffic; what its serial ports send; frames of a stream |
 //! | [`hold`] | how long a device that migrates may keep its user waiting, agreed by both ends |
 //! | [`timing`] | which requests are timed, and where their time went |
 //! | [`piped`], [`piped_served`], `pipe` | modules between any class and the link, on either side |
@@ -67,8 +67,8 @@ pub mod timing;
 
 /// The messages: greetings, control, and each class's own.
 pub use farbus_wire::native::{
-    Arrived, Flow, Head, Kind, Lane, LaneLimits, LaneSet, Lanes, Message, Part, Urgency, block, control, frame, hello,
-    identity, modules, reserve, retire, stream, usb,
+    Arrived, Flow, Head, Kind, Lane, LaneLimits, LaneSet, Lanes, Message, Part, Urgency, block, console, control,
+    frame, hello, identity, modules, reserve, retire, stream, usb,
 };
 
 pub use attachment::{Attachment, Heard, State};
@@ -78,7 +78,7 @@ pub use importer::{Attached, ImporterSession, Movable, Progress};
 pub use piped::{Piped, Through};
 pub use piped_served::PipedServed;
 pub use remote_block::RemoteBlock;
-pub use remote_observer::{RemoteObserver, RemoteStream};
+pub use remote_observer::{RemoteConsole, RemoteObserver, RemoteStream};
 pub use remote_usb::RemoteUsb;
 pub use retained::{RETAINED_BYTES_MAX, RETAINED_MAX};
 pub use served_block::ServedBlock;

@@ -2,11 +2,11 @@
 
 use std::fmt::Debug;
 
-use farbus_model::limits::{OBSERVED_EVENTS_MAX, URB_BYTES_MAX};
+use farbus_model::limits::{CONSOLE_BYTES_MAX, CONSOLE_WINDOW, OBSERVED_EVENTS_MAX, URB_BYTES_MAX};
 use farbus_model::{Instant, Payload, Pieces};
 use farbus_wire::native::control::{Cause, Open};
 use farbus_wire::native::reserve::Reservation;
-use farbus_wire::native::{Arrived, Kind, Message, stream, usb};
+use farbus_wire::native::{Arrived, Kind, Message, console, stream, usb};
 
 use super::attachment::{Attachment, Heard};
 use super::importer::Attached;
@@ -15,7 +15,7 @@ use crate::Reject;
 /// Bytes of an [`Opened`](farbus_wire::native::control::Opened): as for a device that is used.
 const OPENED_BYTES_MAX: usize = 1 << 20;
 
-/// What can be observed: a USB device, or a stream.
+/// What can be observed: a USB device, its serial ports, or a stream.
 pub trait Showing: Sized + Debug {
     /// One event or frame.
     type Event: Debug;
@@ -60,6 +60,27 @@ impl Showing for usb::Description {
     }
 }
 
+impl Showing for console::Description {
+    type Event = console::Output;
+
+    fn decode(bytes: &[u8]) -> Result<Self, Reject> {
+        Self::decode(bytes)
+    }
+
+    fn decode_event(message: Payload) -> Result<console::Output, Reject> {
+        console::Output::decode(message)
+    }
+
+    fn window(&self) -> u32 {
+        CONSOLE_WINDOW
+    }
+
+    /// All that may wait at an exporter: one of a later version may send it in larger pieces.
+    fn event_bytes_max(&self) -> usize {
+        CONSOLE_BYTES_MAX + console::EVENT_BYTES
+    }
+}
+
 impl Showing for stream::Description {
     type Event = stream::Frame;
 
@@ -82,6 +103,8 @@ impl Showing for stream::Description {
 
 /// A device that is observed.
 pub type RemoteObserver = Onlooker<usb::Description>;
+/// The serial ports of a device, observed.
+pub type RemoteConsole = Onlooker<console::Description>;
 /// A stream that is read.
 pub type RemoteStream = Onlooker<stream::Description>;
 

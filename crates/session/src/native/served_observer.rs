@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use farbus_model::limits::{OBSERVED_BYTES_MAX, OBSERVED_GRANT_MAX, URB_BYTES_MAX};
+use farbus_model::limits::{
+    CONSOLE_BYTES_MAX, CONSOLE_EVENT_BYTES_MAX, OBSERVED_BYTES_MAX, OBSERVED_GRANT_MAX, URB_BYTES_MAX,
+};
 use farbus_model::{Instant, Payload, Readiness};
 use farbus_wire::native::control::{Cause, Credit, End};
 use farbus_wire::native::{Arrived, Flow, Head, Kind, Lanes, Message, Part, Urgency};
@@ -22,6 +24,11 @@ pub trait Shown: Send {
 
     /// The next event is taken when at most so many bytes wait for the link.
     fn waiting_bytes_max(&self) -> usize;
+
+    /// The most bytes of an event.
+    fn event_bytes_max(&self) -> usize {
+        URB_BYTES_MAX as usize
+    }
 
     /// Whether another process can continue where this one stops.
     fn is_movable(&self) -> bool;
@@ -45,6 +52,34 @@ impl Shown for observe::Observer {
     }
 
     /// Events that are not sent by then are lost.
+    fn is_movable(&self) -> bool {
+        true
+    }
+
+    fn over(&self) -> Option<&'static str> {
+        self.is_over().then_some("the device is not shared any more")
+    }
+}
+
+impl Shown for observe::ConsoleObserver {
+    fn take(&mut self) -> Option<(Part, Payload)> {
+        observe::ConsoleObserver::take(self).map(|output| (output.part(), output.data))
+    }
+
+    fn grant_max(&self) -> u32 {
+        OBSERVED_GRANT_MAX
+    }
+
+    /// What the link does not take waits in the source, which drops the oldest.
+    fn waiting_bytes_max(&self) -> usize {
+        CONSOLE_BYTES_MAX
+    }
+
+    fn event_bytes_max(&self) -> usize {
+        CONSOLE_EVENT_BYTES_MAX
+    }
+
+    /// What is not sent by then is lost.
     fn is_movable(&self) -> bool {
         true
     }
@@ -154,7 +189,7 @@ impl Served for ServedObserver {
     }
 
     fn answers_bytes_max(&self) -> usize {
-        self.observer.waiting_bytes_max() + URB_BYTES_MAX as usize
+        self.observer.waiting_bytes_max() + self.observer.event_bytes_max()
     }
 
     fn room_wanted(&self) -> Option<usize> {

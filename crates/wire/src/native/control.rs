@@ -23,6 +23,9 @@ impl Class {
     pub const BLOCK: Class = Class(2);
     /// The exporter sends frames without requests ([`super::stream`]).
     pub const STREAM: Class = Class(3);
+    /// The exporter sends what a device's serial ports send to their user, in mode [`Mode::Observe`] alone
+    /// ([`super::console`]).
+    pub const CONSOLE: Class = Class(4);
     /// The first class whose meaning only its users define.
     pub const PRIVATE_FIRST: Class = Class(128);
 }

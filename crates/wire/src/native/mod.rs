@@ -15,11 +15,12 @@
 //! | [`identity`] | which device an attachment uses |
 //! | [`lease`] | when the lease of an attachment ends |
 //! | [`retire`] | what becomes of a disk that its importer moves |
-//! | [`usb`], [`block`], [`stream`] | requests and answers of these device classes |
+//! | [`usb`], [`block`], [`stream`], [`console`] | requests, answers and events of these device classes |
 //!
 //! `docs/protocol.md` describes it byte by byte.
 
 pub mod block;
+pub mod console;
 pub mod control;
 pub mod frame;
 pub mod hello;

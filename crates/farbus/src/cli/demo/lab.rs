@@ -27,7 +27,7 @@ use tokio::sync::oneshot;
 
 use super::super::Failure;
 use super::super::output::say;
-use super::stage::Scratch;
+use super::stage::{Scratch, remove_folder};
 use super::traffic;
 use crate::page::{PageSettings, Place, Served, serve};
 
@@ -325,7 +325,7 @@ impl Lab {
             end_child(daemon, END_TIME_MAX);
         }
         // The command removes it too; one that was killed cannot.
-        let _ = fs::remove_dir_all(&self.folder);
+        let _ = remove_folder(&self.folder);
     }
 }
 

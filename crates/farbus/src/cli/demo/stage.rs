@@ -5,9 +5,10 @@ use std::fmt;
 use std::fs::{self, DirBuilder};
 use std::io::{self, IsTerminal};
 use std::os::unix::fs::DirBuilderExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
@@ -158,10 +159,45 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        if let Err(error) = fs::remove_dir_all(&self.0)
-            && error.kind() != io::ErrorKind::NotFound
-        {
+        if let Err(error) = remove_folder(&self.0) {
             tracing::warn!(folder = %self.0.display(), %error, "left behind");
         }
+    }
+}
+
+/// How long processes that were killed may still make files in a folder that is removed.
+const REMOVE_TIME_MAX: Duration = Duration::from_secs(2);
+
+/// Removes a folder and all in it. Where another process still makes a file there, it is tried again for
+/// [`REMOVE_TIME_MAX`].
+///
+/// # Errors
+/// Why it is still there.
+pub fn remove_folder(folder: &Path) -> io::Result<()> {
+    let until = Instant::now() + REMOVE_TIME_MAX;
+    loop {
+        match fs::remove_dir_all(folder) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound && !folder.exists() => return Ok(()),
+            Err(error) if Instant::now() >= until => return Err(error),
+            Err(_) => thread::sleep(Duration::from_millis(20)),
+            Ok(()) => return Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folder_in_which_files_are_made_meanwhile_is_removed() {
+        let folder = std::env::temp_dir().join(format!("farbus-stage-{}", std::process::id()));
+        fs::create_dir_all(folder.join("run")).unwrap();
+        thread::scope(|scope| {
+            scope.spawn(|| (0..5000).find(|at| fs::File::create(folder.join(format!("run/{at}"))).is_err()));
+            remove_folder(&folder).unwrap();
+        });
+        assert!(!folder.exists());
+        remove_folder(&folder).unwrap();
     }
 }

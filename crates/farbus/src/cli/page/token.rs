@@ -2,6 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
+use farbus_io::trust::limits::PAGE_TOKEN_TIME_MAX;
 use farbus_io::trust::{Audit, Event, Folder, Outcome, Scope, Token, Tokens};
 use serde_json::{Value, json};
 
@@ -64,8 +65,7 @@ struct CreateArgs {
     json: bool,
 }
 
-/// The longest time for which a token is made, ten years; one without a time lasts until it is revoked.
-const LASTING_S_MAX: u64 = 3660 * 86_400;
+const LASTING_S_MAX: u64 = PAGE_TOKEN_TIME_MAX.as_secs();
 
 /// Parses how long a token lasts.
 ///

@@ -120,7 +120,7 @@ impl Site for Limits {
         let view = lock(&state.view);
         let Some(LimitRecord { devices, for_s, by, .. }) = view.limit_of(&host) else { return SiteLimit::default() };
         let elsewhere = devices.map_or(0, |_| view.devices_held_by(&host, self.own.as_ref()));
-        SiteLimit { limit: LeaseLimit { devices, span: for_s.map(Duration::from_secs) }, elsewhere, by }
+        SiteLimit { limit: LeaseLimit { devices, span: for_s.map(Duration::from_secs), notice: None }, elsewhere, by }
     }
 }
 

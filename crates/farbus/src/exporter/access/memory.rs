@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use farbus_model::budget::{Account, Budget};
+use farbus_model::limits::CONSOLE_BYTES_MAX;
 use farbus_session::native::control::{Class, Mode, Open};
 
 use crate::exporter::access::quota::Visitor;
@@ -11,6 +12,8 @@ use crate::exporter::access::quota::Visitor;
 pub const QUESTIONS_BYTES: usize = 1 << 20;
 /// Memory for an observer of a USB device: what waits for it, and what is on its link.
 const OBSERVER_BYTES: usize = 4 << 20;
+/// The same for an observer of its serial ports: four times what may wait ([`CONSOLE_BYTES_MAX`]) or be on the link.
+const CONSOLE_OBSERVER_BYTES: usize = 8 * CONSOLE_BYTES_MAX;
 /// Memory for a reader of a stream: one grant's frames in flight, and as many that wait for a grant.
 const READER_BYTES: usize = 2 * farbus_model::limits::FRAMES_BYTES_MAX as usize;
 
@@ -89,6 +92,7 @@ impl Accounts {
 pub fn fixed_bytes(open: &Open) -> Option<usize> {
     match (open.class, open.mode) {
         (Class::STREAM, _) => Some(READER_BYTES),
+        (Class::CONSOLE, _) => Some(CONSOLE_OBSERVER_BYTES),
         (_, Mode::Observe) => Some(OBSERVER_BYTES),
         _ => None,
     }

@@ -11,6 +11,7 @@ use farbus_model::{BlockDevice, BufferPool, Command, Completions, Device, Instan
 use farbus_session::block::{BlockExport, make_durable};
 use farbus_session::claims::Mode;
 use farbus_session::native::control::{LIMIT, PEER_MEMORY};
+use farbus_session::native::served_observer::Shown;
 use farbus_session::native::{HOLD_MAX, HOLD_STORAGE_MAX, Migration, control as native};
 use farbus_session::registry::ClaimedBlock;
 use farbus_session::stream::Policy;
@@ -147,6 +148,7 @@ impl DeviceUse {
                 self.open_block(bus_id, claimed).map(|opened_device| (opened_device, Some(mode)))
             }
             native::Class::STREAM => self.open_stream(bus_id, open.mode),
+            native::Class::CONSOLE => self.open_console(bus_id, open.mode).map(|opened_device| (opened_device, None)),
             _ => Err(refusal(native::Cause::Class, format!("'{}' is nothing of that kind", open.name))),
         }
     }
@@ -270,20 +272,61 @@ impl DeviceUse {
 
     /// Opens a device for an observer, whether or not another importer uses it.
     fn open_observer(&self, bus_id: &str) -> Result<OpenedDevice, native::End> {
+        self.may_observe(bus_id)?;
+        let (observable, console) = {
+            let registry = self.shared.registry.lock();
+            (registry.observe(bus_id), registry.console(bus_id))
+        };
+        let why = match console {
+            Some(_) => "it sends nothing that is shown but a console: 'farbus observe … --console'",
+            None => "it sends nothing that is shown",
+        };
+        let observable = observable.ok_or_else(|| refusal(native::Cause::Class, why.to_owned()))?;
+        let Bell { wake, readiness, hush } = hang_bell()?;
+        let observer = observable.audience.join(move || wake.wake());
+        let observer = observer.map(|observer| Box::new(observer) as Box<dyn Shown>);
+        self.observed(bus_id, observer, (readiness, hush), observable.description)
+    }
+
+    /// Opens what a device's serial ports send for an observer. An exporter of an earlier version refuses the class
+    /// with its cause, so a device without such a port is refused with another one.
+    fn open_console(&self, bus_id: &str, mode: native::Mode) -> Result<OpenedDevice, native::End> {
         let refused = |what: &str| refusal(native::Cause::Refused, what.to_owned());
+        if mode != native::Mode::Observe {
+            return Err(refused("a console is observed, and not used"));
+        }
+        self.may_observe(bus_id)?;
+        let observable = self.shared.registry.lock().console(bus_id);
+        let observable = observable.ok_or_else(|| refused("it has no serial port whose output is shown"))?;
+        let Bell { wake, readiness, hush } = hang_bell()?;
+        let observer = observable.audience.join_console(move || wake.wake());
+        let observer = observer.map(|observer| Box::new(observer) as Box<dyn Shown>);
+        self.observed(bus_id, observer, (readiness, hush), observable.description)
+    }
+
+    /// Whether this importer may observe the device.
+    fn may_observe(&self, bus_id: &str) -> Result<(), native::End> {
         self.offer().admit(bus_id).map_err(|status| match status {
             OpStatus::NoDevice => refusal(native::Cause::Gone, status.to_string()),
-            _ => refused(&status.to_string()),
+            _ => refusal(native::Cause::Refused, status.to_string()),
         })?;
         if !self.shared.permissions.is_observable() {
-            return Err(refused("its owner lets nobody look on: 'farbus share --observable' would"));
+            let why = "its owner lets nobody look on: 'farbus share --observable' would";
+            return Err(refusal(native::Cause::Refused, why.to_owned()));
         }
-        let observable = self.shared.registry.lock().observe(bus_id);
-        let observable =
-            observable.ok_or_else(|| refusal(native::Cause::Class, "it sends nothing that is shown".to_owned()))?;
-        let Bell { wake, readiness, hush } = Bell::hang().map_err(|error| refused(&error.to_string()))?;
-        let observer = observable.audience.join(move || wake.wake());
-        let observer = Box::new(observer.ok_or_else(|| refused("as many look on as may"))?);
+        Ok(())
+    }
+
+    /// Notes that an observer has begun, in the audit log too; `None` if there is no place for one.
+    fn observed(
+        &self,
+        bus_id: &str,
+        observer: Option<Box<dyn Shown>>,
+        (readiness, hush): (Readiness, Box<dyn Fn() + Send>),
+        description: Vec<u8>,
+    ) -> Result<OpenedDevice, native::End> {
+        let no_place = || refusal(native::Cause::Refused, "as many look on as may".to_owned());
+        let observer = observer.ok_or_else(no_place)?;
         self.session.observes.get_or_init(|| bus_id.to_owned());
         info!(device = bus_id, peer = self.session.peer, "observed");
         if !self.session.is_successor() {
@@ -294,8 +337,7 @@ impl DeviceUse {
             info!(device = used.session.observes.get(), peer = used.session.peer, "observed no more");
             used.end();
         };
-        let (description, leave) = (observable.description, Box::new(leave));
-        Ok(OpenedDevice::Observer { observer, readiness, hush, description, leave, suspension: None })
+        Ok(OpenedDevice::Observer { observer, readiness, hush, description, leave: Box::new(leave), suspension: None })
     }
 
     /// Opens a stream: every frame for an exclusive reader, the latest frames for one of several.
@@ -562,6 +604,10 @@ struct Bell {
     wake: Arc<Wake>,
     readiness: Readiness,
     hush: Box<dyn Fn() + Send>,
+}
+
+fn hang_bell() -> Result<Bell, native::End> {
+    Bell::hang().map_err(|error| refusal(native::Cause::Refused, error.to_string()))
 }
 
 impl Bell {

@@ -5,6 +5,7 @@
 //! |---|---|---|
 //! | `peer_leases` | the configuration | devices of this exporter that one host has, leased or attached |
 //! | `lease_span` | the configuration | the time from now on that a lease is granted, extended or booked for |
+//! | `preempt_notice` | the configuration | how long it keeps a device that a host of a higher priority is to have |
 //! | `directory_devices` | the directory | devices of all its hosts that one host has |
 //! | `directory_span` | the directory | as `lease_span` |
 //!
@@ -19,7 +20,7 @@ use std::time::Duration;
 use farbus_io::trust::Fingerprint;
 use farbus_model::Instant;
 use farbus_session::Registry;
-use farbus_session::claims::lease::Party;
+use farbus_session::claims::lease::{NOTICE, Party};
 use farbus_session::claims::shortened;
 
 use crate::common::failure::{Attribute, FailureReport};
@@ -34,6 +35,8 @@ pub struct LeaseLimit {
     pub devices: Option<u32>,
     /// Time from now on.
     pub span: Option<Duration>,
+    /// How long it keeps a device at most that a host of a higher priority is to have; absent: [`NOTICE`].
+    pub notice: Option<Duration>,
 }
 
 /// What the directory says of one host.
@@ -97,6 +100,11 @@ impl LeaseLimits {
 }
 
 impl Bounds {
+    /// How long a host keeps a device at most that a host of a higher priority is to have.
+    pub fn preempt_notice(&self) -> Duration {
+        self.own.notice.unwrap_or(NOTICE)
+    }
+
     /// Whether the host may have one more device, besides the `held` that it has here.
     ///
     /// # Errors
@@ -182,8 +190,11 @@ mod tests {
     use super::*;
 
     fn bounds(own: (Option<u32>, Option<u64>), site: (Option<u32>, Option<u64>), elsewhere: usize) -> Bounds {
-        let limit =
-            |(devices, span): (Option<u32>, Option<u64>)| LeaseLimit { devices, span: span.map(Duration::from_secs) };
+        let limit = |(devices, span): (Option<u32>, Option<u64>)| LeaseLimit {
+            devices,
+            span: span.map(Duration::from_secs),
+            notice: None,
+        };
         Bounds { own: limit(own), site: SiteLimit { limit: limit(site), elsewhere, by: "desk\u{1b}[2J".into() } }
     }
 

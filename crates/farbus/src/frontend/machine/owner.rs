@@ -76,7 +76,8 @@ impl Owner for Attachments {
     }
 
     fn follow(&self, device: &Attached) -> Result<(), Failure> {
-        ask(device, Question::Follow { device: device.title.clone(), successor: self.successor.to_string() })
+        let (successor, to) = (self.successor.to_string(), None);
+        ask(device, Question::Follow { device: device.title.clone(), successor, to })
     }
 
     fn depart(&self, devices: &[Attached], process: u32) -> usize {

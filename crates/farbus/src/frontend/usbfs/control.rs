@@ -1,4 +1,4 @@
-//! What the owner of a running program asks about its devices: their status, and to swap one for its twin.
+//! What the owner of a running program asks about its devices: their status and latency, and to swap one for its twin.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -8,7 +8,7 @@ use super::bus::Source;
 use crate::common::control::{Answer, ControlSocket, ControlSocketError, Question};
 use crate::common::process_status::ProcessStatus;
 use crate::frontend::AttachmentStatus;
-use crate::frontend::steering::swap_usb;
+use crate::frontend::steering::{latency, swap_usb};
 use crate::importer::client::Target;
 use crate::importer::discovery::local_shares::is_same;
 
@@ -40,6 +40,10 @@ fn answer(sources: &[Arc<Source>], program: &str, question: Question) -> Answer 
                 )),
             }
         }
+        Question::Latency { device } => match found(device) {
+            Some(source) => latency(source.now().and_then(|(_, swap)| swap.session()).as_ref()),
+            None => Answer::Unknown,
+        },
         Question::Detach { device: Some(device), .. }
         | Question::Hold { device }
         | Question::Migrate { device, .. }

@@ -15,7 +15,8 @@ use farbus_io::trust::{Peer, Traffic};
 use farbus_model::{BufferPool, Completions, Device, Identity};
 use farbus_session::native::retire::Step;
 use farbus_session::native::{
-    Attached, Piped, RemoteBlock, RemoteObserver, RemoteStream, RemoteUsb, control as native, stream::Frame, usb::Event,
+    Attached, Piped, RemoteBlock, RemoteConsole, RemoteObserver, RemoteStream, RemoteUsb, console::Output,
+    control as native, stream::Frame, usb::Event,
 };
 use farbus_session::registry::{in_use, is_of_farbus};
 use farbus_session::reserve::{Reservation, ReservationReport};
@@ -449,6 +450,26 @@ impl Client {
         let remote = RemoteObserver::new(ATTACHMENT, open);
         let opened =
             self.request(target, traffic_of(native::Class::USB), remote, self.config.grace.unwrap_or(GRACE), seen)?;
+        self.accepted(target, opened)
+    }
+
+    /// Opens a USB device beside its user, to see what its serial ports send. What they send before this returns is in
+    /// `seen`.
+    ///
+    /// # Errors
+    /// [`ClientError`]; an exporter of an earlier version has no console to show.
+    #[doc(hidden)]
+    pub fn console(&self, target: &Target, seen: &mut Vec<Output>) -> Result<Linked<RemoteConsole>, ClientError> {
+        let class = native::Class::CONSOLE;
+        let remote = RemoteConsole::new(ATTACHMENT, request_to_open(target, class, native::Mode::Observe));
+        let grace = self.config.grace.unwrap_or(GRACE);
+        let opened = self.request(target, traffic_of(class), remote, grace, seen)?.map_err(|mut end| {
+            // One of this version knows the class, and refuses a device without a port for another cause.
+            if end.cause == native::Cause::Class {
+                end.message = "the exporter's version of farbus does not show a console".to_owned();
+            }
+            end
+        });
         self.accepted(target, opened)
     }
 

@@ -24,6 +24,8 @@ const STAGES: usize = 4;
 /// The stages of a second's requests; microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Second {
+    /// Its number, counted from the first timed request of the session, which is in second 0.
+    pub number: u64,
     /// How long ago it ended, whole seconds.
     pub ago_s: u64,
     /// How many requests were timed in it.
@@ -150,7 +152,15 @@ impl History {
         let is_shown = |kept: &&Kept| ago(kept.second) < SECONDS_MAX as u64;
         let shown = |kept: &Kept| {
             let [all_us, network_us, bus_us, back_end_us] = kept.stages;
-            Second { ago_s: ago(kept.second), timed: kept.timed, all_us, network_us, bus_us, back_end_us }
+            Second {
+                number: kept.second.into(),
+                ago_s: ago(kept.second),
+                timed: kept.timed,
+                all_us,
+                network_us,
+                bus_us,
+                back_end_us,
+            }
         };
         self.kept.iter().filter(is_shown).map(shown).collect()
     }
@@ -178,6 +188,7 @@ mod tests {
         history.note(&timed(50_000), at(3500));
         let seconds = history.seconds(at(4100));
         assert_eq!(seconds.iter().map(|second| (second.ago_s, second.timed)).collect::<Vec<_>>(), [(3, 1000), (0, 1)]);
+        assert_eq!((seconds[0].number, seconds[1].number), (0, 3));
         let near = |said: f32, us: f32| said >= us && said <= us * (1.0 + 1.0 / 16.0);
         let all = seconds[0].all_us;
         assert!(near(all.p50, 500.0) && near(all.p99, 990.0) && near(all.p999, 999.0), "{all:?}");

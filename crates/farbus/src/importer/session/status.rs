@@ -80,6 +80,8 @@ struct Inner {
 struct State {
     /// The key of the successor.
     successor: Option<[u8; 32]>,
+    /// How often a successor has not come.
+    untaken: u64,
     /// Since when there is no link.
     unlinked: Option<Instant>,
     end: Option<End>,
@@ -342,7 +344,12 @@ impl SessionStatus {
     /// Removes the successor, which did not come.
     pub(crate) fn disinherit(&self) {
         self.now().has_successor.store(false, Ordering::Release);
-        self.with(|state| state.successor = None);
+        self.with(|state| (state.successor, state.untaken) = (None, state.untaken + 1));
+    }
+
+    /// How often a successor has not come.
+    pub(crate) fn untaken(&self) -> u64 {
+        self.with(|state| state.untaken)
     }
 
     /// The key of its successor, if one was named.

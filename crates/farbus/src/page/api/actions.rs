@@ -54,6 +54,8 @@ pub enum Runs {
     Swap,
     /// Until it is stopped; what it prints is kept as a recording.
     Recording,
+    /// Until it is stopped; the latest of the text that it prints is kept.
+    Console,
     /// As long as what it began lasts: it is done when it prints the first value.
     OnAfterValue,
     /// The same: it is done when it prints a line that begins so, or, with one of these switches, when it ends.
@@ -401,6 +403,14 @@ pub const ACTIONS: &[Action] = &[
         ],
         runs: Runs::Recording,
     },
+    Action {
+        name: "console",
+        words: &["observe", "--console"],
+        summary: "Show what the serial ports of an observable device send, until the operation is stopped.",
+        scope: Scope::Observe,
+        parameters: &[parameter("target", Kind::Text { chars_max: NAME_CHARS_MAX }, At::Word, "[HOST[:PORT]/]DEVICE.")],
+        runs: Runs::Console,
+    },
 ];
 
 /// Why an action is not begun: which parameter is wrong, and what it may be.
@@ -656,7 +666,7 @@ impl CommandLine {
     pub fn prints_json(&self) -> bool {
         match self.action.runs {
             Runs::OnAfterLine { unless, .. } => unless.iter().any(|switch| self.has.contains(switch)),
-            Runs::Recording => false,
+            Runs::Recording | Runs::Console => false,
             _ => true,
         }
     }
@@ -666,7 +676,7 @@ impl CommandLine {
         match self.action.runs {
             Runs::OnAfterValue => true,
             Runs::OnAfterLine { unless, .. } => !unless.iter().any(|switch| self.has.contains(switch)),
-            Runs::Briefly | Runs::BrieflyInLines | Runs::Long | Runs::Swap | Runs::Recording => false,
+            Runs::Briefly | Runs::BrieflyInLines | Runs::Long | Runs::Swap | Runs::Recording | Runs::Console => false,
         }
     }
 }
@@ -706,7 +716,9 @@ pub mod tests {
                     Kind::Text { .. } if parameter.name == "rate" => json!("100M"),
                     Kind::Text { .. } if matches!(action.name, "lease-list" | "status-of") => json!("lab3"),
                     Kind::Text { .. } if parameter.name == "uri" => json!("tcp:lab3:7"),
-                    Kind::Text { .. } if action.name == "observe" || action.name.starts_with("lease-") => {
+                    Kind::Text { .. }
+                        if matches!(action.name, "observe" | "console") || action.name.starts_with("lease-") =>
+                    {
                         json!("lab3/$(a);b'")
                     }
                     Kind::Text { .. } if matches!(parameter.at, At::Option(_)) => json!(valid(action, parameter.name)),

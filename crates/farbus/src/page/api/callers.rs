@@ -32,6 +32,11 @@ pub struct Caller {
 }
 
 impl Caller {
+    /// Whether it may do everything that the page's user may.
+    pub fn is_owner(&self) -> bool {
+        self.scope == Some(Scope::Own)
+    }
+
     /// The caller at the other end of a connection, with what its header `Authorization` says if there is one. `tokens`
     /// loads those that there are.
     ///

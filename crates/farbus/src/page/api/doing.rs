@@ -8,16 +8,24 @@ use tokio::time::timeout;
 
 use super::actions::Wrong;
 use super::callers::Caller;
-use super::operations::{self, Operation, Operations, State};
+use super::operations::{self, Operations};
 use super::refusal::Refusal;
+use super::remembered::{Operation, State};
 use super::routes::{Found, OPERATIONS_AT};
-use super::table::action;
 use crate::common::failure::Attribute;
 
 /// How long the end of a command that takes seconds is waited for; then it goes on as an operation.
 const BRIEF_TIME_MAX: Duration = Duration::from_secs(30);
 
-/// Does it. Returns the status of the answer and its body.
+/// The device that a caller who is no owner wants to observe: it may only if the page lists the device. What a command
+/// line names otherwise, the page's user would connect to.
+pub fn has_to_be_listed<'g>(found: &Found, caller: &Caller, given: &'g Map<String, Value>) -> Option<&'g str> {
+    found.action.filter(|_| !caller.is_owner())?;
+    Some(given.get("target").and_then(Value::as_str).unwrap_or_default())
+}
+
+/// Does it. Returns the status of the answer and its body. `counts`: whether somebody who began an operation still has
+/// a token.
 ///
 /// # Errors
 /// [`Refusal`]: nothing was done.
@@ -26,14 +34,19 @@ pub async fn change(
     found: Found,
     caller: &Caller,
     given: &Map<String, Value>,
+    counts: &(dyn Fn(&str) -> bool + Sync),
 ) -> Result<(StatusCode, Value), Refusal> {
     let Some(action) = found.action else { return stop(operations, found.number, caller) };
     let command = match action.command(given) {
         Ok(command) => command,
         Err(wrong) => return Ok((StatusCode::BAD_REQUEST, in_words(&wrong))),
     };
-    let (id, mut ended) = operations.begin(command, &caller.called).map_err(|refusal| match refusal {
+    let (id, mut ended) = operations.begin(command, caller, counts).map_err(|refusal| match refusal {
         operations::Refusal::TooMany => Refusal::of(StatusCode::SERVICE_UNAVAILABLE, "too many actions run"),
+        operations::Refusal::TooManyRecordings => {
+            let why = "as many recordings are kept as this caller may have: stop one, and its oldest makes room";
+            Refusal::of(StatusCode::SERVICE_UNAVAILABLE, why)
+        }
         operations::Refusal::System(why) => {
             tracing::warn!(why, "an action cannot be begun");
             Refusal::of(StatusCode::INTERNAL_SERVER_ERROR, "the action cannot be begun: the page's log says why")
@@ -49,12 +62,12 @@ pub async fn change(
 }
 
 fn stop(operations: &Operations, id: u64, caller: &Caller) -> Result<(StatusCode, Value), Refusal> {
-    let needed = operations.find(id).and_then(|operation| action(operation.action)).map(|action| action.scope);
-    if needed > caller.scope {
+    let is_own = operations.find(id).is_none_or(|operation| operation.by == caller.called);
+    if !caller.is_owner() && !is_own {
         return Err(Refusal::of(StatusCode::FORBIDDEN, "this token may not stop that"));
     }
     let nothing = Refusal::of(StatusCode::NOT_FOUND, "no operation with this number has a command that runs");
-    let stopped = operations.stop(id).ok_or(nothing)?;
+    let stopped = operations.stop(id, &caller.called, None).ok_or(nothing)?;
     let command = stopped.pid.map(|pid| format!("kill {pid}"));
     let mut body = with_place(&stopped);
     body["stopped_by"] = json!(command);

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
+use super::super::status::devices_of;
 use super::forms;
 use super::table::action;
 use crate::common::host_address::DEFAULT_PORT;
@@ -37,10 +38,9 @@ pub fn of(process: &Value, device: &Value) -> Vec<Offer> {
     let (role, state) = (text(process, "role").unwrap_or_default(), text(device, "state").unwrap_or_default());
     // What a program has ends with the program, and what 'farbus nbd' serves with that.
     let Some(name) = text(device, "name").filter(|_| role != "run" && role != "nbd") else { return Vec::new() };
-    let is_shared = !device["bus_id"].is_null() || matches!(&state[..], "available" | "in use" | "moved away");
     let mut offers = Vec::new();
     let mut offer = |name: &str, what: &'static str, given: Value| offers.extend(self::offer(name, what, given));
-    if is_shared {
+    if is_shared(device) {
         if state == "in use" {
             offer("release", "take it back from its user", json!({ "device": name }));
         }
@@ -54,6 +54,9 @@ pub fn of(process: &Value, device: &Value) -> Vec<Offer> {
         offer("forbid", "take that back from a paired host", json!({ "device": name }));
         if device["is_observable"] == true {
             offer("observe", "record what it sends to its user", json!({ "target": target_of(process, &name) }));
+        }
+        if device["has_console"] == true {
+            offer("console", "show its serial console", json!({ "target": target_of(process, &name) }));
         }
         match device["medium"]["is_swapping"].as_bool() {
             Some(true) => {
@@ -80,6 +83,7 @@ pub fn of(process: &Value, device: &Value) -> Vec<Offer> {
         // Of a disk nothing is recorded; of anything else, if its owner permits it.
         if device["mode"].is_null() && target.contains('/') {
             offer("observe", "record what it sends, if its owner permits it", json!({ "target": target }));
+            offer("console", "show its serial console, if it has one", json!({ "target": target }));
         }
         let modules = device["modules"].as_array().into_iter().flatten();
         if modules.filter_map(|module| module.as_str()?.split(':').next()).any(|name| name == "pause") {
@@ -88,6 +92,22 @@ pub fn of(process: &Value, device: &Value) -> Vec<Offer> {
         }
     }
     offers
+}
+
+/// Whether a command with this target observes a device that one of the processes has: shared here, or attached here.
+pub fn is_listed(processes: &[Value], target: &str) -> bool {
+    devices_of(processes).any(|(process, device)| {
+        let name = device["name"].as_str().unwrap_or_default();
+        match is_shared(device) {
+            true => !name.is_empty() && target == target_of(process, name),
+            false => target.contains('/') && [device["title"].as_str(), Some(name)].contains(&Some(target)),
+        }
+    })
+}
+
+/// Whether a device is shared here; else it is attached here.
+fn is_shared(device: &Value) -> bool {
+    !device["bus_id"].is_null() || matches!(device["state"].as_str(), Some("available" | "in use" | "moved away"))
 }
 
 /// A device that a process of this machine shares, as a command finds it: by its name alone only where names are looked
@@ -204,6 +224,23 @@ mod tests {
         let mut disk = attached;
         disk["mode"] = json!("exclusive");
         assert_eq!(observe("attach", disk), None);
+    }
+
+    #[test]
+    fn a_console_is_offered_where_there_is_one_or_may_be_one() {
+        let console = |role: &str, device: Value| {
+            let offers = of(&json!({ "role": role }), &device);
+            offers.into_iter().find(|offer| offer.action == "console").map(|offer| (offer.command, offer.line))
+        };
+        let shared = |has_console: bool| json!({ "name": "a b", "bus_id": "1-1", "state": "in use", "has_console": has_console });
+        let line = "farbus observe --console 'a b'".to_owned();
+        assert_eq!(console("share", shared(true)), Some((Some(line.clone()), line)));
+        assert_eq!(console("share", shared(false)), None);
+        let mut attached = json!({ "name": "serial", "title": "lab3/serial", "state": "attached" });
+        let line = "farbus observe --console lab3/serial".to_owned();
+        assert_eq!(console("attach", attached.clone()), Some((Some(line.clone()), line)));
+        attached["mode"] = json!("exclusive");
+        assert_eq!(console("attach", attached), None, "a disk");
     }
 
     #[test]

@@ -173,8 +173,8 @@ fn kind_of(endpoint: Endpoint) -> &'static str {
         | Endpoint::Leave
         | Endpoint::EnterPage => "text/html",
         Endpoint::Line => "application/json",
-        Endpoint::Style | Endpoint::EnterStyle => "text/css",
-        Endpoint::Script | Endpoint::EnterScript => "text/javascript",
+        Endpoint::Style | Endpoint::UplotStyle | Endpoint::EnterStyle => "text/css",
+        Endpoint::Script | Endpoint::Plots | Endpoint::Uplot | Endpoint::EnterScript => "text/javascript",
         Endpoint::PageEvents | Endpoint::Events => "text/event-stream",
         Endpoint::Recording => RECORDING_TYPE,
         _ => "text/plain",
@@ -209,6 +209,9 @@ fn schema_of(endpoint: Endpoint) -> Option<&'static str> {
         | Endpoint::Ready
         | Endpoint::Style
         | Endpoint::Script
+        | Endpoint::Plots
+        | Endpoint::Uplot
+        | Endpoint::UplotStyle
         | Endpoint::Page
         | Endpoint::Buses
         | Endpoint::Network
@@ -267,7 +270,7 @@ fn schemas() -> Value {
             ("bus_us", percentiles()),
             ("back_end_us", percentiles()),
         ],
-        &[],
+        &[("number", number())],
     );
     let attributes = ["device", "network", "refused", "gone", "local"];
     json!({

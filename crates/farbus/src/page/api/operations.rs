@@ -1,9 +1,8 @@
 //! Runs the command lines of actions, and remembers the latest: how far they are, and how they ended.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read};
 use std::net::IpAddr;
-use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,34 +12,26 @@ use std::time::{Duration, SystemTime};
 
 use farbus_io::trust::{Audit, Event, Folder, Outcome, timestamp};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
-use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use super::actions::{CommandLine, Runs};
+use super::callers::Caller;
 use super::journal::{Journal, Kind};
+use super::kept::{Kept, Scrollback};
+use super::remembered::{Operation, Remembered, State, Table};
 use super::subjects;
 use super::table::action;
 use super::transcript::Transcript;
 use crate::common::control::{Answer, Question, ask_all, ask_one};
 use crate::common::failure::{Attribute, FailureReport};
 
-/// Operations that are remembered; the oldest that has ended is forgotten.
-pub const REMEMBERED_MAX: usize = 64;
-/// Commands that run at a time because somebody waits for their end.
-pub const RUNNING_MAX: usize = 16;
-/// Commands that run as long as what they began: each is a process and a thread.
-pub const LASTING_MAX: usize = 48;
 /// What is kept of the output of a command, bytes.
 pub const OUTPUT_BYTES_MAX: u64 = 256 << 10;
 /// What is said in place of an answer of more.
 const LONG: &str = "the answer is longer than 256 KiB and was left out: ask for less";
 /// What is kept of its warnings, bytes.
 const WARNINGS_BYTES_MAX: u64 = 4 << 10;
-/// What is recorded in one operation, bytes; then its command is ended.
-pub const RECORDING_BYTES_MAX: usize = 4 << 20;
-/// Recordings that are kept; the oldest that has ended is forgotten, and if none has, no further one is begun.
-pub const RECORDINGS_MAX: usize = 4;
 /// What is read of a recording at once, bytes.
 const RECORDING_READ_BYTES: usize = 16 << 10;
 /// The stack of a thread that reads the output of a command.
@@ -52,63 +43,13 @@ const READERS_MAX: usize = 256;
 /// Characters of the log's fields.
 const RECORDED_MAX: usize = 256;
 
-/// How far an operation is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum State {
-    /// Its command has not done it yet.
-    Running,
-    /// It is done.
-    Done,
-    /// It was refused or failed.
-    Failed,
-}
-
-/// An action that was begun.
-#[derive(Clone, Debug, Serialize)]
-pub struct Operation {
-    /// Its number in this process; the first is 1.
-    pub id: u64,
-    /// The name of the action.
-    pub action: &'static str,
-    /// What it is about, as its command line names it: a device, or what is shared.
-    pub subject: String,
-    /// The device that it is about: the number of its process (`pid`) and its `name`, once they are known.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub on: Option<Value>,
-    /// The command line that does the same.
-    pub command: String,
-    /// Who asked for it.
-    pub by: String,
-    /// How far it is.
-    pub state: State,
-    /// When it began: RFC 3339, UTC.
-    pub begun: String,
-    /// The process of its command, while that runs. A share or an attachment goes on after it is done.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub pid: Option<u32>,
-    /// How far it is: what `farbus swap --json` says; of a recording, how many `bytes` it has and whether it `is_full`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub progress: Option<Value>,
-    /// What the command printed with `--json`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub answer: Option<Value>,
-    /// What it warned of.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub warnings: Option<String>,
-    /// Why it failed.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub failure: Option<FailureReport>,
-    /// Whether the command line was not as farbus takes it; `failure` says how.
-    #[serde(skip)]
-    pub is_misused: bool,
-}
-
 /// Why an operation is not begun.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// Too many run.
     TooMany,
+    /// All recordings that this caller may have run.
+    TooManyRecordings,
     /// The system starts no process.
     System(String),
 }
@@ -118,46 +59,7 @@ pub enum Refusal {
 pub struct Operations {
     journal: Journal,
     audit: Option<Arc<Audit>>,
-    has: Arc<Mutex<Has>>,
-}
-
-#[derive(Debug, Default)]
-struct Has {
-    last: u64,
-    all: VecDeque<Remembered>,
-    running: usize,
-    lasting: usize,
-}
-
-#[derive(Debug)]
-struct Remembered {
-    operation: Operation,
-    /// The process, so that no other one is ended in its place.
-    process: Option<OwnedFd>,
-    /// What it has recorded.
-    recording: Option<Vec<u8>>,
-    /// The same as text.
-    transcript: Transcript,
-    /// Who has read the text: the audit log has a line of each.
-    has_read: BTreeSet<String>,
-}
-
-impl Has {
-    /// Whether there is room for one more recording; forgets the oldest that has ended if that makes room.
-    fn has_room_for_a_recording(&mut self) -> bool {
-        if self.all.iter().filter(|remembered| remembered.recording.is_some()).count() < RECORDINGS_MAX {
-            return true;
-        }
-        let is_over = |remembered: &&mut Remembered| remembered.recording.is_some() && remembered.process.is_none();
-        match self.all.iter_mut().find(is_over) {
-            Some(oldest) => {
-                oldest.recording = None;
-                oldest.transcript = Transcript::default();
-                true
-            }
-            None => false,
-        }
-    }
+    has: Arc<Mutex<Table>>,
 }
 
 impl Operations {
@@ -167,7 +69,7 @@ impl Operations {
         Self { journal, audit, has: Arc::default() }
     }
 
-    fn has(&self) -> MutexGuard<'_, Has> {
+    fn has(&self) -> MutexGuard<'_, Table> {
         self.has.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -181,7 +83,7 @@ impl Operations {
         let has = self.has();
         let is_drawn = |remembered: &&Remembered| {
             let runs = action(remembered.operation.action).map(|action| action.runs);
-            matches!(runs, Some(Runs::Swap | Runs::Long | Runs::Recording))
+            matches!(runs, Some(Runs::Swap | Runs::Long | Runs::Recording | Runs::Console))
         };
         let drawn = |remembered: &Remembered| {
             let Operation { id, action, subject, on, command, by, state, begun, pid, progress, failure, .. } =
@@ -189,7 +91,7 @@ impl Operations {
             json!({
                 "id": id, "action": action, "subject": subject, "on": on, "command": command, "by": by, "state": state,
                 "begun": begun, "pid": pid, "progress": progress, "failure": failure,
-                "is_recorded": remembered.recording.is_some(),
+                "is_recorded": remembered.kept.is_some(),
             })
         };
         has.all.iter().rev().filter(is_drawn).map(drawn).collect()
@@ -197,16 +99,14 @@ impl Operations {
 
     /// The operation with this number.
     pub fn find(&self, id: u64) -> Option<Operation> {
-        let has = self.has();
-        has.all.iter().find(|remembered| remembered.operation.id == id).map(|found| found.operation.clone())
+        self.has().find(id).map(|found| found.operation.clone())
     }
 
     /// What an operation has recorded so far, for `by`; `None`: nothing, or it is forgotten. The audit log gets a line.
     pub fn recording(&self, id: u64, by: &str) -> Option<Vec<u8>> {
         let recording = {
             let has = self.has();
-            let found = has.all.iter().find(|remembered| remembered.operation.id == id)?;
-            found.recording.clone()?
+            has.find(id)?.kept.recording()?.clone()
         };
         let what = format!("operation {id}, {} bytes", recording.len());
         self.note("page-recording", by, "", Some(&what), Outcome::Ok);
@@ -216,18 +116,19 @@ impl Operations {
     /// The latest of what an operation has recorded, as text, for `by`; `None`: nothing, or it is forgotten. The audit
     /// log gets a line of each who reads it.
     pub fn text(&self, id: u64, by: &str) -> Option<String> {
-        let (text, is_first) = {
+        let (text, is_first, action) = {
             let mut has = self.has();
-            let found = has.all.iter_mut().find(|remembered| remembered.operation.id == id)?;
-            found.recording.as_ref()?;
+            let found = has.find_mut(id)?;
+            let text = found.kept.text()?;
             let is_first = !found.has_read.contains(by);
             if is_first && found.has_read.len() < READERS_MAX {
                 found.has_read.insert(by.chars().take(RECORDED_MAX).collect());
             }
-            (found.transcript.text(), is_first)
+            (text, is_first, found.operation.action)
         };
         if is_first {
-            self.note("page-recording-text", by, "", Some(&format!("operation {id}")), Outcome::Ok);
+            let event = if action == "console" { "page-console-text" } else { "page-recording-text" };
+            self.note(event, by, "", Some(&format!("operation {id}")), Outcome::Ok);
         }
         Some(text)
     }
@@ -235,23 +136,37 @@ impl Operations {
     /// Adds to what an operation has recorded. Returns whether there was room for all of it.
     fn record_more(&self, id: u64, bytes: &[u8]) -> bool {
         let mut has = self.has();
-        let Some(found) = has.all.iter_mut().find(|remembered| remembered.operation.id == id) else { return false };
-        let Some(recording) = &mut found.recording else { return false };
-        let has_room = recording.len() + bytes.len() <= RECORDING_BYTES_MAX;
-        if has_room {
-            recording.extend_from_slice(bytes);
-            found.transcript.add(bytes);
-        }
-        found.operation.progress = Some(json!({ "bytes": recording.len(), "is_full": !has_room }));
+        let Some(found) = has.find_mut(id) else { return false };
+        let has_room = found.kept.add(bytes);
+        found.operation.progress = Some(json!({ "bytes": found.kept.bytes(), "is_full": !has_room }));
         has_room
     }
 
-    /// Ends the command of an operation as Ctrl-C does. `None`: there is no such operation, or its command has ended.
-    pub fn stop(&self, id: u64) -> Option<Operation> {
-        let has = self.has();
-        let found = has.all.iter().find(|remembered| remembered.operation.id == id)?;
-        pidfd_send_signal(found.process.as_ref()?, Signal::TERM).ok()?;
-        Some(found.operation.clone())
+    /// Ends the command of an operation as Ctrl-C does, for `by`, which the audit log says, with `why`. `None`: there
+    /// is no such operation, or its command has ended.
+    pub fn stop(&self, id: u64, by: &str, why: Option<&str>) -> Option<Operation> {
+        let (operation, is_first) = {
+            let mut has = self.has();
+            let found = has.find_mut(id)?;
+            pidfd_send_signal(found.process.as_ref()?, Signal::TERM).ok()?;
+            let is_first = found.stopped_by.as_deref() != Some(by);
+            found.stopped_by = Some(by.to_owned());
+            (found.operation.clone(), is_first)
+        };
+        if is_first {
+            let what = format!("operation {id}, {} of {}", operation.action, operation.by);
+            let what = why.map_or(what.clone(), |why| format!("{what}: {why}"));
+            self.note("page-stop", by, &operation.subject, Some(&what), Outcome::Ok);
+        }
+        Some(operation)
+    }
+
+    /// Ends the command of an operation that can do no more.
+    fn end_command(&self, id: u64) {
+        if let Some(process) = self.has().find(id).and_then(|found| found.process.as_ref()) {
+            // It may have ended meanwhile.
+            let _ = pidfd_send_signal(process, Signal::TERM);
+        }
     }
 
     /// Writes a line of the audit log: a change, or somebody with a wrong token, was refused. A flood is counted there.
@@ -278,36 +193,54 @@ impl Operations {
     /// Whose recordings run.
     pub fn recorders(&self) -> Vec<(u64, String)> {
         let has = self.has();
-        let runs = |remembered: &&Remembered| remembered.recording.is_some() && remembered.process.is_some();
+        let runs = |remembered: &&Remembered| remembered.kept.is_some() && remembered.process.is_some();
         has.all.iter().filter(runs).map(|found| (found.operation.id, found.operation.by.clone())).collect()
     }
 
-    /// Begins what the command line says, for `by`. The receiver has true once it is done or has failed.
+    /// Begins what the command line says, for a caller. The receiver has true once it is done or has failed. `counts`:
+    /// whether somebody who began an operation still has a token.
     ///
     /// # Errors
     /// [`Refusal`].
-    pub fn begin(&self, command: CommandLine, by: &str) -> Result<(u64, watch::Receiver<bool>), Refusal> {
+    pub fn begin(
+        &self,
+        command: CommandLine,
+        caller: &Caller,
+        counts: &dyn Fn(&str) -> bool,
+    ) -> Result<(u64, watch::Receiver<bool>), Refusal> {
         let is_lasting = command.goes_on();
+        let kept = match command.action.runs {
+            Runs::Recording => Kept::Recording(Vec::new(), Transcript::default()),
+            Runs::Console => Kept::Console(Scrollback::default()),
+            _ => Kept::Nothing,
+        };
         let id = {
             let mut has = self.has();
-            if has.running >= RUNNING_MAX || (is_lasting && has.lasting >= LASTING_MAX) {
-                return Err(Refusal::TooMany);
+            let id = has.take_place(is_lasting).ok_or(Refusal::TooMany)?;
+            if !has.has_room_for(&kept, caller, counts) {
+                has.free_running();
+                return Err(Refusal::TooManyRecordings);
             }
-            if command.action.runs == Runs::Recording && !has.has_room_for_a_recording() {
-                return Err(Refusal::TooMany);
-            }
-            has.running += 1;
-            has.last += 1;
-            has.last
+            id
         };
-        let begun = self.start(id, &command, by, is_lasting);
+        let begun = self.start(id, &command, caller, kept);
         if begun.is_err() {
-            self.has().running -= 1;
+            self.has().free_running();
+            if is_lasting {
+                self.has().free_lasting();
+            }
         }
         begun.map(|ended| (id, ended)).map_err(|error| Refusal::System(error.to_string()))
     }
 
-    fn start(&self, id: u64, line: &CommandLine, by: &str, is_lasting: bool) -> std::io::Result<watch::Receiver<bool>> {
+    fn start(
+        &self,
+        id: u64,
+        line: &CommandLine,
+        caller: &Caller,
+        kept: Kept,
+    ) -> std::io::Result<watch::Receiver<bool>> {
+        let (by, is_lasting) = (&caller.called, line.goes_on());
         let is_json = line.prints_json();
         // The program that runs, even if another one was installed meanwhile; in a group of its own, so that Ctrl-C at
         // the page ends nothing else.
@@ -327,7 +260,7 @@ impl Operations {
             subject: line.subject.clone(),
             on: None,
             command: line.line(),
-            by: by.to_owned(),
+            by: by.clone(),
             state: State::Running,
             begun: timestamp(SystemTime::now()),
             pid: Some(pid),
@@ -337,16 +270,18 @@ impl Operations {
             failure: None,
             is_misused: false,
         };
-        let is_recording = line.action.runs == Runs::Recording;
-        self.remember(Remembered {
+        let is_recording = kept.is_some();
+        self.has().remember(Remembered {
             operation,
+            is_owners: caller.is_owner(),
             process,
-            recording: is_recording.then(Vec::new),
-            transcript: Transcript::default(),
+            kept,
             has_read: BTreeSet::new(),
+            stopped_by: None,
         });
+        self.tell();
         if is_recording {
-            self.note("page-observe", by, &line.subject, None, Outcome::Ok);
+            self.note(&format!("page-{}", line.action.name), by, &line.subject, None, Outcome::Ok);
         }
         let (tell_end, ended) = watch::channel(false);
         let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
@@ -362,7 +297,7 @@ impl Operations {
         let named = thread::Builder::new().name(format!("action-{id}")).stack_size(STACK_BYTES);
         let spawned = named.spawn(move || runner.run(child, stdout, stderr));
         if let Err(error) = spawned {
-            self.stop(id);
+            self.end_command(id);
             self.change(id, |operation| {
                 operation.state = State::Failed;
                 operation.pid = None;
@@ -374,21 +309,10 @@ impl Operations {
         Ok(ended)
     }
 
-    fn remember(&self, remembered: Remembered) {
-        let mut has = self.has();
-        while has.all.len() >= REMEMBERED_MAX {
-            let ended = has.all.iter().position(|remembered| remembered.operation.pid.is_none()).unwrap_or(0);
-            has.all.remove(ended);
-        }
-        has.all.push_back(remembered);
-        drop(has);
-        self.tell();
-    }
-
     /// Changes an operation, and tells the followers.
     fn change(&self, id: u64, change: impl FnOnce(&mut Operation)) {
         let mut has = self.has();
-        let Some(found) = has.all.iter_mut().find(|remembered| remembered.operation.id == id) else { return };
+        let Some(found) = has.find_mut(id) else { return };
         change(&mut found.operation);
         if found.operation.pid.is_none() {
             found.process = None;
@@ -405,22 +329,26 @@ impl Operations {
         self.journal.publish(Kind::Operation, &serde_json::to_value(latest).unwrap_or_default());
     }
 
-    fn record(&self, id: u64, subject: &str) {
-        let Some(operation) = self.find(id) else { return };
+    /// Writes the line of the audit log about an operation that is done or has failed, or, with `is_end`, about the end
+    /// of what its beginning was recorded of. The line says who stopped it.
+    fn record(&self, id: u64, subject: &str, is_end: bool) {
+        let Some((operation, stopped_by)) =
+            self.has().find(id).map(|found| (found.operation.clone(), found.stopped_by.clone()))
+        else {
+            return;
+        };
         let outcome = match &operation.failure {
             None => Outcome::Ok,
             Some(FailureReport { attribute: Attribute::Refused, .. }) => Outcome::Refused,
             Some(_) => Outcome::Failed,
         };
         // The command itself records a permission under its own name. Of what goes on the beginning was recorded.
-        let end = if self.is_recording(id) { "-end" } else { "" };
-        let why = operation.failure.as_ref().map(|failure| failure.message.as_str());
-        self.note(&format!("page-{}{end}", operation.action), &operation.by, subject, why, outcome);
-    }
-
-    fn is_recording(&self, id: u64) -> bool {
-        let has = self.has();
-        has.all.iter().any(|remembered| remembered.operation.id == id && remembered.recording.is_some())
+        let end = if is_end { "-end" } else { "" };
+        let stopped = stopped_by.map(|by| format!("stopped by {by}"));
+        let failure = operation.failure.map(|failure| failure.message);
+        let why: Vec<String> = stopped.into_iter().chain(failure).collect();
+        let why = Some(why.join(": ")).filter(|why| !why.is_empty());
+        self.note(&format!("page-{}{end}", operation.action), &operation.by, subject, why.as_deref(), outcome);
     }
 
     /// Writes a line of the audit log.
@@ -447,7 +375,7 @@ struct Runner {
 impl Runner {
     fn run(self, mut child: Child, stdout: Option<ChildStdout>, stderr: Option<ChildStderr>) {
         let is_over = Arc::new(AtomicBool::new(false));
-        if matches!(self.runs, Runs::Swap | Runs::Long | Runs::Recording) {
+        if matches!(self.runs, Runs::Swap | Runs::Long | Runs::Recording | Runs::Console) {
             self.follow(&is_over);
         }
         // Both are read, so that the command never waits for its reader.
@@ -466,7 +394,7 @@ impl Runner {
         let mut is_done_early = false;
         if let Some(stdout) = &mut stdout {
             printed = match (self.runs, self.is_json) {
-                (Runs::Recording, _) => {
+                (Runs::Recording | Runs::Console, _) => {
                     self.record_all(stdout);
                     None
                 }
@@ -478,7 +406,6 @@ impl Runner {
             is_done_early = self.is_lasting && printed.as_ref().is_some_and(|printed| printed["failure"].is_null());
         }
         if is_done_early {
-            self.operations.has().lasting += 1;
             self.done(printed.take(), String::new(), true);
         }
         if let Some(stdout) = &mut stdout {
@@ -487,18 +414,20 @@ impl Runner {
         let code = child.wait().ok().and_then(|status| status.code());
         is_over.store(true, Ordering::Release);
         let warnings = warnings.and_then(|thread| thread.join().ok()).unwrap_or_default();
-        if is_done_early {
-            self.operations.has().lasting -= 1;
-            self.operations.change(self.id, |operation| operation.pid = None);
-            return;
-        }
         match code {
+            _ if is_done_early => {
+                self.operations.change(self.id, |operation| operation.pid = None);
+                self.operations.record(self.id, &self.subject, true);
+            }
             Some(0) => {
                 let is_lost = self.is_json && printed.is_none();
                 let warnings = if is_lost { format!("{warnings}\n{LONG}").trim().to_owned() } else { warnings };
                 self.done(printed, warnings, false);
             }
             code => self.failed(code, printed, warnings),
+        }
+        if self.is_lasting {
+            self.operations.has().free_lasting();
         }
     }
 
@@ -507,7 +436,7 @@ impl Runner {
         let mut bytes = vec![0; RECORDING_READ_BYTES];
         while let Ok(read @ 1..) = stdout.read(&mut bytes) {
             if !self.operations.record_more(self.id, &bytes[..read]) {
-                self.operations.stop(self.id);
+                self.operations.end_command(self.id);
                 return;
             }
         }
@@ -547,9 +476,9 @@ impl Runner {
 
     /// Tells how it ended: first the followers and the log, then the one who waits.
     fn end(&self, change: impl FnOnce(&mut Operation)) {
-        self.operations.has().running -= 1;
         self.operations.change(self.id, change);
-        self.operations.record(self.id, &self.subject);
+        self.operations.has().free_running();
+        self.operations.record(self.id, &self.subject, matches!(self.runs, Runs::Recording | Runs::Console));
         self.tell_end.send_replace(true);
     }
 

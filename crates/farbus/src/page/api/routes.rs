@@ -44,6 +44,12 @@ pub enum Endpoint {
     Style,
     /// The page's script.
     Script,
+    /// The script that draws plots over time.
+    Plots,
+    /// The library that it draws with.
+    Uplot,
+    /// The style of that.
+    UplotStyle,
     /// The page with all devices, for a browser.
     Page,
     /// The forms that share a device, and attach one.
@@ -131,6 +137,9 @@ pub const ROUTES: &[Route] = &[
     route("/readyz", Endpoint::Ready, READ, "Whether the processes can be asked."),
     route("/page.css", Endpoint::Style, READ, "The page's style."),
     route("/page.js", Endpoint::Script, READ, "The page's script."),
+    route("/plots.js", Endpoint::Plots, READ, "The script that draws plots over time."),
+    route("/uplot-1.6.32.js", Endpoint::Uplot, READ, "The library that it draws with: uPlot, of this version."),
+    route("/uplot-1.6.32.css", Endpoint::UplotStyle, READ, "The style of that."),
     route("/", Endpoint::Page, READ, "The page, for a browser."),
     route("/new", Endpoint::New, READ, "What can be shared and attached, for a browser."),
     route("/buses", Endpoint::Buses, READ, "What is reserved on the buses, for a browser."),
@@ -160,7 +169,7 @@ pub const ROUTES: &[Route] = &[
         "/api/v1/operations/{id}/text",
         Endpoint::RecordedText,
         OBSERVE,
-        "The latest of it as text: keys as letters.",
+        "The latest of it as text: keys as letters; of 'console', what was printed.",
     ),
 ];
 
@@ -349,7 +358,7 @@ mod tests {
             assert_eq!(is_change, may_be, "{path}");
             assert_eq!(found.route.takes(&Method::POST), is_change, "{path}");
             assert_eq!(found.route.takes(&Method::GET), !is_change, "{path}");
-            let may_observe = path.ends_with("/actions/observe") || path.ends_with("/stop");
+            let may_observe = ["/actions/observe", "/actions/console", "/stop"].iter().any(|end| path.ends_with(end));
             let needed = if may_observe { Scope::Observe } else { Scope::Own };
             assert!(!is_change || found.scope() == Some(needed) || path == ENTER_AT, "{path}");
             assert!(found.scope().is_some() || path == "/healthz" || found.route.is_for_others(), "{path}");

@@ -7,28 +7,37 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use hyper::StatusCode;
 use tokio::net::UnixStream;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-use tokio::sync::{Semaphore, oneshot, watch};
+use tokio::sync::{oneshot, watch};
 
 use super::super::api::journal::Journal;
 use super::super::api::refusal::Refusal;
 use super::super::status::Status;
 use super::frames::{Decoder, TooLong, encoded, receive, send};
-use super::messages::{ANSWER_BYTES_MAX, Answer, By, QUESTION_BYTES_MAX, QUESTIONS_MAX, Question, Said, Told};
+use super::messages::{ANSWER_BYTES_MAX, Answer, By, QUESTION_BYTES_MAX, Question, Said, Told};
+use super::places::{Place, Places};
 
 /// Asks the process that has the rights, and keeps what it says of the processes and of events.
 #[derive(Debug)]
 pub struct Line {
-    /// What is to be sent. There are as many questions as there are places, and for each connection its end and that of
-    /// what it followed.
+    /// What is to be sent. There are as many questions as there are places, and for each connection one that is quick,
+    /// its end, and that of what it followed.
     out: UnboundedSender<Vec<u8>>,
-    waiting: Mutex<BTreeMap<u64, oneshot::Sender<Answer>>>,
+    waiting: Mutex<BTreeMap<u64, Waiting>>,
     last: AtomicU64,
-    places: Semaphore,
+    places: Places,
     status: watch::Sender<Arc<Status>>,
     /// The connections that are served: each is told here that it is over.
     served: Mutex<BTreeMap<u64, oneshot::Sender<()>>>,
     /// A copy of the other process's.
     pub journal: Journal,
+}
+
+/// A question that was sent.
+#[derive(Debug)]
+struct Waiting {
+    answer: oneshot::Sender<Answer>,
+    /// Held until the answer is here, also if nobody waits for it any more: the other process works for it.
+    _place: Option<Place>,
 }
 
 /// What is followed, until it is dropped.
@@ -52,7 +61,7 @@ impl Line {
             out,
             waiting: Mutex::default(),
             last: AtomicU64::default(),
-            places: Semaphore::new(QUESTIONS_MAX),
+            places: Places::default(),
             status: watch::channel(Arc::default()).0,
             served: Mutex::default(),
             journal,
@@ -93,7 +102,7 @@ impl Line {
     fn hear(&self, told: Told) {
         match told {
             // Its client may be gone.
-            Told::Answer { id, answer } => drop(self.waiting().remove(&id).map(|waiting| waiting.send(answer))),
+            Told::Answer { id, answer } => drop(self.waiting().remove(&id).map(|waiting| waiting.answer.send(answer))),
             Told::Ended { client } => drop(self.served().remove(&client).map(|served| served.send(()))),
             Told::Status(said) => {
                 let before = Arc::clone(&self.status.borrow());
@@ -105,7 +114,7 @@ impl Line {
         }
     }
 
-    fn waiting(&self) -> MutexGuard<'_, BTreeMap<u64, oneshot::Sender<Answer>>> {
+    fn waiting(&self) -> MutexGuard<'_, BTreeMap<u64, Waiting>> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -136,16 +145,19 @@ impl Line {
         self.say(&Said::Closed { client });
     }
 
-    /// Asks for a client. Waits while too much is asked already.
+    /// Asks for a client. Waits while too much is asked already, by it or by those that may do as much.
     ///
     /// # Errors
     /// [`Refusal`]: the other process refused, or ended.
     pub async fn ask(&self, by: &By, question: Question) -> Result<Answer, Refusal> {
         let ended = || Refusal::of(StatusCode::SERVICE_UNAVAILABLE, "the page ends");
-        let _place = self.places.acquire().await.map_err(|_| ended())?;
+        let place = match question.is_quick() {
+            true => None,
+            false => Some(self.places.take(by, by.scope).await.ok_or_else(ended)?),
+        };
         let id = self.last.fetch_add(1, Ordering::Relaxed);
         let (told, answer) = oneshot::channel();
-        self.waiting().insert(id, told);
+        self.waiting().insert(id, Waiting { answer: told, _place: place });
         if !self.say(&Said::Asked { id, by: by.clone(), question }) {
             self.waiting().remove(&id);
             return Err(Refusal::of(StatusCode::PAYLOAD_TOO_LARGE, "this is too much to be asked at once"));

@@ -15,8 +15,6 @@ pub const QUESTION_BYTES_MAX: usize = 128 << 10;
 pub const ANSWER_BYTES_MAX: usize = 32 << 20;
 /// The longest token with its scheme, bytes. A longer one is none.
 pub const AUTHORIZATION_BYTES_MAX: usize = 1 << 10;
-/// Questions that one confined process has under way at a time.
-pub const QUESTIONS_MAX: usize = 64;
 
 /// The first message to the confined process; the line comes with it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -64,6 +62,9 @@ pub struct By {
     pub client: u64,
     /// The header of that name, if there is one.
     pub authorization: Option<String>,
+    /// What the process with the rights has said that it may do. That process believes none of this.
+    #[serde(skip)]
+    pub scope: Option<Scope>,
 }
 
 /// What the confined process says.
@@ -173,6 +174,11 @@ pub enum Question {
 }
 
 impl Question {
+    /// Whether it waits for nothing and is answered at once, in the order in which it is asked: it takes no place.
+    pub fn is_quick(&self) -> bool {
+        matches!(self, Question::Who | Question::Refused { .. } | Question::Follow { .. })
+    }
+
     /// What a client must be allowed, for this to be answered; `None`: nothing.
     pub fn needs(&self) -> Option<Scope> {
         let of = |endpoint| {
@@ -301,6 +307,7 @@ mod tests {
             Question::RecordedText { id: 1 },
             change("/api/v1/operations/1/stop"),
             change("/api/v1/actions/observe"),
+            change("/api/v1/actions/console"),
         ];
         for question in of_observers {
             assert_eq!(question.needs(), Some(Scope::Observe), "{question:?}");

@@ -13,3 +13,4 @@ pub mod asking;
 pub mod frames;
 pub mod hex;
 pub mod messages;
+pub mod places;

@@ -112,7 +112,9 @@ fn ask() -> Processes {
 
 /// How far the swaps are that run now.
 fn swaps(processes: &[Value]) -> Vec<Swapping> {
-    let is_swapping = |(_, device): &(&Value, &Value)| device["medium"]["is_swapping"] == true;
+    // Only a process of an earlier release does not say it in its status.
+    let is_swapping =
+        |(_, device): &(&Value, &Value)| device["medium"]["is_swapping"] == true && device["swap"].is_null();
     let asked = devices_of(processes).filter(is_swapping).take(SWAPS_MAX).filter_map(|(process, device)| {
         let (pid, name) = (process["pid"].as_u64()?, device["name"].as_str()?.to_owned());
         // What is attached here is asked for with its host.
@@ -154,6 +156,11 @@ fn mark_of(said: &Processes) -> u64 {
         let waiting = device["waiting"].as_array().into_iter().flatten();
         waiting.for_each(|waiting: &Value| waiting["host"].as_str().hash(&mut hasher));
         device["failure"]["message"].as_str().hash(&mut hasher);
+        for moved in [&device["swap"], &device["migration"]] {
+            for of in [&moved["state"], &moved["begun"], &moved["phase"]] {
+                of.as_str().hash(&mut hasher);
+            }
+        }
     }
     said.silent.hash(&mut hasher);
     said.failure.hash(&mut hasher);

@@ -25,16 +25,18 @@ pub const STRANGERS_MAX: usize = 64;
 const STRANGERS_OF_NETWORK_MAX: usize = 16;
 /// Strangers that were told to end and have not yet.
 const ENDING_MAX: usize = 32;
-/// Connections of browsers that were let in: six of each person of a laboratory.
-pub const LET_IN_MAX: usize = 192;
+/// Connections of browsers that were let in: as many as the owner's programs have.
+pub const LET_IN_MAX: usize = CONNECTIONS_MAX;
 /// The same of one token.
 const OF_TOKEN_MAX: usize = 64;
 /// Connections of other machines at a time.
 pub const REMOTE_MAX: usize = STRANGERS_MAX + ENDING_MAX + LET_IN_MAX;
 
 /// The open connections, by their numbers.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Clients {
+    /// Connections of browsers that were let in, at a time.
+    let_in_max: usize,
     last: u64,
     open: BTreeMap<u64, Open>,
 }
@@ -91,6 +93,12 @@ impl Open {
 }
 
 impl Clients {
+    /// None yet. This process may have so many descriptors; each connection of another machine takes one.
+    pub fn with_descriptors(count: usize) -> Self {
+        let left = count.saturating_sub(STRANGERS_MAX + ENDING_MAX);
+        Self { let_in_max: left.clamp(1, LET_IN_MAX), last: 0, open: BTreeMap::new() }
+    }
+
     fn add(&mut self, open: Open) -> u64 {
         self.last += 1;
         self.open.insert(self.last, open);
@@ -146,6 +154,15 @@ impl Clients {
         self.open.get(&number).and_then(|open| open.remote.as_ref()).map(|remote| remote.from)
     }
 
+    /// What the client of a connection may do who shows this, or nothing, if it has shown that before.
+    pub fn scope_of(&self, number: u64, authorization: Option<&str>) -> Option<Scope> {
+        let open = self.open.get(&number).filter(|open| !open.has_ended)?;
+        match authorization {
+            None => (open.client == Client::Owner).then_some(Scope::Own),
+            Some(said) => open.shown.as_ref().filter(|shown| shown.authorization == said)?.scope,
+        }
+    }
+
     /// The client of a connection has shown a token that counts. Returns whether there is a place for it: one of
     /// another machine is no stranger from now on.
     pub fn show(&mut self, number: u64, shown: Shown) -> bool {
@@ -153,7 +170,7 @@ impl Clients {
         if is_stranger {
             let let_in = || self.open.values().filter(|open| open.remote.as_ref().is_some_and(|of| of.is_let_in));
             let is_its = |open: &&Open| open.shown.as_ref().is_some_and(|of| of.authorization == shown.authorization);
-            if let_in().count() >= LET_IN_MAX || let_in().filter(is_its).count() >= OF_TOKEN_MAX {
+            if let_in().count() >= self.let_in_max || let_in().filter(is_its).count() >= OF_TOKEN_MAX {
                 return false;
             }
         }
@@ -210,7 +227,7 @@ mod tests {
 
     #[test]
     fn strangers_of_one_network_have_few_places_and_take_none_from_another() {
-        let mut clients = Clients::default();
+        let mut clients = Clients::with_descriptors(usize::MAX);
         let (stream, client) = connection();
         for _ in 0..STRANGERS_OF_NETWORK_MAX {
             assert!(clients.add_remote(&stream, from("192.0.2.7")).unwrap().is_some());
@@ -227,7 +244,7 @@ mod tests {
 
     #[test]
     fn a_stranger_that_comes_when_all_places_are_taken_ends_the_oldest_of_the_network_with_the_most() {
-        let mut clients = Clients::default();
+        let mut clients = Clients::with_descriptors(usize::MAX);
         let (first, first_client) = connection();
         let (owners, owners_client) = connection();
         let owner = clients.add_remote(&owners, from("198.51.100.1")).unwrap().unwrap();
@@ -253,7 +270,7 @@ mod tests {
 
     #[test]
     fn connections_end_with_the_token_that_they_have_shown() {
-        let mut clients = Clients::default();
+        let mut clients = Clients::with_descriptors(usize::MAX);
         let shown = |authorization: &str| Shown { authorization: authorization.into(), scope: Some(Scope::Read) };
         let (stream, client) = connection();
         let numbers: Vec<u64> =
@@ -269,7 +286,7 @@ mod tests {
 
     #[test]
     fn one_token_has_so_many_connections_and_all_together_have() {
-        let mut clients = Clients::default();
+        let mut clients = Clients::with_descriptors(usize::MAX);
         let (stream, _client) = connection();
         let mut let_in = |token: &str| {
             let number = clients.add_remote(&stream, from("192.0.2.7")).unwrap().unwrap();
@@ -281,6 +298,13 @@ mod tests {
             is_in
         };
         assert_eq!((0..100).filter(|_| let_in("a")).count(), OF_TOKEN_MAX);
-        assert_eq!((0..1000).filter(|n| let_in(&format!("of {n}"))).count(), LET_IN_MAX - OF_TOKEN_MAX);
+        assert_eq!((0..2000).filter(|n| let_in(&format!("of {n}"))).count(), LET_IN_MAX - OF_TOKEN_MAX);
+    }
+
+    #[test]
+    fn browsers_of_other_machines_take_no_more_descriptors_than_the_process_may_have() {
+        for (count, let_in_max) in [(0, 1), (STRANGERS_MAX + ENDING_MAX + 40, 40), (1 << 20, LET_IN_MAX)] {
+            assert_eq!(Clients::with_descriptors(count).let_in_max, let_in_max, "{count}");
+        }
     }
 }

@@ -1,9 +1,9 @@
 //! Lets browsers of other machines in: takes the code that one shows, and makes the token that it shows from then on.
 
 use std::net::IpAddr;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
-use farbus_io::trust::{Folder, Invitation, NoCode, Outcome, StateError, Tokens};
+use farbus_io::trust::{Folder, Invitation, NoCode, NotRedeemed, Outcome, StateError, Tokens};
 use hyper::StatusCode;
 
 use super::super::api::operations::Operations;
@@ -54,20 +54,16 @@ fn try_enter(code: &str) -> Result<(String, Answer), Refusal> {
         Refusal::of(StatusCode::INTERNAL_SERVER_ERROR, why)
     };
     let folder = Folder::of_user().map_err(unread)?;
-    let invitation = match Invitation::take(&folder, code, SystemTime::now()).map_err(unread)? {
-        Ok(invitation) => invitation,
-        Err(NoCode::Used) => return Err(refused("this code was used already: each lets one browser in")),
-        Err(NoCode::Expired) => return Err(refused("this code has expired: it counts for 60 seconds")),
-        Err(NoCode::Unknown) => return Err(refused("this page has made no such code")),
-    };
-    let Invitation { scope, lasts_s, name, .. } = invitation;
-    let lasts = Some(Duration::from_secs(lasts_s));
-    let made = match Tokens::make(&folder, scope, name.as_deref(), lasts).map_err(unread)? {
-        // Another token has got the name meanwhile.
-        Err(_) if name.is_some() => Tokens::make(&folder, scope, None, lasts).map_err(unread)?,
-        made => made,
-    };
-    let full = |_| refused("no token can be made for this browser: 'farbus page token list' shows those there are");
-    let (kept, token) = made.map_err(full)?;
-    Ok((kept.called().to_owned(), Answer::Entered { token, scope, lasts_s }))
+    match Invitation::redeem(&folder, code, SystemTime::now()).map_err(unread)? {
+        Ok((kept, token, lasts_s)) => {
+            let scope = kept.scope;
+            Ok((kept.called().to_owned(), Answer::Entered { token, scope, lasts_s }))
+        }
+        Err(NotRedeemed::Code(NoCode::Used)) => Err(refused("this code was used already: each lets one browser in")),
+        Err(NotRedeemed::Code(NoCode::Expired)) => Err(refused("this code has expired: it counts for 60 seconds")),
+        Err(NotRedeemed::Code(NoCode::Unknown)) => Err(refused("this page has made no such code")),
+        Err(NotRedeemed::Token(_)) => {
+            Err(refused("no token can be made for this browser: 'farbus page token list' shows those there are"))
+        }
+    }
 }

@@ -10,13 +10,14 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
+use farbus_io::sys::descriptors;
 use farbus_io::sys::passing::Passage;
 use farbus_io::trust::Scope;
 use hyper::StatusCode;
 use rustix::fs::{OFlags, fcntl_setfl};
 use serde_json::{Value, json};
 use tokio::net::UnixStream;
-use tokio::sync::{Mutex as AsyncMutex, Notify, OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{Mutex as AsyncMutex, Notify, OwnedSemaphorePermit, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use tracing::{debug, warn};
@@ -24,15 +25,17 @@ use tracing::{debug, warn};
 use super::super::api::callers::{Caller, Client};
 use super::super::api::doing;
 use super::super::api::journal::Journal;
+use super::super::api::offers;
 use super::super::api::operations::Operations;
 use super::super::api::refusal::Refusal;
 use super::super::api::routes;
 use super::super::line::frames::{Decoder, TooLong, encoded, receive, send};
 use super::super::line::hex;
 use super::super::line::messages::{
-    ANSWER_BYTES_MAX, AUTHORIZATION_BYTES_MAX, Answer, Begin, BeginTls, By, Elsewhere, QUESTION_BYTES_MAX,
-    QUESTIONS_MAX, Question, Said, Told,
+    ANSWER_BYTES_MAX, AUTHORIZATION_BYTES_MAX, Answer, Begin, BeginTls, By, Elsewhere, QUESTION_BYTES_MAX, Question,
+    Said, Told,
 };
+use super::super::line::places::Places;
 use super::super::server::{NO_SANDBOX, VERB};
 use super::super::status::Processes;
 use super::asker::Asker;
@@ -50,6 +53,9 @@ const FOLLOWED_MAX: usize = if CONNECTIONS_MAX > REMOTE_MAX { CONNECTIONS_MAX } 
 /// may connect at once.
 const PASS_TRIES_MAX: u32 = 500;
 const PASS_PAUSE: Duration = Duration::from_millis(2);
+/// Descriptors that this process has besides connections of other machines: for its confined processes, for those that
+/// it asks and starts, and for connections that are being passed.
+const DESCRIPTORS_OF_PAGE: usize = 64;
 /// How often it is looked whether the tokens still count that clients have shown.
 const TOKENS_EVERY: Duration = Duration::from_millis(250);
 /// Characters of a reason in the audit log.
@@ -99,7 +105,7 @@ pub struct Half {
     events_sent: AsyncMutex<u64>,
     clients: Mutex<Clients>,
     followed: watch::Sender<Followed>,
-    places: Arc<Semaphore>,
+    places: Places,
     /// Told when a client has shown a token.
     token_shown: Notify,
     tasks: Mutex<Vec<JoinHandle<()>>>,
@@ -176,9 +182,9 @@ impl Half {
             sending: AsyncMutex::default(),
             long: AsyncMutex::default(),
             events_sent: AsyncMutex::default(),
-            clients: Mutex::default(),
+            clients: Mutex::new(Clients::with_descriptors(descriptors_for_others())),
             followed: watch::Sender::default(),
-            places: Arc::new(Semaphore::new(QUESTIONS_MAX)),
+            places: Places::default(),
             token_shown: Notify::new(),
             tasks: Mutex::default(),
         }
@@ -270,13 +276,17 @@ impl Half {
             }),
             Said::Asked { id, by, question } => {
                 // What it follows and closes is in the order in which it says it; nothing else waits for anything.
-                let is_quick = matches!(question, Question::Who | Question::Refused { .. } | Question::Follow { .. });
-                if is_quick {
+                if question.is_quick() {
                     self.answer(id, by, question).await;
                     return;
                 }
-                // The semaphore is never closed. While all places are taken nothing more is read.
-                let Ok(place) = Arc::clone(&self.places).acquire_owned().await else { return };
+                let scope = lock(&self.clients).scope_of(by.client, by.authorization.as_deref());
+                let Some(place) = self.places.try_take(&by, scope) else {
+                    // The confined process waits for a place before it asks.
+                    let (status, why) = (StatusCode::SERVICE_UNAVAILABLE.as_u16(), "too much is asked at once".into());
+                    let _ = self.tell(&Told::Answer { id, answer: Answer::Refused { status, why } }).await;
+                    return;
+                };
                 let half = Arc::clone(self);
                 tokio::spawn(async move {
                     half.answer(id, by, question).await;
@@ -288,7 +298,10 @@ impl Half {
 
     async fn answer(&self, id: u64, by: By, question: Question) {
         // These are long, and none of them waits for another process: there is one at a time.
-        let is_long = matches!(question, Question::Operations | Question::Recording { .. } | Question::Audit);
+        let is_long = matches!(
+            question,
+            Question::Operations | Question::Recording { .. } | Question::RecordedText { .. } | Question::Audit
+        );
         let _long = if is_long { Some(self.long.lock().await) } else { None };
         let answer = match self.carry_out(by, question).await {
             Ok(answer) => answer,
@@ -311,7 +324,7 @@ impl Half {
         let Shared { asker, operations, .. } = &*self.shared;
         let caller = Caller::of(authorization, client, reading::tokens).inspect_err(|refusal| {
             if question == Question::Who {
-                operations.refused("page", &refusal.why);
+                operations.refused(&self.whence(by.client, client), &refusal.why);
             }
         })?;
         if let Some(said) = authorization {
@@ -398,11 +411,43 @@ impl Half {
             Question::Change { path, given } => {
                 let found = routes::find(&path).filter(|found| found.route.is_change());
                 let Some(found) = found else { return refused(StatusCode::NOT_FOUND, "nothing is here") };
-                let (status, body) = doing::change(operations, found, &caller, &given).await?;
+                let refusal_noted = |refusal: &Refusal| {
+                    if refusal.status == StatusCode::FORBIDDEN {
+                        operations.refused(&caller.called, &refusal.why);
+                    }
+                };
+                if let Some(target) = doing::has_to_be_listed(&found, &caller, &given) {
+                    self.lists(target).await.inspect_err(refusal_noted)?;
+                }
+                let changed = doing::change(operations, found, &caller, &given, &still_counts).await;
+                let (status, body) = changed.inspect_err(refusal_noted)?;
                 // What it changed is to be seen at once.
                 drop(asker.follow());
                 Ok(Answer::Changed { status: status.as_u16(), body })
             }
+        }
+    }
+
+    /// Where a client comes from that shows a wrong token, for the audit log.
+    fn whence(&self, number: u64, client: Client) -> String {
+        let network = lock(&self.clients).network(number);
+        match (network, client) {
+            (Some(network), _) => network.to_string(),
+            (None, Client::Owner) => "page".to_owned(),
+            (None, Client::Other) => "another user".to_owned(),
+            (None, Client::Remote) => "another machine".to_owned(),
+        }
+    }
+
+    /// Whether a command with this target observes a device that the page lists.
+    ///
+    /// # Errors
+    /// [`Refusal`]: it does not, or the processes cannot be asked.
+    async fn lists(&self, target: &str) -> Result<(), Refusal> {
+        match timeout(STATUS_TIME_MAX, self.shared.asker.fresh()).await {
+            Ok(Some(asked)) if offers::is_listed(&asked.said.processes, target) => Ok(()),
+            Ok(Some(_)) => Err(Refusal::of(StatusCode::FORBIDDEN, "this token observes devices that this page lists")),
+            Ok(None) | Err(_) => Err(Refusal::of(StatusCode::SERVICE_UNAVAILABLE, "the processes cannot be asked")),
         }
     }
 
@@ -488,7 +533,7 @@ impl Half {
                     .find(&token)
                     .is_some_and(|token| token.scope >= Scope::Observe && !token.has_expired(SystemTime::now()));
                 if !is_kept {
-                    self.shared.operations.stop(id);
+                    self.shared.operations.stop(id, "page", Some("its token counts no more"));
                 }
             }
         }
@@ -515,6 +560,13 @@ impl Half {
     }
 }
 
+/// How many descriptors this process may have for connections of other machines: what the owner's programs and itself
+/// need is left out.
+fn descriptors_for_others() -> usize {
+    let soft = descriptors::limit().soft.and_then(|soft| usize::try_from(soft).ok()).unwrap_or(usize::MAX);
+    soft.saturating_sub(DESCRIPTORS_OF_PAGE)
+}
+
 /// Locks it, also after a panic elsewhere.
 pub fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
@@ -523,6 +575,14 @@ pub fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Runs what waits for files or other processes where nothing else waits for it.
 async fn blocking(work: impl FnOnce() -> Option<Value> + Send + 'static) -> Option<Value> {
     tokio::task::spawn_blocking(work).await.ok().flatten()
+}
+
+/// Whether the one who is called so in operations may still ask: with a token that counts, or as the page's user.
+fn still_counts(called: &str) -> bool {
+    let Some(token) = called.strip_prefix("token ") else { return true };
+    // If they cannot be read, nothing is forgotten.
+    reading::tokens()
+        .map_or(true, |tokens| tokens.find(token).is_some_and(|token| !token.has_expired(SystemTime::now())))
 }
 
 /// What was read of the owner's files.
@@ -542,6 +602,7 @@ fn in_words(status: ExitStatus) -> String {
 #[cfg(test)]
 mod tests {
     use serde_json::Map;
+    use tokio::sync::Semaphore;
 
     use super::*;
 
@@ -570,7 +631,7 @@ mod tests {
     }
 
     fn by(client: u64, authorization: Option<&str>) -> By {
-        By { client, authorization: authorization.map(str::to_owned) }
+        By { client, authorization: authorization.map(str::to_owned), scope: None }
     }
 
     #[test]
@@ -628,6 +689,37 @@ mod tests {
             std::io::Write::write_all(&mut &line, &u32::MAX.to_be_bytes()).unwrap();
             let why = half.hear().await;
             assert!(why.starts_with("says what it may not") && why.contains("4294967295 bytes"), "{why}");
+        });
+    }
+
+    #[test]
+    fn questions_of_others_that_wait_delay_none_of_the_owners_and_are_refused_beyond_their_places() {
+        with_clients(async |half, line| {
+            line.set_nonblocking(false).unwrap();
+            let held: Vec<_> = std::iter::from_fn(|| half.places.try_take(&by(2, None), None)).collect();
+            assert!(!held.is_empty());
+            let asked = |id, client| Said::Asked { id, by: by(client, None), question: Question::Hosts };
+            // Neither waits, and what is said after it is heard.
+            half.handle(asked(1, 2)).await;
+            half.handle(asked(2, 1)).await;
+            let answers = tokio::task::spawn_blocking(move || {
+                let mut answers = BTreeMap::new();
+                let mut decoder = Decoder::new(ANSWER_BYTES_MAX);
+                while answers.len() < 2 {
+                    let mut bytes = [0; 1024];
+                    let count = std::io::Read::read(&mut &line, &mut bytes).unwrap();
+                    decoder.handle_bytes(&bytes[..count]);
+                    while let Some(frame) = decoder.poll_frame().unwrap() {
+                        let Told::Answer { id, answer } = serde_json::from_slice(frame).unwrap() else { panic!() };
+                        answers.insert(id, answer);
+                    }
+                }
+                answers
+            });
+            let answers = answers.await.unwrap();
+            let refused = Answer::Refused { status: 503, why: "too much is asked at once".into() };
+            assert_eq!(answers[&1], refused);
+            assert!(answers[&2] != refused, "{answers:?}");
         });
     }
 

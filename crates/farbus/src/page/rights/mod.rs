@@ -110,6 +110,7 @@ pub fn serve(settings: PageSettings, tell: impl FnOnce(Served), end: impl Future
                 let address = listener.local_addr().map_err(cannot)?;
                 let accept = async move || {
                     let (stream, _) = listener.accept().await?;
+                    remote::set_options(&stream);
                     Ok((client_of_tcp(&stream), stream.into_std()?.into()))
                 };
                 let place = format!("http://{address}/");

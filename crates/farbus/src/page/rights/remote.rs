@@ -4,8 +4,9 @@ use std::convert::Infallible;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener as StdTcpListener, UdpSocket};
 use std::sync::Arc;
 
+use farbus_io::sys::tcp;
 use farbus_io::trust::{Folder, PageKey, RemotePage, StateError, host_name};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::time::sleep;
 
 use super::super::line::hex;
@@ -14,6 +15,8 @@ use super::half::RemoteSite;
 use super::spare::{ACCEPT_PAUSE, Spare};
 use crate::common::failure::Failure;
 
+/// What the kernel holds of a connection before it was sent, bytes.
+const UNSENT_BYTES_MAX: u32 = 16 << 10;
 /// Addresses of networks for documentation (RFC 5737, RFC 3849): towards them the usual way out is taken.
 const OUT: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1))];
@@ -68,6 +71,14 @@ fn usual_name(address: IpAddr) -> String {
     }
 }
 
+/// Has the kernel send an event at once, and hold little for a client that does not read. What is on its way to one
+/// that reads comes on top, so a long way costs no speed.
+pub fn set_options(stream: &TcpStream) {
+    if let Err(error) = stream.set_nodelay(true).and_then(|()| tcp::set_unsent_max(stream, UNSENT_BYTES_MAX)) {
+        tracing::debug!(%error, "a client that does not read costs the socket's whole buffer");
+    }
+}
+
 /// Passes connections to the process for browsers of other machines, which is started with the first.
 pub async fn accept(listener: TcpListener, spare: Arc<Spare>) -> Infallible {
     loop {
@@ -76,6 +87,7 @@ pub async fn accept(listener: TcpListener, spare: Arc<Spare>) -> Infallible {
             continue;
         };
         let Ok(reached) = stream.local_addr() else { continue };
+        set_options(&stream);
         let Ok(stream) = stream.into_std() else { continue };
         if let Some(half) = spare.half().await {
             half.pass_remote(reached, from, &stream.into()).await;

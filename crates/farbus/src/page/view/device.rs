@@ -22,12 +22,17 @@ pub const QUERY_BYTES_MAX: usize = 8 << 10;
 const ROWS_MAX: usize = 64;
 
 /// Names a device: two processes may have one of the same name.
+///
+/// A daemon that is restarted is another process. So a device that the process has no more is found by its name: at the
+/// daemon, if a link says that it was there, or where it is alone with that name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Which {
     pid: u32,
     name: String,
     /// What the reader of its page may do.
     may: Scope,
+    /// The role that its process had, if the link says it.
+    role: Option<String>,
 }
 
 /// What does not change while the device's page is looked at.
@@ -51,7 +56,8 @@ pub struct Details {
 }
 
 impl Which {
-    /// `/device/PID?name=NAME`. A name in a path would be read as a way through folders.
+    /// `/device/PID?name=NAME`, or `/device/PID?name=NAME&role=daemon`. A name in a path would be read as a way through
+    /// folders.
     pub fn of(path: &str, query: &str) -> Option<Self> {
         Self::with_pid(path.strip_prefix("/device/")?.parse().ok()?, query)
     }
@@ -59,14 +65,21 @@ impl Which {
     /// The device of this process that a query names.
     pub fn with_pid(pid: u32, query: &str) -> Option<Self> {
         let query = Some(query).filter(|query| query.len() <= QUERY_BYTES_MAX)?;
-        Some(Self { pid, name: value_in(query, "name")?, may: Scope::Own })
+        Some(Self { pid, name: value_in(query, "name")?, may: Scope::Own, role: value_in(query, "role") })
     }
 
     fn find<'s>(&self, status: &'s Status) -> Option<(&'s Value, &'s Value)> {
-        let is_it = |process: &Value, device: &Value| {
-            process["pid"].as_u64() == Some(self.pid.into()) && device["name"].as_str() == Some(&self.name)
-        };
-        status.devices().find(|(process, device)| is_it(process, device))
+        let named = || status.devices().filter(|(_, device)| device["name"].as_str() == Some(&self.name));
+        if let Some(found) = named().find(|(process, _)| process["pid"].as_u64() == Some(self.pid.into())) {
+            return Some(found);
+        }
+        match &self.role {
+            Some(role) => named().find(|(process, _)| process["role"].as_str() == Some(role)),
+            None => {
+                let mut all = named();
+                all.next().filter(|_| all.next().is_none())
+            }
+        }
     }
 
     /// The same for somebody who may do no more than this.
@@ -80,9 +93,10 @@ impl Which {
         self.find(status).map(|(_, device)| device)
     }
 
-    /// The number of the process that has it.
-    pub fn pid(&self) -> u32 {
-        self.pid
+    /// The number of the process that has it now.
+    pub fn pid_in(&self, status: &Status) -> u32 {
+        let found = self.find(status).and_then(|(process, _)| process["pid"].as_u64());
+        found.and_then(|pid| u32::try_from(pid).ok()).unwrap_or(self.pid)
     }
 
     /// Its name.
@@ -94,7 +108,8 @@ impl Which {
     pub fn draw(&self, status: &Status, details: Option<&Details>) -> Drawing {
         let found = self.find(status);
         let (process, device) = found.unwrap_or((&Value::Null, &Value::Null));
-        let address = format!("/device/{}?name={}", self.pid, encoded(&self.name));
+        let role = self.role.as_deref().map(|role| format!("&role={}", encoded(role))).unwrap_or_default();
+        let address = format!("/device/{}?name={}{role}", self.pid, encoded(&self.name));
         let reader = Reader { back: &address, may: self.may };
         let mut parts = notes(status);
         let mut part = |key: &str, html: String| parts.push(Part { key: key.to_owned(), html });
@@ -115,11 +130,13 @@ impl Which {
                 );
                 let recordings = operations::recordings(status, process, device, reader);
                 part("recordings", section("recordings", "Recordings", &recordings));
+                let consoles = operations::consoles(status, process, device, reader);
+                part("consoles", section("consoles", "Consoles", &consoles));
                 for (key, text) in operations::texts(status, process, device, reader) {
                     part(&key, text);
                 }
                 part("traffic", traffic(status, process, device));
-                part("links", links(device));
+                part("links", links(status, process, device));
                 part("latency", latency(device));
                 part("history", history(device));
             }
@@ -131,6 +148,8 @@ impl Which {
         ];
         if let Some(details) = details {
             pieces.push(Piece::Fixed(forms::hosts(&details.hosts)));
+            pieces.push(Piece::Fixed(plots("rates", "Rates over time")));
+            pieces.push(Piece::Fixed(plots("links", "Rates of its links over time")));
             pieces.push(Piece::Fixed(self.latency(device, &details.latency)));
             pieces.push(Piece::Fixed(descriptors::tree(&details.descriptors)));
             pieces.push(Piece::Fixed(events(&details.events)));
@@ -145,13 +164,20 @@ impl Which {
         }
         let second = device["latency"]["second"].as_u64().unwrap_or_default();
         format!(
-            "<div id=\"latency-history\" data-live=\"/device/{}/latency?name={}\" data-follows=\"latency\" \
+            "{}<div id=\"latency-history\" data-live=\"/device/{}/latency?name={}{}\" data-follows=\"latency\" \
              data-shown=\"{second}\">{}</div>\n",
+            plots("latency", "Latency over time"),
             self.pid,
             encoded(&self.name),
+            self.role.as_deref().map(|role| format!("&amp;role={}", encoded(role))).unwrap_or_default(),
             over_time(said)
         )
     }
+}
+
+/// Where the script draws, once it has something: without it the tables say the same.
+fn plots(what: &str, heading: &str) -> String {
+    format!("<section id=\"{what}-plots\" class=\"plots\" hidden><h2>{heading}</h2></section>\n")
 }
 
 /// A heading and what stands below it, as one element; empty without content.
@@ -246,27 +272,44 @@ fn traffic(status: &Status, process: &Value, device: &Value) -> String {
     rows.extend(
         counts.filter_map(|(name, count)| Some(vec![escaped(name), count.as_u64()?.to_string(), String::new()])),
     );
-    section("traffic", "Traffic", &table("What passed in the present use", &["What", "So far", "Now"], &rows))
+    let section =
+        section("traffic", "Traffic", &table("What passed in the present use", &["What", "So far", "Now"], &rows));
+    drawn_over_time(section, &now.map(|[from, to]| vec![format!("all:{from}:{to}")]).unwrap_or_default())
 }
 
-fn links(device: &Value) -> String {
+fn links(status: &Status, process: &Value, device: &Value) -> String {
     let links = device["links"]["each"].as_array().into_iter().flatten().take(ROWS_MAX);
+    let mut drawn = Vec::new();
     let rows: Vec<_> = links
         .map(|link| {
-            let bytes = |name: &str| link[name].as_u64().map(format_bytes).unwrap_or_default();
+            let lane = link["lane"].as_u64().unwrap_or_default();
+            let rates = status.rate_of_link(process, device, lane);
+            drawn.extend(rates.map(|[received, sent]| format!("{lane}:{received}:{sent}")));
+            let bytes = |name: &str, at: usize| {
+                let so_far = link[name].as_u64().map(format_bytes).unwrap_or_default();
+                rates.map_or_else(|| so_far.clone(), |rates| format!("{so_far}, {}/s", format_bytes(rates[at])))
+            };
             vec![
-                link["lane"].as_u64().unwrap_or_default().to_string(),
+                lane.to_string(),
                 if link["is_up"] == true { "up" } else { "lost" }.to_owned(),
                 link["since_s"].as_f64().map(span).unwrap_or_default(),
                 escaped(link["peer"].as_str().unwrap_or_default()),
-                bytes("bytes_in"),
-                bytes("bytes_out"),
+                bytes("bytes_in", 0),
+                bytes("bytes_out", 1),
                 link["round_trip_ms"].as_f64().map(|ms| format!("{ms:.2} ms")).unwrap_or_default(),
             ]
         })
         .collect();
     let headings = ["Lane", "State", "Since", "Other end", "Received", "Sent", "Round trip"];
-    section("links", "Links", &table("The links of its session", &headings, &rows))
+    drawn_over_time(section("links", "Links", &table("The links of its session", &headings, &rows)), &drawn)
+}
+
+/// The section with the rates that the script draws: of each line `NAME:IN:OUT`, bytes a second.
+fn drawn_over_time(section: String, rates: &[String]) -> String {
+    match rates.is_empty() {
+        true => section,
+        false => section.replacen("<section ", &format!("<section data-rates=\"{}\" ", rates.join(" ")), 1),
+    }
 }
 
 fn latency(device: &Value) -> String {
@@ -320,4 +363,33 @@ fn events(events: &[Value]) -> String {
     let line = escaped_whole(&command("audit", &[]));
     let more = format!("<p>More, of other hosts: <code>{line}</code></p>\n");
     section("events", "What happened", &(listed + &more))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::super::status::tests::status;
+    use super::*;
+
+    #[test]
+    fn a_device_of_a_process_that_was_restarted_is_found_by_its_name_and_no_other_one_is() {
+        let process = |pid: u32, role: &str, names: &[&str]| {
+            let devices: Vec<Value> = names.iter().map(|name| json!({ "name": name })).collect();
+            json!({ "pid": pid, "role": role, "devices": devices })
+        };
+        let found = |path: &str, query: &str, processes: &Value| {
+            let which = Which::of(path, query).unwrap();
+            which.find(&status(processes.clone())).map(|(process, _)| process["pid"].as_u64().unwrap())
+        };
+        let before = json!([process(7, "daemon", &["disk"]), process(9, "attach", &["disk"])]);
+        assert_eq!(found("/device/9", "name=disk", &before), Some(9), "its process has it");
+        assert_eq!(found("/device/7", "name=disk&role=daemon", &before), Some(7));
+        let after = json!([process(9, "attach", &["disk"]), process(8, "daemon", &["zero", "disk"])]);
+        assert_eq!(found("/device/7", "name=disk&role=daemon", &after), Some(8));
+        assert_eq!(found("/device/7", "name=zero", &after), Some(8), "an older link, to the only one of that name");
+        assert_eq!(found("/device/7", "name=disk", &after), None, "it may be either");
+        assert_eq!(found("/device/7", "name=disk&role=share", &after), None);
+        assert_eq!(Which::of("/device/7", "name=tape").unwrap().pid_in(&status(after)), 7);
+    }
 }

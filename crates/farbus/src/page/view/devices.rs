@@ -140,11 +140,19 @@ pub fn notes(status: &Status) -> Vec<Part> {
     notes
 }
 
+/// What an address says besides the name of a device at a daemon: a daemon that is restarted has another number.
+pub fn role_of(process: &Value) -> &'static str {
+    if process["role"] == "daemon" { "&amp;role=daemon" } else { "" }
+}
+
 /// The link to a device's own page; its name alone if that is too long for an address.
 pub fn link_to(process: &Value, device: &Value) -> String {
     let name = device["name"].as_str().unwrap_or_default();
     match process["pid"].as_u64().filter(|_| name.len() <= NAME_BYTES_MAX) {
-        Some(pid) => format!("<a href=\"/device/{pid}?name={}\">{}</a>", encoded(name), escaped(name)),
+        Some(pid) => {
+            let role = role_of(process);
+            format!("<a href=\"/device/{pid}?name={}{role}\">{}</a>", encoded(name), escaped(name))
+        }
         None => escaped(name),
     }
 }

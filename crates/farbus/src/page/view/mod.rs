@@ -113,6 +113,11 @@ impl View {
         }
     }
 
+    /// Whether there are plots over time in it.
+    pub fn has_plots(&self) -> bool {
+        matches!(self, Self::Device(_))
+    }
+
     /// The whole document.
     pub fn draw_with(&self, status: &Status, details: Option<&Details>) -> Drawing {
         match self {

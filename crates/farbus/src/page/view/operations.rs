@@ -12,6 +12,8 @@ use crate::common::units::format_bytes;
 
 /// Operations of a device that are drawn, the latest first.
 const DRAWN_MAX: usize = 8;
+/// Lines of what to type next.
+const NEXT_LINES_MAX: usize = 4;
 
 /// The operations of this page about a device, the latest first.
 fn about<'s>(status: &'s Status, process: &'s Value, device: &'s Value) -> impl Iterator<Item = &'s Value> {
@@ -27,6 +29,10 @@ fn is_recording(operation: &Value) -> bool {
     operation["action"] == "observe"
 }
 
+fn is_console(operation: &Value) -> bool {
+    operation["action"] == "console"
+}
+
 /// A form that ends an operation, with the command line that does the same; empty if nothing runs, and for those who
 /// may not end it.
 fn stop(operation: &Value, reader: Reader<'_>) -> String {
@@ -36,9 +42,16 @@ fn stop(operation: &Value, reader: Reader<'_>) -> String {
     }
 }
 
-fn why(operation: &Value) -> String {
-    let message = operation["failure"]["message"].as_str();
-    message.map(|why| format!(" <span class=\"failed\">{}</span>", escaped(why))).unwrap_or_default()
+/// Why something failed, and below it what to type next.
+fn why(failed: &Value) -> String {
+    let Some(message) = failed["failure"]["message"].as_str() else { return String::new() };
+    let mut lines = message.lines().filter(|line| !line.trim().is_empty());
+    let first = lines.next().unwrap_or_default();
+    let mut out = format!(" <span class=\"failed\">{}</span>", escaped(first));
+    for line in lines.take(NEXT_LINES_MAX) {
+        let _ = write!(out, "<br>\n<span>{}</span>", escaped(line.trim()));
+    }
+    out
 }
 
 fn heading(operation: &Value) -> String {
@@ -127,11 +140,13 @@ fn swap(progress: &Value) -> String {
 fn migration(device: &Value) -> String {
     let state = device["state"].as_str().unwrap_or_default();
     let current = MIGRATION_STEPS.iter().position(|(name, _)| *name == state).unwrap_or(0);
-    let goes = device["successor"].as_str().map(|to| format!(" It goes to {}.", escaped(to))).unwrap_or_default();
+    let goes = device["migration"]["to"].as_str().map(|to| format!(" It goes to {}.", escaped(to))).unwrap_or_default();
+    let runs = device["migration"]["elapsed_s"].as_f64().map(|s| format!(" It runs for {}.", span(s)));
+    let runs = runs.unwrap_or_default();
     let held = device["hold_ms"].as_u64().map(|ms| format!(" Its user waits {ms} ms at most.")).unwrap_or_default();
     format!(
         "<progress aria-label=\"Progress of the migration\" max=\"{}\" value=\"{current}\"></progress>\n\
-         <p>Step {} of {}: {}.{goes}{held}</p>\n{}",
+         <p>Step {} of {}: {}.{goes}{held}{runs}</p>\n{}",
         MIGRATION_STEPS.len(),
         current + 1,
         MIGRATION_STEPS.len(),
@@ -140,47 +155,106 @@ fn migration(device: &Value) -> String {
     )
 }
 
-/// Swaps and migrations of a device: how far one is that runs, begun by a page or by a command, and how those of this
-/// page ended. Empty if there is nothing to tell.
+/// A move that has ended: `what`, how long it took, or why it failed and what to type next.
+fn ended(what: &str, moved: &Value) -> String {
+    let begun = moved["begun"].as_str().filter(|begun| !begun.is_empty());
+    let begun = begun.map(|begun| format!(" <small>begun {}</small>", escaped(begun))).unwrap_or_default();
+    let took = moved["elapsed_s"].as_f64().unwrap_or_default();
+    match moved["state"].as_str() {
+        Some("done") => format!("<p data-ended=\"done\">{what} is done: it took {took:.1} s.{begun}</p>"),
+        _ => format!("<p data-ended=\"failed\">{what} failed:{}{begun}</p>", why(moved)),
+    }
+}
+
+/// The swap and the migration of a device that run, or the last ones, begun by a page or by a command.
+fn latest(status: &Status, process: &Value, device: &Value) -> Vec<String> {
+    let told = Some(&device["swap"]).filter(|swap| swap.is_object());
+    // A process of an earlier release says how far a swap is when it is asked.
+    let swapping = told.or_else(|| status.swap_of(process, device));
+    let text = |of: &Value, name: &str| escaped(of[name].as_str().unwrap_or_default());
+    let swapped = swapping.map(|progress| match progress["state"].as_str() {
+        Some("running") => swap(progress),
+        _ => ended(&format!("The swap from {} to {}", text(progress, "from"), text(progress, "to")), progress),
+    });
+    let migrating = Some(&device["migration"]).filter(|migration| migration.is_object());
+    let is_on_its_way = ["following", "handed over"].iter().any(|state| device["state"] == *state);
+    let migrated = match migrating {
+        Some(migrating) if migrating["state"] == "running" => Some(migration(device)),
+        Some(migrating) => Some(ended(&format!("The migration to {}", text(migrating, "to")), migrating)),
+        None => is_on_its_way.then(|| migration(device)),
+    };
+    let successor = device["successor"].as_str().filter(|_| device["bus_id"].is_string()).map(|to| {
+        let left_ms = device["successor_left_ms"].as_u64().unwrap_or_default();
+        format!("<p>Its user hands it over: {} has {} s to attach it.</p>", escaped(to), left_ms.div_ceil(1000))
+    });
+    [swapped, migrated, successor].into_iter().flatten().collect()
+}
+
+/// Swaps and migrations of a device: how far one is that runs, begun by a page or by a command, how the last one ended,
+/// and how the commands of this page ended. Empty if there is nothing to tell.
 pub fn moves(status: &Status, process: &Value, device: &Value, reader: Reader<'_>) -> String {
     let mut out = String::new();
-    let running = status.swap_of(process, device);
-    if let Some(progress) = running {
-        let _ = writeln!(out, "<li>{}</li>", swap(progress));
+    let latest = latest(status, process, device);
+    for drawn in &latest {
+        let _ = writeln!(out, "<li>{drawn}</li>");
     }
-    for operation in about(status, process, device).filter(|operation| !is_recording(operation)) {
+    let is_told =
+        |name: &str| device[name].is_object() || (name == "swap" && status.swap_of(process, device).is_some());
+    for operation in
+        about(status, process, device).filter(|operation| !is_recording(operation) && !is_console(operation))
+    {
         let is_running = operation["state"] == "running";
         let drawn = match operation["action"].as_str() {
-            Some("swap") if is_running && running.is_none() => swap(&operation["progress"]),
-            Some("migrate") if is_running => migration(device),
+            Some("swap") if is_running && !is_told("swap") => swap(&operation["progress"]),
+            Some("migrate") if is_running && latest.is_empty() => migration(device),
             _ => String::new(),
         };
         let _ = writeln!(out, "<li>{}{drawn}{}</li>", heading(operation), stop(operation, reader));
     }
-    if running.is_none() && out.is_empty() && ["following", "handed over"].iter().any(|state| device["state"] == *state)
-    {
-        // Begun by a command.
-        let _ = writeln!(out, "<li>{}</li>", migration(device));
-    }
     if out.is_empty() { out } else { format!("<ul class=\"operations\">\n{out}</ul>\n") }
 }
 
-/// What the recordings of a device hold, as text: each by itself, so that only its text changes. The key of each.
+/// What the recordings and consoles of a device hold, as text: each by itself, so that only its text changes. The key
+/// of each.
 pub fn texts(status: &Status, process: &Value, device: &Value, reader: Reader<'_>) -> Vec<(String, String)> {
     if reader.may < Scope::Observe {
         return Vec::new();
     }
-    let recordings = about(status, process, device).filter(|operation| is_recording(operation));
     let text = |operation: &Value| {
         let id = operation["id"].as_u64().unwrap_or_default();
+        let (of, what) = match is_console(operation) {
+            true => ("console", format!("Console {id}: what its serial ports send")),
+            false => ("recording", format!("What recording {id} holds, as text")),
+        };
         let html = format!(
-            "<section id=\"text-{id}\"><h2>What recording {id} holds, as text</h2>\n<pre tabindex=\"0\" role=\"region\" \
-             aria-label=\"What recording {id} holds, as text\" data-live=\"/api/v1/operations/{id}/text\" \
-             data-follows=\"recording-{id}\"></pre></section>"
+            "<section id=\"text-{id}\"><h2>{what}</h2>\n<pre tabindex=\"0\" role=\"region\" \
+             aria-label=\"{what}\" data-live=\"/api/v1/operations/{id}/text\" \
+             data-follows=\"{of}-{id}\"></pre></section>"
         );
         (format!("text-{id}"), html)
     };
-    recordings.filter(|operation| operation["is_recorded"] == true).map(text).collect()
+    let all = about(status, process, device).filter(|operation| is_recording(operation) || is_console(operation));
+    all.filter(|operation| operation["is_recorded"] == true).map(text).collect()
+}
+
+/// The consoles of a device that this page has begun; empty without one.
+pub fn consoles(status: &Status, process: &Value, device: &Value, reader: Reader<'_>) -> String {
+    let mut out = String::new();
+    for operation in about(status, process, device).filter(|operation| is_console(operation)) {
+        let id = operation["id"].as_u64().unwrap_or_default();
+        let bytes = operation["progress"]["bytes"].as_u64().unwrap_or_default();
+        let _ = writeln!(out, "<li id=\"console-{id}\" data-number=\"{bytes}\">{}", heading(operation));
+        if operation["is_recorded"] == true && bytes > 0 && reader.may >= Scope::Observe {
+            let _ = writeln!(
+                out,
+                "<p>It has printed {}. <a href=\"/api/v1/operations/{id}/text\" download=\"farbus-{id}.txt\">Download the \
+                 latest of console {id} (text)</a></p>",
+                format_bytes(bytes)
+            );
+        }
+        let _ = writeln!(out, "{}</li>", stop(operation, reader));
+    }
+    if out.is_empty() { out } else { format!("<ul class=\"operations\">\n{out}</ul>\n") }
 }
 
 /// The recordings of a device that this page has begun; empty without one.
@@ -257,6 +331,33 @@ mod tests {
     }
 
     #[test]
+    fn a_console_is_drawn_with_its_text_apart_and_is_no_recording() {
+        let console = |state: &str, pid: Option<u32>, is_recorded: bool| {
+            with(json!([{
+                "id": 5, "action": "console", "subject": "serial", "on": { "pid": 7, "name": "serial" }, "command": "farbus observe --console serial",
+                "by": "page", "state": state, "begun": "2026-01-01T00:00:00Z", "pid": pid,
+                "progress": { "bytes": 1200, "is_full": false }, "is_recorded": is_recorded,
+            }]))
+        };
+        let (status, device) = (console("running", Some(77), true), json!({ "name": "serial" }));
+        let process = json!({ "pid": 7, "role": "share" });
+        let html = consoles(&status, &process, &device, OWNER);
+        assert!(html.contains("id=\"console-5\" data-number=\"1200\"") && html.contains("kill 77"), "{html}");
+        assert!(html.contains("farbus observe --console serial</code> runs"), "{html}");
+        let [(key, text)] = &texts(&status, &process, &device, OWNER)[..] else { panic!("one") };
+        assert!(key == "text-5" && text.contains("data-follows=\"console-5\""), "{text}");
+        assert_eq!(recordings(&status, &process, &device, OWNER) + &moves(&status, &process, &device, OWNER), "");
+        let forgotten = console("done", None, false);
+        assert!(!consoles(&forgotten, &process, &device, OWNER).contains("/text"));
+        assert_eq!(texts(&forgotten, &process, &device, OWNER), []);
+        // One who may only look sees that it runs, and neither its text nor a button.
+        let looks = Reader { may: Scope::Read, ..OWNER };
+        let html = consoles(&status, &process, &device, looks);
+        assert!(html.contains("id=\"console-5\"") && !html.contains("<button") && !html.contains("href"), "{html}");
+        assert_eq!(texts(&status, &process, &device, looks), []);
+    }
+
+    #[test]
     fn a_swap_that_runs_is_drawn_once_with_its_step_and_what_is_left() {
         let progress = json!({
             "device": "disk", "from": "block:/a", "to": "block:/<b>", "state": "running", "phase": "copying", "round": 1,
@@ -292,6 +393,33 @@ mod tests {
         let operation = json!({ "id": 1, "action": "migrate", "on": on, "state": "running", "pid": 7 });
         let html = moves(&with(json!([operation])), &json!({ "pid": 3 }), &device("held"), OWNER);
         assert!(html.contains("Step 3 of 4") && html.contains("kill 7"), "{html}");
+    }
+
+    #[test]
+    fn swap_of_a_twin_and_a_move_that_has_ended_are_drawn_though_no_page_began_them() {
+        let process = json!({ "pid": 7, "role": "share" });
+        let none = with(json!([]));
+        let device = |name: &str, state: &str, more: Value| {
+            let mut moved =
+                json!({ "from": "usb:1-1", "to": "<rack>", "state": state, "begun": "2026-01-01T00:00:00Z" });
+            moved.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            json!({ "name": "scope", "bus_id": "1-1", "state": "in use", name: moved })
+        };
+        let running = json!({ "phase": "switching", "total_bytes": 0, "elapsed_s": 2.0 });
+        let html = moves(&none, &process, &device("swap", "running", running), OWNER);
+        assert!(html.contains("<progress") && html.contains("<li aria-current=\"step\">switching</li>"), "{html}");
+        assert!(html.contains("&lt;rack&gt;") && !html.contains("<rack>"), "{html}");
+        for name in ["swap", "migration"] {
+            let html = moves(&none, &process, &device(name, "done", json!({ "elapsed_s": 1.26 })), OWNER);
+            assert!(html.contains("is done: it took 1.3 s.") && !html.contains("<progress"), "{html}");
+            let failure = json!({ "failure": { "message": "it was <cancelled>\n  type: this\n" } });
+            let html = moves(&none, &process, &device(name, "failed", failure), OWNER);
+            assert!(html.contains("failed:") && html.contains("it was &lt;cancelled&gt;"), "{html}");
+            assert!(html.contains("type: this") && !html.contains("<progress"), "{html}");
+        }
+        let waits = json!({ "name": "a", "bus_id": "1-1", "successor": "rack", "successor_left_ms": 1200 });
+        let html = moves(&none, &process, &waits, OWNER);
+        assert!(html.contains("<bdi>rack</bdi> has 2 s to attach it"), "{html}");
     }
 
     #[test]

@@ -13,7 +13,7 @@ use super::super::harness::Harness;
 /// The number of such a process; no process of this machine can have it.
 pub const PID: u32 = 4_294_967_000;
 
-/// What says it is a share with these devices.
+/// What says it is a share with these devices. What a device has as `seconds` is its latency over time.
 pub struct MadeUp {
     devices: Arc<Mutex<Vec<Value>>>,
 }
@@ -36,6 +36,11 @@ impl MadeUp {
                     Ok(question) if question["ask"] == "status" => {
                         let devices = for_thread.lock().unwrap().clone();
                         json!({ "ok": { "pid": PID, "role": "share", "address": "made up", "devices": devices } })
+                    }
+                    Ok(question) if question["ask"] == "latency" => {
+                        let devices = for_thread.lock().unwrap();
+                        let its = devices.iter().find(|device| device["name"] == question["device"]);
+                        json!({ "ok": { "seconds": its.map(|device| device["seconds"].clone()) } })
                     }
                     _ => json!("unknown"),
                 };

@@ -11,7 +11,7 @@ use base64::Engine;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
-use super::harness::{Harness, PATIENCE, Running, has, has_program};
+use super::harness::{Harness, PATIENCE, Running, has, has_program, wait_until};
 
 mod made_up;
 mod server;
@@ -48,6 +48,10 @@ impl Browser {
         // What a user of this machine set for browsers is not part of a test.
         command.env_remove("CHROMIUM_FLAGS").env_remove("http_proxy").env_remove("https_proxy");
         let profile = harness.path("chromium").display().to_string();
+        // It is killed if it does not end soon, and leaves what it has there; a test may look at the harness's own.
+        let temporary = harness.path("tmp-of-chromium");
+        fs::create_dir_all(&temporary).unwrap();
+        command.env("TMPDIR", temporary);
         command.env(MARK, &profile);
         let driver = Running::start(command);
         let line = driver.wait_for_line("started successfully on port ");
@@ -88,6 +92,14 @@ impl Browser {
         self.command("url", &json!({ "url": url }));
     }
 
+    /// Opens the link of an invitation, and waits until the page has let this browser in and is live. Its script leads
+    /// from one document to another: what waits in the first would not be answered.
+    pub fn open_invitation(&self, url: &str) {
+        self.open(url);
+        wait_until(PATIENCE, "the browser is let in", || self.script("return location.pathname") == "/");
+        self.wait_for("document.querySelector('#live')?.textContent === 'live'");
+    }
+
     /// What a script returns: the body of a function.
     pub fn script(&self, script: &str) -> Value {
         self.command("execute/sync", &json!({ "script": script, "args": [] }))
@@ -121,6 +133,13 @@ impl Browser {
         self.command("actions", &json!({ "actions": [keyboard] }));
     }
 
+    /// What a mouse does, as WebDriver has it: moves, presses and releases, in this order.
+    pub fn mouse(&self, actions: &[Value]) {
+        let mouse =
+            json!({ "type": "pointer", "id": "mouse", "parameters": { "pointerType": "mouse" }, "actions": actions });
+        self.command("actions", &json!({ "actions": [mouse] }));
+    }
+
     /// The answer to a command of the DevTools protocol.
     pub fn devtools(&self, command: &str, parameters: &Value) -> Value {
         self.command("goog/cdp/execute", &json!({ "cmd": command, "params": parameters }))
@@ -152,7 +171,13 @@ impl Browser {
 
     /// What its user prefers: `light` or `dark`.
     pub fn prefer(&self, scheme: &str) {
-        let features = json!([{ "name": "prefers-color-scheme", "value": scheme }]);
+        self.prefer_all(&[("prefers-color-scheme", scheme)]);
+    }
+
+    /// What its user prefers, by the names that CSS has for that; what is not named is as at first.
+    pub fn prefer_all(&self, preferred: &[(&str, &str)]) {
+        let feature = |(name, value): &(&str, &str)| json!({ "name": name, "value": value });
+        let features: Vec<Value> = preferred.iter().map(feature).collect();
         self.devtools("Emulation.setEmulatedMedia", &json!({ "features": features }));
     }
 

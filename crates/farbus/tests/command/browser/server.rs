@@ -1,9 +1,11 @@
 //! Pages that a test makes up, at a port of its own.
 
-use std::io::{BufRead, BufReader, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex};
 use std::thread;
+
+use tokio_rustls::rustls::{ServerConfig, ServerConnection, StreamOwned};
 
 /// A server of one text for each path. It ends with the process.
 pub struct Pages {
@@ -17,15 +19,27 @@ type Seen = Arc<Mutex<Vec<String>>>;
 impl Pages {
     /// Answers every path with this page.
     pub fn serve(page: String) -> Self {
+        Self::start(page, None)
+    }
+
+    /// The same over TLS.
+    pub fn serve_tls(page: String, config: Arc<ServerConfig>) -> Self {
+        Self::start(page, Some(config))
+    }
+
+    fn start(page: String, config: Option<Arc<ServerConfig>>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let seen = Seen::default();
         let for_thread = Arc::clone(&seen);
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
-                let (page, seen) = (page.clone(), Arc::clone(&for_thread));
+                let (page, seen, config) = (page.clone(), Arc::clone(&for_thread), config.clone());
                 // A browser makes connections ahead and asks nothing on them. One that leaves gets no answer.
-                thread::spawn(move || drop(answer(stream, &page, &seen)));
+                thread::spawn(move || match config.map(ServerConnection::new) {
+                    None => answer(stream, &page, &seen),
+                    Some(tls) => answer(StreamOwned::new(tls.unwrap(), stream), &page, &seen),
+                });
             }
         });
         Self { address, seen }
@@ -37,7 +51,7 @@ impl Pages {
     }
 }
 
-fn answer(stream: TcpStream, page: &str, seen: &Seen) -> std::io::Result<()> {
+fn answer(stream: impl Read + Write, page: &str, seen: &Seen) -> std::io::Result<()> {
     let mut lines = BufReader::new(stream);
     let mut first = String::new();
     lines.read_line(&mut first)?;

@@ -1,6 +1,8 @@
 //! `farbus observe`.
 
-use std::fmt::Write as _;
+mod console;
+mod hex;
+
 use std::io::{self, Write as _};
 use std::sync::Arc;
 use std::thread;
@@ -9,12 +11,15 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use farbus_io::sys::confine::Needs;
 use farbus_model::{Status, TransferType};
 use farbus_modules::{SeenTransfer, usb_section};
+use farbus_session::native::Attached;
 use farbus_session::native::control::Cause;
 use farbus_session::native::usb::{Event, status_code};
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
+use self::console::Console;
+use self::hex::hex;
 use super::Failure;
 use super::output::say;
 use crate::broker::confined::{give_rights_away, start_broker};
@@ -23,6 +28,7 @@ use crate::common::failure::FailureReport;
 use crate::frontend::over;
 use crate::importer::client::{Client, ClientConfig, Target};
 use crate::importer::discovery::local_shares::{resolve, target_from};
+use crate::importer::session::connection::Linked;
 
 /// Transfer types as in `bmAttributes` (USB 2.0, table 9-13).
 const ISOCHRONOUS: u8 = 1;
@@ -33,15 +39,17 @@ const INTERRUPT: u8 = 3;
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "farbus shows copies of what interrupt and isochronous endpoints send while another host uses the device. The user of the device notices nothing. An observer that reads too slowly is told how many transfers it missed.\n\n\
+        With --console it shows what the device's serial ports send, as text (CDC-ACM, FTDI, CP210x, CH340/341, PL2303). Escape sequences and control characters are left out, and so is what the user of the device types.\n\n\
         The owner has to permit it: 'farbus share … --observable', or 'observable = true' in the daemon's file.\n\n\
         Examples:\n  farbus observe lab3/keyboard\n  farbus observe lab3/mouse --count 100 --json | jq -r .data\n  \
-        farbus observe lab3/keyboard --pcapng > keys.pcapng"
+        farbus observe lab3/keyboard --pcapng > keys.pcapng\n  \
+        farbus observe lab3/serial --console"
 )]
 pub struct Args {
     /// [HOST[:PORT]/]DEVICE; HOST may be the name of a paired host.
     #[arg(value_parser = target_from)]
     target: Target,
-    /// End after so many transfers.
+    /// End after so many transfers; with --console, pieces of text.
     #[arg(long, value_name = "NUMBER")]
     count: Option<u64>,
     /// Print each as a line of JSON, for programs.
@@ -50,6 +58,9 @@ pub struct Args {
     /// Write a recording for Wireshark (pcapng) to standard output.
     #[arg(long, conflicts_with = "json")]
     pcapng: bool,
+    /// Show what the device's serial ports send, as text.
+    #[arg(long, conflicts_with = "pcapng")]
+    console: bool,
     /// Keep the rights of the user who started it.
     #[arg(long)]
     no_sandbox: bool,
@@ -75,7 +86,7 @@ struct Line {
 }
 
 pub fn run(args: &Args) -> Result<(), Failure> {
-    let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::local)?;
+    let signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::local)?;
     let target = &resolve(args.target.clone())?;
     let broker_policy = BrokerPolicy { hosts: vec![target.address.clone()], ..BrokerPolicy::default() };
     let system = if args.no_sandbox {
@@ -87,35 +98,64 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     if !args.no_sandbox {
         give_rights_away(&Needs::default())?;
     }
+    if args.console {
+        let mut seen = Vec::new();
+        let linked = client.console(target, &mut seen)?;
+        end_by_signal(&linked, signals);
+        begin(target, args.json);
+        let mut console = Console::new(linked.remote().description(), args.json);
+        let mut since_ns = None;
+        return follow(target, linked, seen, args.count, |output| {
+            let at_ns = output.moment_ns.saturating_sub(*since_ns.get_or_insert(output.moment_ns));
+            console.print(output, at_ns)
+        });
+    }
     let mut seen = Vec::new();
-    let mut linked = client.observe(target, &mut seen)?;
+    let linked = client.observe(target, &mut seen)?;
+    end_by_signal(&linked, signals);
+    begin(target, !args.pcapng);
+    let mut recording = if args.pcapng { Some(Recording::begin().map_err(Failure::local)?) } else { None };
+    let mut since_ns = None;
+    follow(target, linked, seen, args.count, |event| {
+        let at_ns = event.moment_ns.saturating_sub(*since_ns.get_or_insert(event.moment_ns));
+        match &mut recording {
+            Some(recording) => recording.add(event, at_ns),
+            None => show(event, at_ns, args.json),
+        }
+    })
+}
+
+fn end_by_signal<A: Attached>(linked: &Linked<A>, mut signals: Signals) {
     let stop_signal = linked.stop_signal();
     thread::spawn(move || {
         if signals.forever().next().is_some() {
             stop_signal.end();
         }
     });
-    let mut recording = None;
-    if args.pcapng {
-        eprintln!("{target} is observed   (Ctrl-C ends)");
-        recording = Some(Recording::begin().map_err(Failure::local)?);
-    } else {
-        say(format!("{target} is observed   (Ctrl-C ends)"));
-    }
-    let mut left = args.count.unwrap_or(u64::MAX);
-    let mut since_ns = None;
+}
+
+/// Says that it is observed: where nothing else stands in its way.
+fn begin(target: &Target, to_output: bool) {
+    let line = format!("{target} is observed   (Ctrl-C ends)");
+    if to_output { say(line) } else { eprintln!("{line}") }
+}
+
+/// Shows what arrives, until it ends or nobody reads it.
+fn follow<A, E>(
+    target: &Target,
+    mut linked: Linked<A>,
+    mut seen: Vec<E>,
+    count: Option<u64>,
+    mut show: impl FnMut(&E) -> io::Result<()>,
+) -> Result<(), Failure>
+where
+    A: Attached<Done = Vec<E>>,
+{
+    let mut left = count.unwrap_or(u64::MAX);
     while left > 0 {
         for event in seen.drain(..) {
-            let at_ns = event.moment_ns.saturating_sub(*since_ns.get_or_insert(event.moment_ns));
             // The reader has closed the pipe: end, too.
-            let shown = match &mut recording {
-                Some(recording) => recording.add(&event, at_ns),
-                None => show(&event, at_ns, args.json),
-            };
-            if shown.is_err() {
-                left = 0;
-            }
-            left = left.saturating_sub(1);
+            left = if show(&event).is_ok() { left.saturating_sub(1) } else { 0 };
             if left == 0 {
                 break;
             }
@@ -197,14 +237,4 @@ fn show(event: &Event, at_ns: u64, as_json: bool) -> io::Result<()> {
         format!("{} bytes in {} packets{failed}", bytes.len(), event.packets.len())
     };
     writeln!(out, "{at_s:>12.6}  {endpoint}  {kind}{wrong}  {what}")
-}
-
-fn hex(bytes: &[u8], between: &str) -> String {
-    let mut text = String::new();
-    for (at, byte) in bytes.iter().enumerate() {
-        let between = if at > 0 { between } else { "" };
-        // Writing to memory does not fail.
-        let _ = write!(text, "{between}{byte:02x}");
-    }
-    text
 }
