@@ -15,7 +15,7 @@ const SHA512: &str = "1477dafa598d8d065f273d6af302aa203c02e83131707b7fa648cd41bd
 
 /// What a run without it leaves out.
 pub const LEFT_OUT: &str = "axe-core on the page's views: npm could not fetch it; to run it: \
-    FARBUS_AXE=/PATH/axe.min.js cargo test -p farbus --test command -- page_accessible page_recording";
+    FARBUS_AXE=/PATH/axe.min.js cargo test -p farbus --test command -- page_";
 
 /// The file of the program: the one that [`VARIABLE`] names, or one that was fetched before, or is now. `None`: it
 /// cannot be had, as on a machine without `npm`; that was printed, and the run lists it as left out.

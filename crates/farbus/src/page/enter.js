@@ -2,6 +2,7 @@
 "use strict";
 const said = document.getElementById("said");
 const code = location.hash.slice(1);
+const hasLeft = location.search === "?left";
 history.replaceState(null, "", location.pathname);
 
 async function enter() {
@@ -15,7 +16,9 @@ async function enter() {
   }
 }
 
-if (code === "") {
+if (code === "" && hasLeft) {
+  said.textContent = "Signed out: this browser is not let in any more.";
+} else if (code === "") {
   said.textContent = "There is no code in this address.";
 } else {
   said.textContent = "…";

@@ -121,7 +121,11 @@ pub fn check(
         let why = if is_question { "this changes something: POST" } else { "nothing is changed here" };
         return Err(Refusal { allow: found.route.methods(), ..Refusal::of(StatusCode::METHOD_NOT_ALLOWED, why) });
     }
-    let length = if found.route.is_change() { check_change(headers, host, caller, (site, has_cookie))? } else { 0 };
+    let length = match (found.route.is_form(), found.route.is_change()) {
+        (true, _) => check_form(headers, host, site)?,
+        (false, true) => check_change(headers, host, caller, (site, has_cookie))?,
+        (false, false) => 0,
+    };
     if !found.route.is_change() {
         check_question(uri, headers, (site, host))?;
     }
@@ -169,12 +173,47 @@ fn check_change(
         _ => return refuse(StatusCode::FORBIDDEN, "another page may not ask"),
     }
     // No form of another page can have this type without asking first, and that question is refused.
+    if !has_type(headers, "application/json")? {
+        return refuse(StatusCode::UNSUPPORTED_MEDIA_TYPE, "say: Content-Type: application/json");
+    }
+    length_of(headers)
+}
+
+/// Whether a form was sent by a document of this page. A program sends none. Returns the length of its body.
+///
+/// A browser says `Origin: null` of a form whose document has the policy `no-referrer`, as this page's have (Fetch,
+/// "append a request `Origin` header"). The other headers, which no script and no form can set, then have to say that
+/// this page's own document is left for the answer: a document without an origin of its own (a sandboxed frame, a data:
+/// URL) is cross-site there, and so is a form that was redirected here.
+fn check_form(headers: &HeaderMap, host: &str, site: &Site) -> Result<u64, Refusal> {
+    let is_same = fetch(headers, "sec-fetch-site")? == Some("same-origin");
+    let is_own = match only(headers, &ORIGIN)? {
+        Some("null") => {
+            fetch(headers, "sec-fetch-mode")? == Some("navigate")
+                && fetch(headers, "sec-fetch-dest")? == Some("document")
+        }
+        Some(origin) => origin.strip_prefix(site.scheme()) == Some(host),
+        None => false,
+    };
+    if !is_same || !is_own {
+        return refuse(StatusCode::FORBIDDEN, "another page may not ask");
+    }
+    if !has_type(headers, "application/x-www-form-urlencoded")? {
+        return refuse(StatusCode::UNSUPPORTED_MEDIA_TYPE, "this is for forms of the page: programs use /api/v1");
+    }
+    length_of(headers)
+}
+
+/// Whether a body has this type, as UTF-8.
+fn has_type(headers: &HeaderMap, wanted: &str) -> Result<bool, Refusal> {
     let kind = only(headers, &CONTENT_TYPE)?.unwrap_or_default();
     let (kind, parameters) = kind.split_once(';').unwrap_or((kind, ""));
     let is_utf8 = parameters.trim().is_empty() || parameters.trim().eq_ignore_ascii_case("charset=utf-8");
-    if !kind.trim().eq_ignore_ascii_case("application/json") || !is_utf8 {
-        return refuse(StatusCode::UNSUPPORTED_MEDIA_TYPE, "say: Content-Type: application/json");
-    }
+    Ok(kind.trim().eq_ignore_ascii_case(wanted) && is_utf8)
+}
+
+/// The length that a body is said to have.
+fn length_of(headers: &HeaderMap) -> Result<u64, Refusal> {
     let length = only(headers, &CONTENT_LENGTH)?.filter(|_| !headers.contains_key(TRANSFER_ENCODING));
     let Some(length) = length else {
         return refuse(StatusCode::LENGTH_REQUIRED, "say how long the body is: Content-Length");
@@ -283,6 +322,10 @@ mod tests {
     }
 
     fn change_at(at: (&Site, bool), instead: &[(&'static str, Option<&str>)], caller: &Caller) -> u16 {
+        changed("/api/v1/actions/release", at, instead, caller)
+    }
+
+    fn changed(path: &str, at: (&Site, bool), instead: &[(&'static str, Option<&str>)], caller: &Caller) -> u16 {
         let own = [
             ("host", "127.0.0.1:7240"),
             ("origin", "http://127.0.0.1:7240"),
@@ -300,12 +343,12 @@ mod tests {
         for (name, value) in instead.iter().filter(|(name, _)| own.iter().all(|(own, _)| own != name)) {
             headers.append(HeaderName::from_static(name), value.unwrap_or_default().parse().unwrap());
         }
-        let checked = check(&Method::POST, &Uri::from_static("/api/v1/actions/release"), &headers, caller, at);
+        let checked = check(&Method::POST, &path.parse::<Uri>().unwrap(), &headers, caller, at);
         checked.map_or_else(|refusal| refusal.status.as_u16(), |_| 200)
     }
 
     fn owner() -> Caller {
-        Caller { scope: Some(Scope::Own), has_token: false, called: "page".into() }
+        Caller { scope: Some(Scope::Own), has_token: false, called: "page".into(), until: None }
     }
 
     #[test]
@@ -333,6 +376,41 @@ mod tests {
         assert_eq!(change(&neither, &with_token, Some(7240)), 200);
         assert_eq!(change(&[&neither[..], &[("host", Some("localhost"))]].concat(), &owner(), None), 200, "the socket");
         assert_eq!(change(&[("origin", Some("http://evil.example"))], &with_token, Some(7240)), 403);
+    }
+
+    #[test]
+    fn a_form_is_taken_from_a_document_of_this_page_alone() {
+        let form = |path: &str, instead: &[(&'static str, Option<&str>)]| {
+            let of_document = [
+                ("origin", Some("null")),
+                ("sec-fetch-mode", Some("navigate")),
+                ("sec-fetch-dest", Some("document")),
+                ("content-type", Some("application/x-www-form-urlencoded")),
+            ];
+            let site = Site::local(Some(7240));
+            // The first of each name counts.
+            let mut named: Vec<_> = instead.to_vec();
+            named.extend(of_document.into_iter().filter(|(name, _)| instead.iter().all(|(other, _)| other != name)));
+            changed(path, (&site, false), &named, &Caller { has_token: true, ..owner() })
+        };
+        for path in ["/do/release", "/do/stop/7", "/leave"] {
+            assert_eq!(form(path, &[]), 200, "{path}");
+            assert_eq!(form(path, &[("origin", Some("http://127.0.0.1:7240"))]), 200, "{path}");
+            for origin in [Some("http://evil.example"), Some("http://127.0.0.1:8000"), Some(""), None] {
+                assert_eq!(form(path, &[("origin", origin)]), 403, "{path} {origin:?}");
+            }
+            for site in [Some("cross-site"), Some("same-site"), Some("none"), None] {
+                assert_eq!(form(path, &[("sec-fetch-site", site)]), 403, "{path} {site:?}");
+            }
+            // A frame or a script of a document without an origin.
+            assert_eq!(form(path, &[("sec-fetch-dest", Some("iframe"))]), 403, "{path}");
+            assert_eq!(form(path, &[("sec-fetch-mode", Some("cors"))]), 403, "{path}");
+            assert_eq!(form(path, &[("origin", None), ("sec-fetch-site", None)]), 403, "{path}: no program");
+            for kind in ["text/plain", "application/json", "multipart/form-data; boundary=x"] {
+                assert_eq!(form(path, &[("content-type", Some(kind))]), 415, "{path} {kind}");
+            }
+            assert_eq!(form(path, &[("content-length", Some("16385"))]), 413, "{path}");
+        }
     }
 
     #[test]
@@ -374,14 +452,14 @@ mod tests {
     #[test]
     fn a_stranger_of_another_machine_gets_where_codes_are_shown_and_nothing_else() {
         let site = Site::remote(7241, vec!["lab3.example".into()]);
-        let stranger = Caller { scope: None, has_token: false, called: "another machine".into() };
+        let stranger = Caller { scope: None, has_token: false, called: "another machine".into(), until: None };
         let asked = |caller: &Caller, site: &Site, path: &str| {
             let mut headers = HeaderMap::new();
             headers
                 .insert(HOST, if site.is_remote() { "lab3.example:7241" } else { "localhost:7240" }.parse().unwrap());
             of_caller(caller, "GET", path, &headers, site).map_or_else(|refusal| refusal.status.as_u16(), |_| 200)
         };
-        for path in ["/enter", "/enter.js", "/healthz"] {
+        for path in ["/enter", "/enter.js", "/enter.css", "/healthz"] {
             assert_eq!(asked(&stranger, &site, path), 200, "{path}");
         }
         for path in ["/", "/page.js", "/page.css", "/metrics", "/events", "/api/v1/status", "/else"] {
@@ -404,7 +482,7 @@ mod tests {
     #[test]
     fn a_scope_that_is_too_small_or_a_token_that_is_none_changes_nothing() {
         for scope in [Some(Scope::Read), Some(Scope::Observe), None] {
-            let caller = Caller { scope, has_token: scope.is_some(), called: String::new() };
+            let caller = Caller { scope, has_token: scope.is_some(), called: String::new(), until: None };
             assert_eq!(change(&[], &caller, Some(7240)), 403, "{scope:?}");
         }
         let with = |said: &str| checked(Client::Owner, "GET", "/", &[OWN, ("authorization", said)]);

@@ -2,6 +2,10 @@
 
 use std::fmt::Write;
 
+use farbus_io::trust::Scope;
+
+use super::api::callers::Caller;
+use super::api::routes::LEAVE_AT;
 use super::line::messages::Elsewhere;
 use super::status::Status;
 use super::view::{Details, Piece, Shown, View, escaped_whole};
@@ -29,10 +33,51 @@ const PLOTS_BEGIN: &str = "<link rel=\"stylesheet\" href=\"/uplot-1.6.32.css\">\
     <script src=\"/uplot-1.6.32.js\" defer></script>\n<script src=\"/plots.js\" defer></script>\n";
 const FOOT: &str = "</main>\n<footer><p>What this page does, it does by the command that it shows. \
     <a href=\"/api/v1/status\">JSON</a> · <a href=\"/metrics\">metrics</a></p>";
-const END: &str = "</footer>\n</body>\n</html>\n";
+const END: &str = "</footer>\n<dialog id=\"sure\" aria-labelledby=\"sure-what\"><p id=\"sure-what\"></p>\n\
+    <p><code id=\"sure-line\"></code></p>\n<p><button type=\"button\" id=\"sure-no\">Leave it</button> \
+    <button type=\"button\" id=\"sure-yes\">Do it</button></p></dialog>\n</body>\n</html>\n";
 
 /// The parts of the page that the head of each leads to: path and name.
-const VIEWS: [(&str, &str); 4] = [("/", "Devices"), ("/hosts", "Hosts"), ("/buses", "Buses"), ("/network", "Network")];
+const VIEWS: [(&str, &str); 5] =
+    [("/", "Devices"), ("/hosts", "Hosts"), ("/buses", "Buses"), ("/network", "Network"), ("/new", "Share and attach")];
+
+/// Who looks.
+#[derive(Clone, Debug)]
+pub struct Viewer {
+    /// Who it is, and what they may do.
+    pub caller: Caller,
+    /// Whether it is a browser that was let in: it can sign out.
+    pub is_let_in: bool,
+}
+
+impl Viewer {
+    /// What they may do.
+    pub fn may(&self) -> Scope {
+        self.caller.scope.unwrap_or(Scope::Read)
+    }
+
+    /// What they may do and until when, in words, with the way to sign out; empty for the page's own user.
+    fn draw(&self) -> String {
+        if !self.caller.has_token {
+            return String::new();
+        }
+        let (may, scope) = match self.may() {
+            Scope::Read => ("may look", "read"),
+            Scope::Observe => ("may look, and record what devices send", "observe"),
+            Scope::Own => ("may do everything", "own"),
+        };
+        let until = self.caller.until.as_deref().map(|until| format!(", until <time>{}</time>", escaped_whole(until)));
+        let leave = match self.is_let_in {
+            true => format!("<form method=\"post\" action=\"{LEAVE_AT}\"><button>Sign out</button></form>"),
+            false => String::new(),
+        };
+        format!(
+            "<div id=\"viewer\"><p><bdi>{}</bdi> {may} (scope <code>{scope}</code>){}</p>{leave}</div>\n",
+            escaped_whole(&self.caller.called),
+            until.unwrap_or_default()
+        )
+    }
+}
 
 /// The document of a view at an address, and whether there is what it is about. At its foot stands where browsers of
 /// other machines find the page, if they do.
@@ -41,28 +86,14 @@ pub fn document(
     address: &str,
     status: &Status,
     details: Option<&Details>,
-    elsewhere: Option<&Elsewhere>,
+    (viewer, elsewhere): (&Viewer, Option<&Elsewhere>),
 ) -> (bool, String) {
     let drawing = view.draw_with(status, details);
-    let mut out = String::from(BEGIN);
-    if view.has_plots() {
-        out.push_str(PLOTS_BEGIN);
-    }
     let version = Shown::of(&drawing).version();
-    let _ = write!(
+    let mut out = begin(&drawing.title, view.path(), view.has_plots(), viewer);
+    let _ = writeln!(
         out,
-        "<title>{}: farbus</title>\n</head>\n<body>\n<header><a class=\"skip\" href=\"#main\">To the content</a>\n\
-         <a class=\"brand\" href=\"/\">farbus</a>\n<nav aria-label=\"Views\">",
-        escaped_whole(&drawing.title)
-    );
-    for (path, name) in VIEWS {
-        let current = if path == view.path() { " aria-current=\"page\"" } else { "" };
-        let _ = write!(out, "<a href=\"{path}\"{current}>{name}</a> ");
-    }
-    let _ = write!(
-        out,
-        "</nav>\n<span id=\"live\" role=\"status\">as of when it was loaded</span></header>\n\
-         <main id=\"main\" tabindex=\"-1\" data-view=\"{}\" data-version=\"{version:016x}\">\n",
+        "<main id=\"main\" tabindex=\"-1\" data-view=\"{}\" data-version=\"{version:016x}\">",
         escaped_whole(address)
     );
     for piece in drawing.pieces {
@@ -78,6 +109,44 @@ pub fn document(
             }
         }
     }
+    end(&mut out, elsewhere);
+    (drawing.is_there, out)
+}
+
+/// A document that is no view: its main part is this HTML, and does not change.
+pub fn answer(title: &str, content: &str, (viewer, elsewhere): (&Viewer, Option<&Elsewhere>)) -> String {
+    let mut out = begin(title, "", false, viewer);
+    let _ = write!(out, "<main id=\"main\" tabindex=\"-1\">\n{content}");
+    end(&mut out, elsewhere);
+    out
+}
+
+/// The document up to its main part. `current` is the path of the view that it is.
+fn begin(title: &str, current: &str, has_plots: bool, viewer: &Viewer) -> String {
+    let mut out = String::from(BEGIN);
+    if has_plots {
+        out.push_str(PLOTS_BEGIN);
+    }
+    let _ = write!(
+        out,
+        "<title>{}: farbus</title>\n</head>\n<body>\n<header><a class=\"skip\" href=\"#main\">To the content</a>\n\
+         <a class=\"brand\" href=\"/\">farbus</a>\n<nav aria-label=\"Views\">",
+        escaped_whole(title)
+    );
+    for (path, name) in VIEWS {
+        let current = if path == current { " aria-current=\"page\"" } else { "" };
+        let _ = write!(out, "<a href=\"{path}\"{current}>{name}</a> ");
+    }
+    let _ = write!(
+        out,
+        "</nav>\n<span id=\"live\" role=\"status\">as of when it was loaded</span>{}</header>\n",
+        viewer.draw()
+    );
+    out
+}
+
+/// The foot of the document.
+fn end(out: &mut String, elsewhere: Option<&Elsewhere>) {
     out.push_str(FOOT);
     if let Some(Elsewhere { url, fingerprint }) = elsewhere {
         let _ = write!(
@@ -89,7 +158,6 @@ pub fn document(
         );
     }
     out.push_str(END);
-    (drawing.is_there, out)
 }
 
 /// What was the page's part that changes, before each view had many: the first devices.
@@ -99,16 +167,50 @@ pub fn table(status: &Status) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use std::path::Path;
     use std::process::Command;
 
     use serde_json::{Value, json};
 
+    use super::super::api::callers::Client;
     use super::super::api::routes;
     use super::super::status::tests::status;
     use super::super::view::encoded;
     use super::*;
+
+    /// The page's own user.
+    pub fn owner() -> Viewer {
+        let caller = Caller::of(None, Client::Owner, || panic!("there is no token")).unwrap();
+        Viewer { caller, is_let_in: false }
+    }
+
+    #[test]
+    fn one_who_was_let_in_sees_what_they_may_and_until_when_and_no_button_that_they_may_not_press() {
+        let device = json!({
+            "name": "keyboard", "title": "Keyboard", "bus_id": "1-1", "state": "in use", "is_observable": true,
+        });
+        let status = status(json!([{ "pid": 7, "role": "daemon", "devices": [device] }]));
+        let page = |may: Scope| {
+            let until = Some("2027-01-01T00:00:00Z".to_owned());
+            let caller = Caller { scope: Some(may), has_token: true, called: "token <b>".into(), until };
+            let view = View::at("/device/7", Some("name=keyboard")).unwrap().for_scope(may);
+            document(&view, "/", &status, Some(&Details::default()), (&Viewer { caller, is_let_in: true }, None)).1
+        };
+        for (may, forms) in
+            [(Scope::Read, &[][..]), (Scope::Observe, &["observe"]), (Scope::Own, &["observe", "release"])]
+        {
+            let page = page(may);
+            let drawn: Vec<&str> =
+                ["observe", "release"].into_iter().filter(|name| page.contains(&format!("id=\"do-{name}\""))).collect();
+            assert_eq!(drawn, forms, "{may}: {page}");
+            assert!(page.contains(&format!("(scope <code>{may}</code>), until <time>2027-01-01T00:00:00Z")), "{page}");
+            assert!(page.contains("action=\"/leave\"") && !page.contains("<b>"), "{page}");
+            assert!(page.contains("farbus release keyboard"), "what can be typed is shown: {page}");
+        }
+        let of_owner = document(&View::devices(), "/", &status, None, (&owner(), None)).1;
+        assert!(!of_owner.contains("/leave"), "{of_owner}");
+    }
 
     #[test]
     fn hostile_texts_add_no_element_and_no_attribute() {
@@ -126,7 +228,13 @@ mod tests {
             let page_of = |device: &Value, query: &str| {
                 let status = status(json!([{ "pid": 7, "role": "share", "devices": [device] }]));
                 let address = format!("{path}?{query}");
-                document(&View::at(path, Some(query)).unwrap(), &address, &status, Some(&Details::default()), None)
+                document(
+                    &View::at(path, Some(query)).unwrap(),
+                    &address,
+                    &status,
+                    Some(&Details::default()),
+                    (&owner(), None),
+                )
             };
             let ((is_there, hostile), (_, plain)) = (page_of(&device, query), page_of(&benign, of_plain));
             assert!(is_there, "{path}");
@@ -173,7 +281,14 @@ mod tests {
     #[test]
     fn only_a_page_with_plots_loads_what_draws_them() {
         let page = |path: &str, query: Option<&str>| {
-            document(&View::at(path, query).unwrap(), path, &status(json!([])), Some(&Details::default()), None).1
+            document(
+                &View::at(path, query).unwrap(),
+                path,
+                &status(json!([])),
+                Some(&Details::default()),
+                (&owner(), None),
+            )
+            .1
         };
         assert!(page("/device/7", Some("name=a")).contains("/plots.js"));
         for path in ["/", "/buses", "/network"] {

@@ -46,7 +46,7 @@ const PARTS: [(&str, usize); 18] = [
     ("answers that it sends, one at a time", 2 * ANSWER_BYTES_MAX),
     // As the directory says it, as the hosts do, together, and as it was before.
     ("what is known of other hosts", 4 * LAB_BYTES_MAX),
-    ("threads that read it", (2 * RUNNING_MAX + LASTING_MAX) * STACK_BYTES),
+    ("threads that read it", (3 * RUNNING_MAX + LASTING_MAX) * STACK_BYTES),
 ];
 /// The most that all of that may be.
 const BYTES_MAX: usize = 592 << 20;

@@ -8,6 +8,7 @@ pub mod api;
 mod body;
 mod connection;
 mod drawn;
+mod forming;
 mod guard;
 mod html;
 mod lab;

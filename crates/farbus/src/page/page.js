@@ -4,12 +4,26 @@ const RETRY_MS = 3000;
 const TYPED_MS = 150;
 const live = document.getElementById("live");
 const main = document.getElementById("main");
+const sure = document.getElementById("sure");
 const parser = new DOMParser();
 let events = null;
 let isBusy = false;
 let isStale = false;
+// Whether the line beside the title says what became of something; a connection that opens again leaves that.
+let isTold = false;
 
 document.documentElement.classList.add("script");
+
+// Says what became of something, or how live the page is.
+function tell(text) {
+  live.textContent = text;
+  isTold = true;
+}
+function tellState(text) {
+  if (text === "live" && isTold) { return; }
+  live.textContent = text;
+  isTold = false;
+}
 
 // An element of a list, from its HTML: a row is one only in a table.
 function made(html, list) {
@@ -18,17 +32,40 @@ function made(html, list) {
   return isRow ? parsed.querySelector("tr") : parsed.body.firstElementChild;
 }
 
+// What the keyboard stops at.
+const STOPS = "a, button, input:not([type=hidden]), select, summary, textarea, [tabindex]";
+
 // What the keyboard would lose with the part that it is in.
 function focused() {
-  const part = document.activeElement.closest("[data-parts] > *");
-  const stops = part ? [...part.querySelectorAll("a, button, [tabindex]")] : [];
-  return part && { key: part.id, stop: stops.indexOf(document.activeElement) };
+  const at = document.activeElement;
+  const part = at.closest("[data-parts] > *");
+  if (!part) { return null; }
+  const form = at.closest("form.do");
+  const stop = [...(form ?? part).querySelectorAll(STOPS)].indexOf(at);
+  return { at, key: part.id, form: form?.id, stop, caret: at.selectionStart };
 }
 
 function focusAgain(had) {
-  const part = had && document.getElementById(had.key);
-  if (part && !part.contains(document.activeElement)) {
-    part.querySelectorAll("a, button, [tabindex]")[had.stop]?.focus({ preventScroll: true });
+  if (!had || had.at === document.activeElement) { return; }
+  const part = document.getElementById(had.key);
+  const within = had.form ? document.getElementById(had.form) : part;
+  const stop = had.at.isConnected ? had.at : within?.querySelectorAll(STOPS)[had.stop];
+  // What has gone leaves the keyboard where its part is, or was.
+  (stop ?? part?.querySelector(STOPS) ?? main).focus({ preventScroll: true });
+  if (stop === had.at && typeof had.caret === "number") { stop.setSelectionRange(had.caret, had.caret); }
+}
+
+// What was typed, and what was unfolded, goes over into a new drawing of its part.
+function keepTyped(there, part) {
+  for (const form of there.querySelectorAll("form.typed")) {
+    const fresh = part.querySelector("#" + CSS.escape(form.id));
+    if (!fresh) { continue; }
+    if (fresh.dataset.hits) { form.dataset.hits = fresh.dataset.hits; } else { delete form.dataset.hits; }
+    fresh.replaceWith(form);
+  }
+  for (const open of there.querySelectorAll("details[id][open]")) {
+    const fresh = part.querySelector("#" + CSS.escape(open.id));
+    if (fresh) { fresh.open = true; }
   }
 }
 
@@ -77,7 +114,10 @@ function show(list, parts) {
     const there = document.getElementById(key);
     if (html === undefined) { return there; }
     const part = made(html, list);
-    if (there) { there.replaceWith(part); }
+    if (there) {
+      keepTyped(there, part);
+      there.replaceWith(part);
+    }
     return part;
   });
   if (wanted.includes(null)) { return false; }
@@ -89,9 +129,10 @@ function show(list, parts) {
   return true;
 }
 
-// A text that is selected is about to be copied: it stays until it is not selected any more.
+// A text that is selected is about to be copied: it stays until it is not selected any more. A question that is open is
+// about what is shown.
 function isHeld() {
-  isStale = !document.getSelection().isCollapsed;
+  isStale = sure.open || !document.getSelection().isCollapsed;
   return isStale;
 }
 
@@ -112,9 +153,12 @@ async function reload() {
     do {
       isStale = false;
       const answer = await fetch(main.dataset.view);
-      if (answer.status === 401) { live.textContent = "not live: " + await answer.text(); return; }
-      if (answer.status >= 500) { throw new Error("status " + answer.status); }
-      const parsed = parser.parseFromString(await answer.text(), "text/html");
+      const text = await answer.text();
+      if (answer.status === 401 || answer.status === 403) { lock(text); return; }
+      const parsed = parser.parseFromString(text, "text/html");
+      const fresh = parsed.getElementById("main");
+      // What is no view is a line that says why.
+      if (!fresh) { throw new Error(answer.status >= 500 ? "status " + answer.status : text.trim()); }
       const had = focused();
       for (const list of parsed.querySelectorAll("[data-parts]")) {
         const parts = [...list.children].map((part) => {
@@ -124,30 +168,52 @@ async function reload() {
         show(document.getElementById(list.id), parts);
       }
       focusAgain(had);
-      main.dataset.version = parsed.getElementById("main").dataset.version;
+      main.dataset.version = fresh.dataset.version;
       refresh();
     } while (isStale && !isHeld());
     follow();
   } catch (error) {
-    live.textContent = "not live: " + error.message;
-    setTimeout(reload, RETRY_MS);
+    tellState("not live: " + error.message);
+    again();
   } finally {
     isBusy = false;
   }
 }
 
+// Tries again after a while; what is not seen waits until it is.
+function again() {
+  setTimeout(() => { if (!document.hidden) { reload(); } }, RETRY_MS);
+}
+
+// This browser is let in no more: nothing is tried again.
+function lock(why) {
+  events?.close();
+  events = null;
+  tellState("not live: " + why.trim() + ". To be let in again, type on the page's machine: farbus page invite");
+}
+
+// A browser has six connections to a page over HTTP/1.1: one that is not seen keeps none.
+function rest() {
+  events?.close();
+  events = null;
+  tellState("not live: it is not seen");
+}
+
 function follow() {
   events?.close();
+  events = null;
+  if (!main.dataset.view) { return; }
+  if (document.hidden) { rest(); return; }
   const view = encodeURIComponent(main.dataset.view);
   const source = new EventSource("/events?view=" + view + "&version=" + main.dataset.version);
   events = source;
-  source.addEventListener("open", () => { live.textContent = "live"; });
+  source.addEventListener("open", () => { tellState("live"); });
   source.addEventListener("parts", (event) => change(event.data));
   source.addEventListener("reload", reload);
   source.addEventListener("error", () => {
-    live.textContent = "not live: the connection is lost";
+    tellState("not live: the connection is lost");
     // A browser tries again by itself, unless it was refused.
-    if (source.readyState === EventSource.CLOSED && source === events) { setTimeout(reload, RETRY_MS); }
+    if (source.readyState === EventSource.CLOSED && source === events) { again(); }
   });
 }
 
@@ -160,36 +226,122 @@ document.addEventListener("click", async (event) => {
   const line = button.parentElement.querySelector("code");
   try {
     await navigator.clipboard.writeText(line.textContent);
-    live.textContent = "copied";
+    tell("copied");
   } catch {
     document.getSelection().selectAllChildren(line);
   }
 });
-document.addEventListener("click", async (event) => {
-  const button = event.target.closest("button.do");
-  if (!button) { return; }
-  const line = button.parentElement.querySelector("code").textContent;
-  const given = JSON.parse(button.dataset.given);
-  for (const field of button.parentElement.querySelectorAll("input")) {
-    given[field.name] = field.value.trim();
-    if (given[field.name] === "") { live.textContent = field.placeholder + " is missing"; field.focus(); return; }
+
+// Asks whether it is meant, if somebody loses something by it.
+function isMeant(hits, line) {
+  if (!hits) { return true; }
+  document.getElementById("sure-what").textContent = hits;
+  document.getElementById("sure-line").textContent = line;
+  sure.returnValue = "";
+  sure.showModal();
+  return new Promise((answer) => {
+    sure.addEventListener("close", () => answer(sure.returnValue === "yes"), { once: true });
+  });
+}
+document.getElementById("sure-no").addEventListener("click", () => sure.close(""));
+document.getElementById("sure-yes").addEventListener("click", () => sure.close("yes"));
+sure.addEventListener("close", () => { if (isStale) { reload(); } });
+
+const fieldsOf = (form) => [...form.elements].filter((field) => field.name && field.name !== "back");
+
+// What a form's fields have, as its action takes it. What is empty is not given.
+function given(form) {
+  const all = {};
+  for (const field of fieldsOf(form)) {
+    if (field.type === "checkbox") { if (field.checked) { all[field.name] = true; } continue; }
+    if (field.value === "") { continue; }
+    if (field.dataset.kind === "lines") {
+      all[field.name] = field.value.split("\n").map((line) => line.trimEnd()).filter((line) => line !== "");
+      continue;
+    }
+    const isNumber = field.dataset.kind === "number" && /^[0-9]{1,15}$/.test(field.value.trim());
+    all[field.name] = isNumber ? Number(field.value) : field.value;
   }
-  button.disabled = true;
-  live.textContent = line + " …";
+  return all;
+}
+
+// Says at a field what is wrong with it, and nothing at the others.
+function mark(form, wrong) {
+  for (const field of fieldsOf(form)) {
+    const isIt = wrong?.parameter === field.name;
+    const said = document.getElementById(form.id + "-" + field.name + "-wrong");
+    if (!said) { continue; }
+    said.textContent = isIt ? wrong.message : "";
+    if (isIt) { field.setAttribute("aria-invalid", "true"); } else { field.removeAttribute("aria-invalid"); }
+    if (isIt) { const folded = field.closest("details"); if (folded) { folded.open = true; } }
+  }
+  form.querySelector(".said").textContent = wrong && !wrong.parameter ? wrong.message : "";
+  return wrong?.parameter ? form.elements.namedItem(wrong.parameter) : null;
+}
+
+// Shows the command line of what a form's fields have now. What is missing is no fault yet.
+async function showLine(form) {
+  const asked = new URLSearchParams();
+  for (const field of fieldsOf(form)) {
+    if (field.type !== "checkbox" || field.checked) { asked.append(field.name, field.value); }
+  }
+  const text = asked.toString();
+  form.asked = text;
+  try {
+    const answer = await fetch("/line/" + form.id.slice("do-".length) + "?" + text);
+    if (!answer.ok || form.asked !== text) { return; }
+    const { line, wrong } = await answer.json();
+    form.querySelector("code").textContent = line;
+    mark(form, wrong);
+  } catch {
+    // The stream says that the connection is lost.
+  }
+}
+
+async function press(form) {
+  const button = form.querySelector("button.do");
+  if (button.ariaDisabled === "true") { return; }
+  const line = form.querySelector("code").textContent;
+  if (!await isMeant(form.dataset.hits, line)) { button.focus(); return; }
+  // A button that is disabled would lose the keyboard's place.
+  button.ariaDisabled = "true";
+  tell(line + " …");
   try {
     const headers = { "Content-Type": "application/json" };
-    const at = button.dataset.at ?? "/api/v1/actions/" + button.dataset.action;
-    const answer = await fetch(at, { method: "POST", headers, body: JSON.stringify(given) });
+    const at = form.dataset.at ?? "/api/v1/actions/" + button.dataset.action;
+    const body = form.dataset.at ? "{}" : JSON.stringify(given(form));
+    const answer = await fetch(at, { method: "POST", headers, body });
     const text = await answer.text();
     const isJson = answer.headers.get("Content-Type") === "application/json";
-    const failure = isJson ? JSON.parse(text).failure : { message: text };
-    live.textContent = failure ? "failed: " + failure.message : answer.status === 202 ? "begun" : "done";
+    const { failure, wrong, command } = isJson ? JSON.parse(text) : { failure: { message: text.trim() } };
+    const at_fault = mark(form, wrong ?? failure);
+    at_fault?.focus();
+    const why = (wrong ?? failure)?.message;
+    const what = command && !form.dataset.at ? ": " + command : "";
+    tell(why ? "failed: " + why : (answer.status === 202 ? "begun" : "done") + what);
+    if (!why) { form.classList.remove("typed"); }
   } catch (error) {
-    live.textContent = "failed: " + error.message;
+    tell("failed: " + error.message);
   } finally {
-    button.disabled = false;
+    button.ariaDisabled = "false";
   }
+}
+
+document.addEventListener("submit", (event) => {
+  const form = event.target.closest("form.do");
+  if (!form) { return; }
+  event.preventDefault();
+  press(form);
 });
+let changed = null;
+document.addEventListener("input", (event) => {
+  const form = event.target.closest("form.do");
+  if (!form) { return; }
+  form.classList.add("typed");
+  clearTimeout(changed);
+  changed = setTimeout(showLine, TYPED_MS, form);
+});
+document.addEventListener("visibilitychange", () => { if (document.hidden) { rest(); } else { reload(); } });
 let typed = null;
 document.querySelector("form[role=search]")?.addEventListener("input", (event) => {
   const form = event.currentTarget;

@@ -86,6 +86,12 @@ impl CookieName {
         let text = format!("{}={token}; Path=/; Max-Age={max_age}; Secure; HttpOnly; SameSite=Strict", self.0);
         HeaderValue::from_str(&text).ok().filter(|_| is_ours)
     }
+
+    /// The headers that take a browser's token away, also one that an earlier release has set.
+    pub fn clear_cookies(&self) -> Vec<HeaderValue> {
+        let cleared = |name: &str| format!("{name}=; Path=/; Max-Age=0; Secure; HttpOnly; SameSite=Strict");
+        [&self.0, COOKIE_NAME].into_iter().filter_map(|name| HeaderValue::from_str(&cleared(name)).ok()).collect()
+    }
 }
 
 /// What a request shows as its token.
@@ -177,6 +183,10 @@ mod tests {
             assert!(said.contains(word), "{said}");
         }
         assert!(!said.contains("Domain") && name.set_cookie("a; Domain=x", 60).is_none());
+        for (cleared, name) in name.clear_cookies().iter().zip([NAME, "__Host-farbus"]) {
+            let cleared = cleared.to_str().unwrap();
+            assert!(cleared.starts_with(&format!("{name}=; Path=/; Max-Age=0; Secure; HttpOnly;")), "{cleared}");
+        }
     }
 
     /// Whatever a browser sends: a cookie counts over TLS alone, a change with one comes from the page itself, and no
@@ -229,7 +239,7 @@ mod tests {
                 let cookie = cookie.to_str().unwrap();
                 assert!(cookie.split("; ").count() == 6 && !cookie.contains(','), "{cookie}");
             }
-            let caller = Caller { scope, has_token: shown.authorization.is_some(), called: String::new() };
+            let caller = Caller { scope, has_token: shown.authorization.is_some(), called: String::new(), until: None };
             let method = if is_question { Method::GET } else { Method::POST };
             let uri = Uri::from_static("/api/v1/actions/release");
             let Ok(passed) = check(&method, &uri, &headers, &caller, (&site, shown.is_cookie)) else { return };

@@ -17,6 +17,7 @@ use std::time::Duration;
 use farbus_io::sys::confine::{Needs, confine};
 use farbus_io::sys::descriptors;
 use farbus_io::sys::passing::Passage;
+use farbus_io::trust::Scope;
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{
     ALLOW, CACHE_CONTROL, CONNECTION, CONTENT_DISPOSITION, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName,
@@ -34,15 +35,18 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::sleep;
 
 use super::api::callers::Caller;
+use super::api::forms;
 use super::api::journal::Journal;
 use super::api::openapi::{self, RECORDING_TYPE};
 use super::api::refusal::Refusal;
-use super::api::requests::object_of;
+use super::api::requests::{object_of, text_of};
 use super::api::routes::{self, Endpoint, Found};
 use super::body::{Body, Events};
 use super::connection::{Clock, Connection, Limited, UNREAD_TIME_MAX};
 use super::drawn::Drawn;
+use super::forming::Sent;
 use super::guard::{Passed, Site, check};
+use super::html::Viewer;
 use super::line::asking::Line;
 use super::line::hex;
 use super::line::messages::{Answer, Begin, By, Elsewhere, Question, Wanted};
@@ -288,7 +292,7 @@ impl Server {
         let shown = secure::shown_by(request.headers(), self.cookie.as_ref().filter(|_| !is_for_all))?;
         let mut by = By { client, authorization: shown.authorization, scope: None };
         let caller = match self.line.ask(&by, Question::Who).await? {
-            Answer::Who { scope, has_token, called } => Caller { scope, has_token, called },
+            Answer::Who { scope, has_token, called, until } => Caller { scope, has_token, called, until },
             _ => return Err(no_answer()),
         };
         by.scope = caller.scope;
@@ -303,8 +307,10 @@ impl Server {
                 return Err(refusal);
             }
         };
-        let mut answered = self.found(by, request, found, length).await?;
-        if site.is_remote() && caller.scope.is_none() {
+        let is_stranger = site.is_remote() && caller.scope.is_none();
+        let viewer = Viewer { caller, is_let_in: shown.is_cookie };
+        let mut answered = self.found((by, &viewer), request, found, length).await?;
+        if is_stranger {
             // A stranger has a place for one request.
             answered.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
@@ -313,7 +319,7 @@ impl Server {
 
     async fn found(
         &self,
-        by: &By,
+        (by, viewer): (&By, &Viewer),
         request: &mut Request<Incoming>,
         found: Found,
         length: u64,
@@ -331,14 +337,21 @@ impl Server {
             Endpoint::Icon => picture(html::ICON.to_vec()),
             Endpoint::EnterPage => Ok(text("text/html; charset=utf-8", ENTER_PAGE.into())),
             Endpoint::EnterScript => Ok(text("text/javascript; charset=utf-8", ENTER_SCRIPT.into())),
+            Endpoint::EnterStyle => Ok(text("text/css; charset=utf-8", html::STYLE.into())),
             Endpoint::Enter => self.enter(by, request, length).await,
+            Endpoint::Leave => self.leave(by).await,
+            Endpoint::Form => self.form((by, viewer), request, found, length).await,
+            Endpoint::Line => line(found, request.uri().query().unwrap_or_default()),
             Endpoint::Ready => of_status(ready).await,
-            Endpoint::Page | Endpoint::HostsPage | Endpoint::Buses | Endpoint::Network | Endpoint::Device => {
-                match View::at(request.uri().path(), request.uri().query()) {
-                    Some(view) => self.view(by, view, request.uri()).await,
-                    None => Err(Refusal::of(StatusCode::NOT_FOUND, "nothing is here")),
-                }
-            }
+            Endpoint::Page
+            | Endpoint::HostsPage
+            | Endpoint::Buses
+            | Endpoint::Network
+            | Endpoint::New
+            | Endpoint::Device => match View::at(request.uri().path(), request.uri().query()) {
+                Some(view) => self.view((by, viewer), view.for_scope(viewer.may()), request.uri()).await,
+                None => Err(Refusal::of(StatusCode::NOT_FOUND, "nothing is here")),
+            },
             Endpoint::Latency => Ok(json_of(StatusCode::OK, &self.latency(by, found.number, request.uri()).await?)),
             Endpoint::LatencyPart => {
                 let said = self.latency(by, found.number, request.uri()).await?;
@@ -372,6 +385,7 @@ impl Server {
             Endpoint::PageEvents => {
                 let permit = self.stream()?;
                 let followed = View::followed(request.uri().query());
+                let followed = followed.map(|(view, version)| (view.for_scope(viewer.may()), version));
                 let (status, follow, _) = self.line.follow(by, false).await?;
                 Ok(events(Events::new(status, (permit, follow), &self.drawn, followed)))
             }
@@ -435,6 +449,49 @@ impl Server {
         }
     }
 
+    /// Ends the token of a browser, which forgets it.
+    async fn leave(&self, by: &By) -> Result<Response<Body>, Refusal> {
+        self.line.ask(by, Question::Leave).await?;
+        let mut response = text(PLAIN, "signed out\n".into());
+        *response.status_mut() = StatusCode::SEE_OTHER;
+        let headers = response.headers_mut();
+        headers.insert(LOCATION, HeaderValue::from_static("/enter?left"));
+        for cookie in self.cookie.iter().flat_map(CookieName::clear_cookies) {
+            headers.append(SET_COOKIE, cookie);
+        }
+        // Its connections are about to be ended.
+        headers.insert(CONNECTION, HeaderValue::from_static("close"));
+        Ok(response)
+    }
+
+    /// Does what a form says, and answers with a document: what became of it, with the command line.
+    async fn form(
+        &self,
+        (by, viewer): (&By, &Viewer),
+        request: &mut Request<Incoming>,
+        found: Found,
+        length: u64,
+    ) -> Result<Response<Body>, Refusal> {
+        let full = |_| Refusal::of(StatusCode::SERVICE_UNAVAILABLE, "others send too much at a time");
+        let body = {
+            let _room = self.bodies.try_acquire().map_err(full)?;
+            text_of(request.body_mut(), length).await?
+        };
+        let sent = Sent::of(request.uri().path(), found, &body);
+        let (status, document) = match sent.before(&*self.line.status(by, Wanted::Processes).await?) {
+            Some(answer) => answer,
+            None => match self.line.ask(by, sent.question()).await {
+                Ok(Answer::Changed { status, body }) => sent.after(status, &body),
+                Ok(_) => return Err(no_answer()),
+                Err(refusal) => sent.refused(&refusal),
+            },
+        };
+        let around = (viewer, self.elsewhere.as_ref());
+        let mut response = text("text/html; charset=utf-8", html::answer(sent.title(), &document, around));
+        *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        Ok(response)
+    }
+
     /// The object in the body of a change.
     async fn body_of(&self, request: &mut Request<Incoming>, length: u64) -> Result<Map<String, Value>, Refusal> {
         let full = |_| Refusal::of(StatusCode::SERVICE_UNAVAILABLE, "others send too much at a time");
@@ -489,10 +546,14 @@ impl Server {
     }
 
     /// The document of a view.
-    async fn view(&self, by: &By, view: View, uri: &Uri) -> Result<Response<Body>, Refusal> {
+    async fn view(&self, (by, viewer): (&By, &Viewer), view: View, uri: &Uri) -> Result<Response<Body>, Refusal> {
         let wanted = if view.has_others() { Wanted::Lab } else { Wanted::Processes };
         let status = self.line.status(by, wanted).await?;
         let details = match view.device() {
+            None if view == View::New(Scope::Own) => match self.line.ask(by, Question::Choices).await? {
+                Answer::Value(choices) => Some(serde_json::from_value::<Details>(choices).unwrap_or_default()),
+                _ => return Err(no_answer()),
+            },
             None => None,
             Some(which) => {
                 let question = Question::Details { pid: which.pid_in(&status), name: which.name().to_owned() };
@@ -503,7 +564,10 @@ impl Server {
             }
         };
         let address = uri.path_and_query().map_or("/", |address| address.as_str());
-        let (is_there, document) = html::document(&view, address, &status, details.as_ref(), self.elsewhere.as_ref());
+        let (is_there, document) = {
+            let around = (viewer, self.elsewhere.as_ref());
+            html::document(&view, address, &status, details.as_ref(), around)
+        };
         let mut response = text("text/html; charset=utf-8", document);
         response.headers_mut().insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY_OF_VIEWS));
         if !is_there {
@@ -511,6 +575,15 @@ impl Server {
         }
         Ok(response)
     }
+}
+
+/// The command line of a form with what its fields have now, and what is wrong with that.
+fn line(found: Found, query: &str) -> Result<Response<Body>, Refusal> {
+    let action = found.action.ok_or_else(no_answer)?;
+    let fields = view::pairs_in(query, forms::FIELDS_MAX);
+    let value_of = |name: &str| fields.iter().find(|(known, _)| known == name).map(|(_, text)| text.clone());
+    let (line, wrong) = forms::line(action, &forms::given(action, value_of));
+    Ok(json_of(StatusCode::OK, &json!({ "line": line, "wrong": wrong })))
 }
 
 fn no_answer() -> Refusal {

@@ -238,6 +238,9 @@ fn a_console_is_opened_with_the_keyboard_and_what_it_prints_is_seen_within_a_sec
     assert!(bytes <= 64 << 10, "{bytes}");
     let end = "document.querySelector('#consoles button.do')";
     browser.script(&format!("{end}.click()"));
+    // What ends is asked about, for others may have begun it.
+    browser.wait_for("document.getElementById('sure').open");
+    browser.script("document.getElementById('sure-yes').click()");
     browser.wait_for("document.querySelector('#consoles li').textContent.includes('has ended')");
     assert_no_complaint(&browser);
 }

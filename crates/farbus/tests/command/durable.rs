@@ -190,10 +190,10 @@ fn sigterm_of_a_disk_that_nobody_has_open_loses_nothing_and_exits_with_0() {
 }
 
 /// A minimal NBD client.
-struct Nbd(UnixStream, u64);
+pub struct Nbd(UnixStream, u64);
 
 impl Nbd {
-    fn connect(socket: &Path) -> Self {
+    pub fn connect(socket: &Path) -> Self {
         let mut stream = UnixStream::connect(socket).unwrap();
         stream.read_exact(&mut [0; 18]).unwrap();
         let mut greeting = 3u32.to_be_bytes().to_vec();

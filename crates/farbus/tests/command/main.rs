@@ -72,6 +72,7 @@ mod page_crowd;
 mod page_crowd_tls;
 mod page_daemon;
 mod page_ended;
+mod page_forms;
 mod page_guarded;
 mod page_lab;
 mod page_latency;

@@ -486,7 +486,7 @@ fn every_route_that_is_described_is_there_and_answers_as_described() {
             "/device/{id}" => format!("/device/{}?name=zero", get(&page, "/api/v1/status")[0]["pid"]),
             path => path.replace("{id}", "1"),
         };
-        if ["/enter", "/enter.js", "/api/v1/enter"].contains(&path.as_str()) {
+        if ["/enter", "/enter.js", "/enter.css", "/api/v1/enter"].contains(&path.as_str()) {
             // These are there for browsers of other machines: page_remote.rs.
             let reply = page.get(&at, "");
             assert_eq!(reply.status, 404, "{path}: {reply:?}");

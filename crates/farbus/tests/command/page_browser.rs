@@ -22,6 +22,13 @@ pub fn open_page(harness: &Harness) -> (Running, String) {
     (process, address)
 }
 
+/// The same, but that the browser has noted so many answers with an error of this action.
+pub fn assert_complaints_of(browser: &Browser, action: &str, count: usize) {
+    let complaints = browser.complaints();
+    let is_it = |said: &&String| said.contains(&format!("/api/v1/actions/{action} - Failed to load resource"));
+    assert!(complaints.iter().all(|said| is_it(&said)) && complaints.len() == count, "{complaints:?}");
+}
+
 fn now_ms() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64() * 1000.0
 }
@@ -114,7 +121,7 @@ pub fn assert_hostile_texts_run_nothing(harness: &Harness, browser: &Browser, ur
 }
 
 /// No script of others ran, nothing of theirs was loaded, and no element is theirs.
-fn assert_runs_nothing(browser: &Browser, url: &str) {
+pub fn assert_runs_nothing(browser: &Browser, url: &str) {
     assert_eq!(browser.script("return window.evil ?? null"), Value::Null);
     let strange = "return [...document.querySelectorAll('script, img, iframe, object, embed, style, base, form, a, link')]\
         .map((element) => element.src || element.href || element.action || element.data || element.outerHTML)";
@@ -572,6 +579,8 @@ fn a_button_does_what_its_command_does_and_a_page_of_another_site_presses_none()
     let line = browser.script(&format!("return {line}"));
     assert_eq!(line, format!("farbus detach {}", share.target("disk")));
     browser.script("document.querySelector('button.do[data-action=detach]').click()");
+    browser.wait_for("document.getElementById('sure').open");
+    browser.script("document.getElementById('sure-yes').click()");
     assert_eq!(attached.wait_for_end(PATIENCE), Some(0), "{}", attached.log());
     wait_until(PATIENCE, "the disk is free", || state() == "available");
     let audited = harness.run(&["audit", "--all"]).stdout;

@@ -109,10 +109,10 @@ fn migration_is_drawn_from_its_first_step_to_its_end_begun_by_the_page_and_by_a_
     at_desk.open(&browser);
     let mut client = Client::connect(&at_desk.socket);
     client.write(0, 7);
-    let field = "document.querySelector('#commands li:has([data-action=migrate]) input')";
-    let button = "document.querySelector('#commands button[data-action=migrate]')";
+    let field = "document.querySelector('#do-migrate-to')";
+    let button = "document.querySelector('#do-migrate button.do')";
     browser.script(&format!("{button}.click()"));
-    browser.wait_for("document.querySelector('#live').textContent === 'HOST is missing'");
+    browser.wait_for(&format!("{field}.getAttribute('aria-invalid') === 'true'"));
     browser.script(&format!("{field}.value = 'rack'; {button}.click()"));
     browser.wait_for(&format!("{STEP} === 'hold what its user asks'"));
     browser.keep_picture("migration-runs");

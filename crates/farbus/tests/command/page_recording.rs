@@ -50,6 +50,11 @@ fn a_recording_is_begun_downloaded_and_ended_on_the_page_of_its_device() {
     let kill = browser.script(&format!("return {end}.parentElement.querySelector('code').textContent"));
     assert!(kill.as_str().unwrap().starts_with("kill "), "{kill}");
     browser.script(&format!("{end}.click()"));
+    // What ends is asked about, for others may have begun it.
+    browser.wait_for("document.getElementById('sure').open");
+    let said = browser.script("return document.getElementById('sure').textContent");
+    assert!(said.as_str().unwrap().contains("This ends what page has begun: farbus observe"), "{said}");
+    browser.script("document.getElementById('sure-yes').click()");
     browser.wait_for("document.querySelector('#recordings li').textContent.includes('has ended')");
     let left = browser.script(
         "return [document.querySelector('#recordings button'), \

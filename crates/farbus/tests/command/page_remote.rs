@@ -20,6 +20,7 @@ use tokio_rustls::rustls::{
 use super::browser::{Browser, has_browser};
 use super::harness::{Harness, PATIENCE, Running, wait_until};
 use super::page::{Reply, send};
+use super::page_accessible::assert_accessible;
 use super::page_confined::http_processes;
 use super::rights::{assert_without_rights, of_process};
 
@@ -405,4 +406,76 @@ fn a_real_browser_is_let_in_by_the_link_and_keeps_neither_code_nor_token_where_a
     browser.open("about:blank");
     browser.open(&format!("{url}/enter#{code}"));
     browser.wait_for("document.querySelector('#said')?.textContent.includes('used already')");
+}
+
+#[test]
+fn one_who_may_look_sees_no_button_and_until_when_and_signs_out() {
+    if !has_browser() {
+        return;
+    }
+    let harness = Harness::new();
+    let share = harness.share(&["keyboard", "--observable"]);
+    let page = open(&harness);
+    let browser = Browser::start(&harness, &["--ignore-certificate-errors"]);
+    browser.resize(360, 800);
+    let url = format!("https://localhost:{}", page.port);
+    browser.open(&format!("{url}/enter"));
+    browser.wait_for("document.querySelector('#said').textContent.includes('no code')");
+    for scheme in ["light", "dark"] {
+        browser.prefer(scheme);
+        assert_accessible(&browser, &format!("where a code is shown, {scheme}"));
+        browser.keep_picture(&format!("enter-{scheme}"));
+    }
+    let device = format!("{url}/device/{}?name=keyboard", share.process.id());
+    let buttons = "return [...document.querySelectorAll('button.do')].map((button) => button.dataset.action)";
+    for (scope, seen) in [("read", json!([])), ("observe", json!(["observe"]))] {
+        let code = page.invite(&harness, &["--scope", scope, "--name", scope]);
+        browser.open("about:blank");
+        browser.open(&format!("{url}/enter#{code}"));
+        wait_until(PATIENCE, "it is let in", || browser.script("return location.pathname") == "/");
+        browser.open(&device);
+        browser.wait_for("document.querySelector('#live').textContent === 'live'");
+        assert_eq!(browser.script(buttons), seen, "{scope}");
+        // What changes there has none, either.
+        harness.run(&["label", "keyboard", &format!("place={scope}")]);
+        browser.wait_for(&format!("document.querySelector('#facts').textContent.includes('Place{scope}')"));
+        assert_eq!(browser.script(buttons), seen, "{scope}");
+        let said = browser.script("return document.querySelector('#viewer').textContent");
+        let said = said.as_str().unwrap();
+        assert!(said.contains(&format!("token {scope} may look")) && said.contains(", until 20"), "{said}");
+        assert_accessible(&browser, &format!("a device for scope {scope}"));
+        browser.keep_picture(&format!("device-scope-{scope}"));
+        let listed = harness.json(&["page", "token", "list", "--json"]);
+        assert_eq!(listed.as_array().map(Vec::len), Some(1), "{listed}");
+        browser.script("document.querySelector('#viewer button').click()");
+        browser.wait_for("document.querySelector('#said')?.textContent.startsWith('Signed out')");
+        assert_eq!(harness.json(&["page", "token", "list", "--json"]), json!([]));
+        browser.open(&device);
+        let refused = browser.script("return document.documentElement.textContent");
+        assert!(refused.as_str().unwrap().contains("has a code"), "{refused}");
+    }
+    assert!(harness.run(&["audit", "--all"]).stdout.contains("page-leave"), "it has a line in the audit log");
+}
+
+#[test]
+fn a_browser_whose_cookie_has_gone_is_told_what_to_type_and_asks_no_more() {
+    if !has_browser() {
+        return;
+    }
+    let harness = Harness::new();
+    let page = open(&harness);
+    let browser = Browser::start(&harness, &["--ignore-certificate-errors"]);
+    let code = page.invite(&harness, &["--name", "phone"]);
+    browser.open(&format!("https://localhost:{}/enter#{code}", page.port));
+    browser.wait_for("document.querySelector('#live')?.textContent === 'live'");
+    browser.devtools("Network.clearBrowserCookies", &json!({}));
+    browser.script(
+        "window.waiting = 0; const real = setTimeout; window.setTimeout = (what, ...rest) => { waiting += 1; \
+         return real(() => { waiting -= 1; what(); }, ...rest); }",
+    );
+    harness.json(&["page", "token", "revoke", "phone", "--json"]);
+    browser.wait_for("document.querySelector('#live').textContent.includes('To be let in again')");
+    let said = browser.script("return document.querySelector('#live').textContent");
+    assert!(said.as_str().unwrap().ends_with("type on the page's machine: farbus page invite"), "{said}");
+    assert_eq!(browser.script("return [waiting, events]"), json!([0, null]), "nothing is tried again");
 }

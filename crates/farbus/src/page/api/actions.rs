@@ -6,7 +6,7 @@
 use std::fmt;
 
 use farbus_io::trust::Scope;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::super::shell::quoted;
@@ -429,10 +429,10 @@ pub const ACTIONS: &[Action] = &[
 ];
 
 /// Why an action is not begun: which parameter is wrong, and what it may be.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Wrong {
     /// The parameter; absent if it is the whole.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parameter: Option<String>,
     /// What is wrong.
     pub message: String,
@@ -529,18 +529,24 @@ impl Action {
 
     /// The names of the parameters that have to be given.
     pub fn required(&self) -> Vec<&'static str> {
-        let is_required = |parameter: &&Parameter| !matches!(parameter.at, At::Option(_) | At::WordIf);
-        self.parameters.iter().filter(is_required).map(|parameter| parameter.name).collect()
+        self.parameters.iter().filter(|parameter| parameter.is_required()).map(|parameter| parameter.name).collect()
     }
 }
 
 impl Parameter {
+    /// Whether it has to be given.
+    pub fn is_required(&self) -> bool {
+        !matches!(self.at, At::Option(_) | At::WordIf)
+    }
+
     /// A value in its place, for a person to replace.
     pub fn placeholder(&self) -> Value {
         let word = match self.kind {
             HOSTS => "HOST",
             Kind::Words => "block:/PATH",
             Kind::Path => "/PATH",
+            Kind::Text { .. } if self.name == "target" => "HOST/DEVICE",
+            Kind::Text { .. } if self.name == "device" => "DEVICE",
             Kind::Number { min, .. } => return json!(min),
             Kind::Text { .. } => "TEXT",
             Kind::Texts { .. } => return json!(["TEXT"]),
@@ -754,8 +760,7 @@ pub mod tests {
                     Kind::Choice(words) => json!(words[words.len() - 1]),
                     Kind::Switch => json!(true),
                 };
-                let is_required = !matches!(parameter.at, At::Option(_) | At::WordIf);
-                if is_required {
+                if parameter.is_required() {
                     required.insert(parameter.name.to_owned(), value);
                 } else {
                     // Some exclude each other: each is added to those that have to be given.

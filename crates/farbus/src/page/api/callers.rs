@@ -27,6 +27,8 @@ pub struct Caller {
     pub has_token: bool,
     /// The name in the log.
     pub called: String,
+    /// When their token ends: RFC 3339, UTC; `None`: they have none, or it lasts until it is revoked.
+    pub until: Option<String>,
 }
 
 impl Caller {
@@ -51,7 +53,7 @@ impl Caller {
                 Client::Other => (None, "another user"),
                 Client::Remote => (None, "another machine"),
             };
-            return Ok(Self { scope, has_token: false, called: called.to_owned() });
+            return Ok(Self { scope, has_token: false, called: called.to_owned(), until: None });
         };
         let unauthorized = |why| Refusal::of(StatusCode::UNAUTHORIZED, why);
         let token = match said.split_once(' ') {
@@ -62,7 +64,7 @@ impl Caller {
         match tokens.check(token, SystemTime::now()) {
             Ok(token) => {
                 let called = format!("token {}", token.called());
-                Ok(Self { scope: Some(token.scope), has_token: true, called })
+                Ok(Self { scope: Some(token.scope), has_token: true, called, until: token.expires.clone() })
             }
             Err(NoToken::Unknown) => Err(unauthorized("this page has no such token, or it was revoked")),
             Err(NoToken::Expired) => Err(unauthorized("this token has expired")),

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::super::lab::{LabDevice, LabHost};
 use super::super::status::devices_of;
-use super::actions::Runs;
+use super::forms;
 use super::table::action;
 use crate::common::host_address::DEFAULT_PORT;
 
@@ -53,6 +53,7 @@ pub fn of(process: &Value, device: &Value) -> Vec<Offer> {
             offer("attach", "attach it here", json!({ "target": target_of(process, &name) }));
         }
         offer("allow", "let a paired host use it", json!({ "device": name }));
+        offer("forbid", "take that back from a paired host", json!({ "device": name }));
         if let Some(format) = device["stream"].as_str() {
             if device["is_observable"] == true && format != "bytes" {
                 offer("picture", "look at its picture", json!({ "target": target_of(process, &name) }));
@@ -115,13 +116,6 @@ fn is_shared(device: &Value) -> bool {
     !device["bus_id"].is_null() || matches!(device["state"].as_str(), Some("available" | "in use" | "moved away"))
 }
 
-/// The word that stands for a parameter of an action in a command line; `None`: its value is no text.
-pub fn placeholder(name: &str, parameter: &str) -> Option<String> {
-    let parameters = action(name).map(|action| action.parameters).unwrap_or_default();
-    let found = parameters.iter().find(|known| known.name == parameter);
-    found?.placeholder().as_str().map(str::to_owned)
-}
-
 /// What is offered for a device of another host. What a third host has a lease of is refused, and is not offered; what
 /// that is, the host says, and may be wrong.
 pub fn of_other(host: &LabHost, device: &LabDevice, own_name: &str) -> Vec<Offer> {
@@ -152,18 +146,12 @@ fn offer(name: &str, what: &'static str, given: Value) -> Option<Offer> {
     let action = action(name)?;
     let Value::Object(parameters) = given else { return None };
     let missing: Vec<_> = action.required().into_iter().filter(|name| !parameters.contains_key(*name)).collect();
-    let mut filled = parameters.clone();
-    for parameter in action.parameters.iter().filter(|parameter| missing.contains(&parameter.name)) {
-        filled.insert(parameter.name.to_owned(), parameter.placeholder());
-    }
+    let (line, wrong) = forms::line(action, &parameters);
     // Others name devices: one with a name that no command takes is offered nothing.
-    let mut line = action.command(&filled).ok()?.line();
-    let command = missing.is_empty().then(|| line.clone());
-    match action.runs {
-        Runs::Recording => line.push_str(" > FILE.pcapng"),
-        Runs::Picture => line.push_str(" > FILE.png"),
-        _ => {}
+    if wrong.is_some() {
+        return None;
     }
+    let command = if missing.is_empty() { Some(action.command(&parameters).ok()?.line()) } else { None };
     Some(Offer { action: action.name, summary: action.summary, parameters, missing, command, what, line })
 }
 

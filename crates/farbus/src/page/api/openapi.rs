@@ -185,8 +185,12 @@ fn kind_of(endpoint: Endpoint) -> &'static str {
         | Endpoint::Device
         | Endpoint::Table
         | Endpoint::LatencyPart
+        | Endpoint::New
+        | Endpoint::Form
+        | Endpoint::Leave
         | Endpoint::EnterPage => "text/html",
-        Endpoint::Style | Endpoint::UplotStyle => "text/css",
+        Endpoint::Line => "application/json",
+        Endpoint::Style | Endpoint::UplotStyle | Endpoint::EnterStyle => "text/css",
         Endpoint::Script | Endpoint::Plots | Endpoint::Uplot | Endpoint::EnterScript => "text/javascript",
         Endpoint::PageEvents | Endpoint::Events => "text/event-stream",
         Endpoint::Recording => RECORDING_TYPE,
@@ -217,6 +221,11 @@ fn schema_of(endpoint: Endpoint) -> Option<&'static str> {
         | Endpoint::Health
         | Endpoint::EnterPage
         | Endpoint::EnterScript
+        | Endpoint::EnterStyle
+        | Endpoint::New
+        | Endpoint::Form
+        | Endpoint::Line
+        | Endpoint::Leave
         | Endpoint::Ready
         | Endpoint::Style
         | Endpoint::Script
@@ -423,6 +432,7 @@ fn schemas() -> Value {
                 ("begun", time()),
             ],
             &[
+                ("on", object(&[("pid", number()), ("name", text())], &[])),
                 ("pid", number()),
                 ("progress", json!({ "type": "object" })),
                 ("answer", anything()),

@@ -22,9 +22,10 @@ use super::journal::{Journal, Kind};
 use super::kept::{Kept, Scrollback};
 use super::picture::Screen;
 use super::remembered::{Operation, Remembered, State, Table};
+use super::subjects;
 use super::table::action;
 use super::transcript::Transcript;
-use crate::common::control::{Answer, Question, ask_in_turn};
+use crate::common::control::{Answer, Question, ask_all, ask_one};
 use crate::common::failure::{Attribute, FailureReport};
 
 /// What is kept of the output of a command, bytes.
@@ -85,10 +86,10 @@ impl Operations {
             matches!(runs, Some(Runs::Swap | Runs::Long | Runs::Recording | Runs::Console | Runs::Picture))
         };
         let drawn = |remembered: &Remembered| {
-            let Operation { id, action, subject, command, by, state, begun, pid, progress, failure, .. } =
+            let Operation { id, action, subject, on, command, by, state, begun, pid, progress, failure, .. } =
                 &remembered.operation;
             json!({
-                "id": id, "action": action, "subject": subject, "command": command, "by": by, "state": state,
+                "id": id, "action": action, "subject": subject, "on": on, "command": command, "by": by, "state": state,
                 "begun": begun, "pid": pid, "progress": progress, "failure": failure,
                 "is_recorded": remembered.kept.is_some(),
             })
@@ -202,6 +203,11 @@ impl Operations {
         }
     }
 
+    /// Writes a line of the audit log: a browser of another machine has signed out, and its token was revoked.
+    pub fn left(&self, by: &str) {
+        self.note("page-leave", by, "", None, Outcome::Ok);
+    }
+
     /// Whose recordings run, and who began to look at streams.
     pub fn recorders(&self) -> Vec<(u64, String)> {
         let has = self.has();
@@ -271,6 +277,7 @@ impl Operations {
             id,
             action: line.action.name,
             subject: line.subject.clone(),
+            on: None,
             command: line.line(),
             by: by.clone(),
             state: State::Running,
@@ -393,8 +400,8 @@ struct Runner {
 impl Runner {
     fn run(self, mut child: Child, stdout: Option<ChildStdout>, stderr: Option<ChildStderr>) {
         let is_over = Arc::new(AtomicBool::new(false));
-        if self.runs == Runs::Swap {
-            self.follow_swap(&is_over);
+        if matches!(self.runs, Runs::Swap | Runs::Long | Runs::Recording | Runs::Console | Runs::Picture) {
+            self.follow(&is_over);
         }
         // Both are read, so that the command never waits for its reader.
         let warnings = stderr.and_then(|stderr| {
@@ -521,13 +528,25 @@ impl Runner {
         self.tell_end.send_replace(true);
     }
 
-    /// Asks how far the swap is, on a thread, until it is over.
-    fn follow_swap(&self, is_over: &Arc<AtomicBool>) {
-        let (operations, id, device) = (self.operations.clone(), self.id, self.subject.clone());
+    /// Finds out, on a thread, which device of which process the operation is about; of a swap it also asks how far
+    /// that is, until it is over.
+    fn follow(&self, is_over: &Arc<AtomicBool>) {
+        let (operations, id, device, runs) = (self.operations.clone(), self.id, self.subject.clone(), self.runs);
         let is_over = Arc::clone(is_over);
         let follow = move || {
+            let action = operations.find(id).map(|operation| operation.action).unwrap_or_default();
+            let answers = ask_all(&Question::Status).unwrap_or_default();
+            let said =
+                answers.into_iter().filter_map(|(_, said)| if let Answer::Ok(said) = said { Some(said) } else { None });
+            let on = subjects::find(&said.collect::<Vec<_>>(), action, &device);
+            let pid = on.as_ref().and_then(|on| u32::try_from(on["pid"].as_u64()?).ok());
+            if on.is_some() {
+                operations.change(id, |operation| operation.on = on);
+            }
+            // Without a process there is no swap, and the command says why.
+            let Some(pid) = pid.filter(|_| runs == Runs::Swap) else { return };
             while !is_over.load(Ordering::Acquire) {
-                let asked = ask_in_turn(&Question::SwapStatus { device: device.clone() });
+                let asked = ask_one(pid, &Question::SwapStatus { device: device.clone() }, &[]);
                 // One that is not running is the swap before this one.
                 if let Ok(Answer::Ok(progress)) = asked
                     && progress["state"] == "running"
@@ -537,8 +556,8 @@ impl Runner {
                 thread::sleep(LOOK_EVERY);
             }
         };
-        // Without the thread it is not told how far the swap is.
-        let _ = thread::Builder::new().name(format!("swap-{id}")).stack_size(STACK_BYTES).spawn(follow);
+        // Without the thread it is not told what the operation is about, and how far a swap is.
+        let _ = thread::Builder::new().name(format!("follow-{id}")).stack_size(STACK_BYTES).spawn(follow);
     }
 }
 

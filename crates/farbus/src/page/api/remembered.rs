@@ -67,6 +67,9 @@ pub struct Operation {
     pub action: &'static str,
     /// What it is about, as its command line names it: a device, or what is shared.
     pub subject: String,
+    /// The device that it is about: the number of its process (`pid`) and its `name`, once they are known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub on: Option<Value>,
     /// The command line that does the same.
     pub command: String,
     /// Who asked for it.
@@ -248,7 +251,7 @@ mod tests {
     use super::*;
 
     fn caller(called: &str, scope: Scope) -> Caller {
-        Caller { scope: Some(scope), has_token: true, called: called.to_owned() }
+        Caller { scope: Some(scope), has_token: true, called: called.to_owned(), until: None }
     }
 
     fn recording() -> Kept {
@@ -261,6 +264,7 @@ mod tests {
             id,
             action: if is_recording { "observe" } else { "detach" },
             subject: "disk".into(),
+            on: None,
             command: String::new(),
             by: by.to_owned(),
             state: if runs { State::Running } else { State::Done },

@@ -3,7 +3,7 @@
 use farbus_io::trust::Scope;
 use hyper::Method;
 
-use super::actions::Action;
+use super::actions::{ACTIONS, Action};
 use super::table::{self, action};
 
 /// Where actions are: their name follows.
@@ -16,6 +16,12 @@ pub const ENTER_AT: &str = "/api/v1/enter";
 const DEVICE_AT: &str = "/device/";
 /// Where their latency is: the same follows.
 const LATENCY_AT: &str = "/api/v1/latency/";
+/// Where forms of the page are posted to: the name of their action follows, or `stop/` and the number of an operation.
+pub const FORMS_AT: &str = "/do/";
+/// Where the page's script asks for the command line of a form: the name of its action follows.
+pub const LINES_AT: &str = "/line/";
+/// Where a browser that was let in signs out.
+pub const LEAVE_AT: &str = "/leave";
 
 /// What is at a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,8 +32,12 @@ pub enum Endpoint {
     EnterPage,
     /// The script of that.
     EnterScript,
+    /// Its style.
+    EnterStyle,
     /// Takes the code.
     Enter,
+    /// Revokes the token of the browser that asks, and takes its cookie away.
+    Leave,
     /// Says whether the processes can be asked.
     Ready,
     /// The page's style.
@@ -46,6 +56,12 @@ pub enum Endpoint {
     Page,
     /// The page with all hosts, for a browser.
     HostsPage,
+    /// The forms that share a device, and attach one.
+    New,
+    /// Does what a form says; the name of its action is the last part of the path, or it ends an operation.
+    Form,
+    /// The command line of a form; the name of its action is the last part of the path.
+    Line,
     /// What is reserved on the buses.
     Buses,
     /// The network of hosts.
@@ -124,6 +140,7 @@ pub const ROUTES: &[Route] = &[
     route("/healthz", Endpoint::Health, None, "Whether the page runs."),
     route("/enter", Endpoint::EnterPage, None, "Where a browser of another machine shows its code."),
     route("/enter.js", Endpoint::EnterScript, None, "The script that shows it."),
+    route("/enter.css", Endpoint::EnterStyle, None, "The style of that."),
     route(ENTER_AT, Endpoint::Enter, None, "Lets a browser of another machine in that shows a code."),
     route("/readyz", Endpoint::Ready, READ, "Whether the processes can be asked."),
     route("/page.css", Endpoint::Style, READ, "The page's style."),
@@ -134,6 +151,7 @@ pub const ROUTES: &[Route] = &[
     route("/favicon.ico", Endpoint::Icon, READ, "The page's icon, PNG."),
     route("/", Endpoint::Page, READ, "The page, for a browser."),
     route("/hosts", Endpoint::HostsPage, READ, "Every host that is known, for a browser."),
+    route("/new", Endpoint::New, READ, "What can be shared and attached, for a browser."),
     route("/buses", Endpoint::Buses, READ, "What is reserved on the buses, for a browser."),
     route("/network", Endpoint::Network, READ, "The network of hosts, for a browser."),
     route("/device/{id}", Endpoint::Device, READ, "A device of the process with this number, for a browser."),
@@ -177,6 +195,14 @@ pub const ROUTES: &[Route] = &[
     ),
 ];
 
+/// What the page's own documents ask for: no program needs it, and it is not described.
+const OWN_ROUTES: &[Route] = &[
+    // What its action needs is needed, too.
+    route("/do/{name}", Endpoint::Form, OBSERVE, "Does what a form says."),
+    route("/line/{name}", Endpoint::Line, OBSERVE, "The command line of a form."),
+    route(LEAVE_AT, Endpoint::Leave, READ, "Signs a browser out that was let in."),
+];
+
 /// A route that a path has, with what its variable part names.
 #[derive(Clone, Copy, Debug)]
 pub struct Found {
@@ -191,12 +217,18 @@ pub struct Found {
 impl Route {
     /// Whether it is there for browsers of other machines alone.
     pub fn is_for_others(&self) -> bool {
-        matches!(self.endpoint, Endpoint::EnterPage | Endpoint::EnterScript | Endpoint::Enter)
+        let is_entry = matches!(self.endpoint, Endpoint::EnterPage | Endpoint::EnterScript | Endpoint::EnterStyle);
+        is_entry || self.endpoint == Endpoint::Enter
+    }
+
+    /// Whether a browser posts a form there, without a script.
+    pub fn is_form(&self) -> bool {
+        matches!(self.endpoint, Endpoint::Form | Endpoint::Leave)
     }
 
     /// Whether it changes something: then it is asked for with POST, else with GET.
     pub fn is_change(&self) -> bool {
-        matches!(self.endpoint, Endpoint::Action | Endpoint::Stop | Endpoint::Enter)
+        self.is_form() || matches!(self.endpoint, Endpoint::Action | Endpoint::Stop | Endpoint::Enter)
     }
 
     /// The methods that it is asked for with.
@@ -212,7 +244,18 @@ impl Route {
 
 /// The route of a path; `None`: nothing is there.
 pub fn find(path: &str) -> Option<Found> {
-    let of = |endpoint| ROUTES.iter().find(|route| route.endpoint == endpoint);
+    let of = |endpoint| ROUTES.iter().chain(OWN_ROUTES).find(|route| route.endpoint == endpoint);
+    for (at, endpoint) in [(FORMS_AT, Endpoint::Form), (LINES_AT, Endpoint::Line)] {
+        let Some(name) = path.strip_prefix(at) else { continue };
+        let route = of(endpoint)?;
+        return match name.strip_prefix("stop/").filter(|_| endpoint == Endpoint::Form) {
+            Some(number) => Some(Found { route, action: None, number: number_in(number)? }),
+            None => {
+                let action = ACTIONS.iter().find(|action| action.name == name)?;
+                Some(Found { route, action: Some(action), number: 0 })
+            }
+        };
+    }
     if let Some(name) = path.strip_prefix(ACTIONS_AT) {
         let action = action(name)?;
         return Some(Found { route: of(Endpoint::Action)?, action: Some(action), number: 0 });
@@ -240,8 +283,13 @@ pub fn find(path: &str) -> Option<Found> {
     if let Some(process) = path.strip_prefix(LATENCY_AT) {
         return of_process(Endpoint::Latency, process);
     }
-    let route = ROUTES.iter().find(|route| route.path == path)?;
+    let route = ROUTES.iter().chain(OWN_ROUTES).find(|route| route.path == path)?;
     Some(Found { route, action: None, number: 0 })
+}
+
+/// What the route of an endpoint needs; `None`: nothing, or there is none.
+pub fn scope_of(endpoint: Endpoint) -> Option<Scope> {
+    ROUTES.iter().chain(OWN_ROUTES).find(|route| route.endpoint == endpoint).and_then(|route| route.scope)
 }
 
 /// A number in digits alone.
@@ -294,12 +342,35 @@ mod tests {
             "/api/v1/operations/99999999999999999999",
             "/api/v1/operations/1/stop/stop",
             "/device/7/history",
+            "/do/",
+            "/do/reboot",
+            // Programs do it, and the page has no form of it.
+            "/do/label",
+            "/do/stop",
+            "/do/stop/x",
+            "/do/{name}",
+            "/line/stop/7",
             "/device/7/latency/",
             "/api/v1/latency/x",
             "",
         ] {
             assert!(find(path).is_none(), "{path}");
         }
+    }
+
+    #[test]
+    fn forms_of_the_page_are_posted_and_need_what_their_action_needs() {
+        for action in ACTIONS {
+            let form = find(&format!("{FORMS_AT}{}", action.name)).unwrap();
+            assert!(form.route.is_form() && form.route.takes(&Method::POST) && !form.route.takes(&Method::GET));
+            let line = find(&format!("{LINES_AT}{}", action.name)).unwrap();
+            assert!(line.route.takes(&Method::GET) && !line.route.takes(&Method::POST));
+            assert_eq!((form.scope(), line.scope()), (Some(action.scope), Some(action.scope)), "{}", action.name);
+        }
+        let stop = find("/do/stop/7").unwrap();
+        assert_eq!((stop.number, stop.scope(), stop.route.is_change()), (7, Some(Scope::Observe), true));
+        let leave = find(LEAVE_AT).unwrap();
+        assert!(leave.route.is_form() && leave.scope() == Some(Scope::Read) && !leave.route.takes(&Method::GET));
     }
 
     #[test]

@@ -156,6 +156,10 @@ pub enum Question {
         /// The device's name.
         name: String,
     },
+    /// End the token that the client shows.
+    Leave,
+    /// What can be chosen in the forms that share and attach a device.
+    Choices,
     /// The hosts that are paired with this one.
     Hosts,
     /// The latest lines of the audit log.
@@ -200,9 +204,8 @@ impl Question {
     /// What a client must be allowed, for this to be answered; `None`: nothing.
     pub fn needs(&self) -> Option<Scope> {
         let of = |endpoint| {
-            let route = routes::ROUTES.iter().find(|route| route.endpoint == endpoint);
             // A route without a scope is everybody's, and none of these is.
-            Some(route.and_then(|route| route.scope).unwrap_or(Scope::Own))
+            Some(routes::scope_of(endpoint).unwrap_or(Scope::Own))
         };
         match self {
             Question::Who | Question::Enter { .. } | Question::Refused { .. } => None,
@@ -210,6 +213,9 @@ impl Question {
             Question::Follow { .. } => of(Endpoint::Events),
             Question::Details { .. } => of(Endpoint::Device),
             Question::Latency { .. } => of(Endpoint::Latency),
+            Question::Leave => of(Endpoint::Leave),
+            // It names the devices that are plugged in here, which a share of the page would name.
+            Question::Choices => Some(Scope::Own),
             Question::Hosts => of(Endpoint::Hosts),
             Question::Audit => of(Endpoint::Audit),
             Question::Operations => of(Endpoint::Operations),
@@ -266,6 +272,9 @@ pub enum Answer {
         has_token: bool,
         /// The name in the log.
         called: String,
+        /// When its token ends, RFC 3339, UTC; `None`: when it is revoked, or it has none.
+        #[serde(default)]
+        until: Option<String>,
     },
     /// A browser was let in.
     Entered {

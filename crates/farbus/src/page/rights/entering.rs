@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::time::SystemTime;
 
-use farbus_io::trust::{Folder, Invitation, NoCode, NotRedeemed, Outcome, StateError};
+use farbus_io::trust::{Folder, Invitation, NoCode, NotRedeemed, Outcome, StateError, Tokens};
 use hyper::StatusCode;
 
 use super::super::api::operations::Operations;
@@ -24,6 +24,27 @@ pub fn enter(operations: &Operations, code: &str, from: IpAddr) -> Result<Answer
     };
     operations.entered(from, &what, outcome);
     entered.map(|(_, answer)| answer)
+}
+
+/// Revokes the token that a client has shown, as the header `Authorization` says it. The audit log gets a line. It
+/// blocks while another process changes the owner's files.
+///
+/// # Errors
+/// [`Refusal`]: the client has shown none, or the files cannot be changed: the token counts as before.
+pub fn leave(operations: &Operations, authorization: Option<&str>) -> Result<Answer, Refusal> {
+    let none = || Refusal::of(StatusCode::NOT_FOUND, "this browser has shown no token");
+    let unchanged = |_: StateError| {
+        let why = "the page's files cannot be changed, and the token counts as before: 'farbus doctor' says why";
+        Refusal::of(StatusCode::INTERNAL_SERVER_ERROR, why)
+    };
+    let token = authorization.and_then(|said| said.split_once(' ')).map(|(_, token)| token.trim()).ok_or_else(none)?;
+    let folder = Folder::of_user().map_err(unchanged)?;
+    let tokens = Tokens::load(&folder).map_err(unchanged)?;
+    // One that was revoked meanwhile has ended, which is what is asked for.
+    let Ok(found) = tokens.check(token, SystemTime::now()) else { return Ok(Answer::Done) };
+    Tokens::revoke(&folder, &found.id).map_err(unchanged)?;
+    operations.left(&format!("token {}", found.called()));
+    Ok(Answer::Done)
 }
 
 fn try_enter(code: &str) -> Result<(String, Answer), Refusal> {

@@ -348,8 +348,8 @@ impl Half {
         }
         match question {
             Question::Who => {
-                let Caller { scope, has_token, called } = caller;
-                Ok(Answer::Who { scope, has_token, called })
+                let Caller { scope, has_token, called, until } = caller;
+                Ok(Answer::Who { scope, has_token, called, until })
             }
             Question::Enter { code } => {
                 let from = lock(&self.clients).network(by.client);
@@ -396,6 +396,12 @@ impl Half {
                 let said = blocking(move || Some(reading::latency(pid, name))).await;
                 Ok(Answer::Value(said.unwrap_or_default()))
             }
+            Question::Leave => {
+                let (operations, said) = (operations.clone(), authorization.map(str::to_owned));
+                let left = tokio::task::spawn_blocking(move || entering::leave(&operations, said.as_deref())).await;
+                left.unwrap_or_else(|_| refused(StatusCode::INTERNAL_SERVER_ERROR, "the page has no answer"))
+            }
+            Question::Choices => Ok(Answer::Value(blocking(|| Some(reading::choices())).await.unwrap_or_default())),
             Question::Hosts => of_files(blocking(|| reading::hosts().ok()).await),
             Question::Audit => of_files(blocking(|| reading::audit().ok()).await),
             Question::Operations => Ok(Answer::Value(json!({ "operations": operations.all() }))),
@@ -682,7 +688,7 @@ mod tests {
             }
             assert!(half.followed.borrow().status.is_empty());
             let who = half.carry_out(by(2, None), Question::Who).await;
-            let nobody = Answer::Who { scope: None, has_token: false, called: "another user".into() };
+            let nobody = Answer::Who { scope: None, has_token: false, called: "another user".into(), until: None };
             assert_eq!(who, Ok(nobody), "it learns that it may do nothing");
             // Its owner's client may; there is nothing to be stopped.
             let stopped = half.carry_out(by(1, None), stop).await.map_err(|refusal| refusal.status);

@@ -1,6 +1,7 @@
 //! What is read for one answer: a device's process is asked, and the owner's files.
 
 use farbus_io::trust::{AuditReader, Folder, Peers, StateError, Tokens, host_name};
+use farbus_io::usb::Inventory;
 use serde_json::{Value, json};
 
 use super::super::view::Details;
@@ -26,7 +27,8 @@ pub fn details(pid: u32, name: String) -> Details {
     let events = events["events"].as_array_mut().map(std::mem::take).unwrap_or_default();
     let events = events.into_iter().rev().filter(is_its).take(EVENTS_MAX).collect();
     let latency = latency(pid, name.clone());
-    Details { descriptors: ask(&Question::Descriptors { device: name }), events, latency }
+    let descriptors = ask(&Question::Descriptors { device: name });
+    Details { descriptors, events, latency, hosts: host_names(), ..Details::default() }
 }
 
 /// How long the requests of an attached device took in each of the last seconds, as its process says; null if that does
@@ -36,6 +38,34 @@ pub fn latency(pid: u32, device: String) -> Value {
         Ok(Answer::Ok(value)) if value.is_object() => value,
         _ => Value::Null,
     }
+}
+
+/// USB devices that are listed where one is chosen to be shared, and paired hosts where one is chosen.
+const CHOICES_MAX: usize = 256;
+
+/// The names of the hosts that are paired with this one; none if the list cannot be read.
+fn host_names() -> Vec<String> {
+    let peers = Folder::of_user().and_then(|folder| Peers::load(&folder)).unwrap_or_default();
+    peers.iter().map(|peer| peer.name.clone()).take(CHOICES_MAX).collect()
+}
+
+/// What can be chosen in the forms that share and attach a device: `hosts` and `shareable`, which has what
+/// `farbus share --list` shows of each USB device.
+pub fn choices() -> Value {
+    let found = Inventory::default().devices().unwrap_or_default();
+    let shareable: Vec<Value> = found
+        .iter()
+        .take(CHOICES_MAX)
+        .map(|found| {
+            let ids = &found.descriptors.device;
+            json!({
+                "share_as": format!("usb:{}", found.bus_id), "title": found.descriptors.title(),
+                "ids": format!("{:04x}:{:04x}", ids.vendor, ids.product),
+                "why_not": found.obstacle.as_ref().map(ToString::to_string),
+            })
+        })
+        .collect();
+    json!({ "hosts": host_names(), "shareable": shareable })
 }
 
 /// The tokens of this user's page.

@@ -2,18 +2,19 @@
 
 use std::fmt::Write;
 
+use farbus_io::trust::Scope;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::super::api::offers;
 use super::super::shell::{command, is_deceptive};
 use super::super::status::Status;
 use super::descriptors;
 use super::devices::notes;
 use super::drawing::{Drawing, List, Part, Piece};
+use super::forms::Reader;
 use super::rows::{icon, state_of};
 use super::text::{encoded, escaped, escaped_whole, span, table, value_in};
-use super::{latency as over_time, operations, picture};
+use super::{forms, latency as over_time, operations, picture};
 use crate::common::units::format_bytes;
 
 /// The longest query that is read, bytes; the rest of a request is limited before.
@@ -29,6 +30,8 @@ const ROWS_MAX: usize = 64;
 pub struct Which {
     pid: u32,
     name: String,
+    /// What the reader of its page may do.
+    may: Scope,
     /// The role that its process had, if the link says it.
     role: Option<String>,
 }
@@ -37,12 +40,20 @@ pub struct Which {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Details {
     /// What its process answers to the question for descriptors; null if it does not know them.
+    #[serde(default)]
     pub descriptors: Value,
     /// The latest events of it, the latest first.
+    #[serde(default)]
     pub events: Vec<Value>,
     /// What its process answers to the question for its latency over time; null if it does not time it.
     #[serde(default)]
     pub latency: Value,
+    /// The hosts that can be chosen where one is named.
+    #[serde(default)]
+    pub hosts: Vec<String>,
+    /// The USB devices of this machine that can be chosen to be shared, where one is.
+    #[serde(default)]
+    pub shareable: Vec<Value>,
 }
 
 impl Which {
@@ -55,7 +66,7 @@ impl Which {
     /// The device of this process that a query names.
     pub fn with_pid(pid: u32, query: &str) -> Option<Self> {
         let query = Some(query).filter(|query| query.len() <= QUERY_BYTES_MAX)?;
-        Some(Self { pid, name: value_in(query, "name")?, role: value_in(query, "role") })
+        Some(Self { pid, name: value_in(query, "name")?, may: Scope::Own, role: value_in(query, "role") })
     }
 
     fn find<'s>(&self, status: &'s Status) -> Option<(&'s Value, &'s Value)> {
@@ -70,6 +81,17 @@ impl Which {
                 all.next().filter(|_| all.next().is_none())
             }
         }
+    }
+
+    /// The same for somebody who may do no more than this.
+    #[must_use]
+    pub fn for_scope(self, may: Scope) -> Self {
+        Self { may, ..self }
+    }
+
+    /// The device as the processes say it, if there is one.
+    pub fn device_in<'s>(&self, status: &'s Status) -> Option<&'s Value> {
+        self.find(status).map(|(_, device)| device)
     }
 
     /// The number of the process that has it now.
@@ -87,6 +109,9 @@ impl Which {
     pub fn draw(&self, status: &Status, details: Option<&Details>) -> Drawing {
         let found = self.find(status);
         let (process, device) = found.unwrap_or((&Value::Null, &Value::Null));
+        let role = self.role.as_deref().map(|role| format!("&role={}", encoded(role))).unwrap_or_default();
+        let address = format!("/device/{}?name={}{role}", self.pid, encoded(&self.name));
+        let reader = Reader { back: &address, may: self.may };
         let mut parts = notes(status);
         let mut part = |key: &str, html: String| parts.push(Part { key: key.to_owned(), html });
         match found {
@@ -98,17 +123,22 @@ impl Which {
             ),
             Some(_) => {
                 part("facts", facts(process, device));
-                part("commands", commands(process, device));
-                part("moves", section("moves", "Swap and migration", &operations::moves(status, process, device)));
-                part("pictures", section("pictures", "Picture", &picture::pictures(status, process, device)));
-                for (key, image) in picture::images(status, process, device) {
+                let commands = forms::commands(process, device, reader);
+                part("commands", section("commands", "What you can do", &commands));
+                part(
+                    "moves",
+                    section("moves", "Swap and migration", &operations::moves(status, process, device, reader)),
+                );
+                let pictures = picture::pictures(status, process, device, reader);
+                part("pictures", section("pictures", "Picture", &pictures));
+                for (key, image) in picture::images(status, process, device, reader) {
                     part(&key, image);
                 }
-                let recordings = operations::recordings(status, process, device);
+                let recordings = operations::recordings(status, process, device, reader);
                 part("recordings", section("recordings", "Recordings", &recordings));
-                let consoles = operations::consoles(status, process, device);
+                let consoles = operations::consoles(status, process, device, reader);
                 part("consoles", section("consoles", "Consoles", &consoles));
-                for (key, text) in operations::texts(status, process, device) {
+                for (key, text) in operations::texts(status, process, device, reader) {
                     part(&key, text);
                 }
                 part("traffic", traffic(status, process, device));
@@ -123,6 +153,7 @@ impl Which {
             Piece::List(List { id: "device", element: "div", parts }),
         ];
         if let Some(details) = details {
+            pieces.push(Piece::Fixed(forms::hosts(&details.hosts)));
             pieces.push(Piece::Fixed(plots("rates", "Rates over time")));
             pieces.push(Piece::Fixed(plots("links", "Rates of its links over time")));
             pieces.push(Piece::Fixed(self.latency(device, &details.latency)));
@@ -222,45 +253,6 @@ fn facts(process: &Value, device: &Value) -> String {
     }
     out.push_str("</dl>");
     out
-}
-
-fn commands(process: &Value, device: &Value) -> String {
-    let mut content = String::new();
-    let mut item = |what: &str, line: &str, doing: &str| {
-        let _ = writeln!(
-            content,
-            "<li><span>{what}</span> <code tabindex=\"0\">{}</code> <button type=\"button\" class=\"copy\" \
-             aria-label=\"Copy the command: {what}\">Copy</button>{doing}</li>",
-            escaped_whole(line)
-        );
-    };
-    let offers = offers::of(process, device);
-    for offer in &offers {
-        // It is done by the same command. What that lacks is typed first.
-        let given = serde_json::to_string(&offer.parameters).unwrap_or_default();
-        let (action, what, given) = (offer.action, offer.what, escaped_whole(&given));
-        let field = |name: &&str| {
-            let word = offers::placeholder(action, name)?;
-            Some(format!(
-                " <label>{word} <input name=\"{name}\" placeholder=\"{word}\" aria-label=\"{word}: {what}\" \
-                 size=\"12\"></label>"
-            ))
-        };
-        let fields: Option<String> = offer.missing.iter().map(field).collect();
-        let button = format!(
-            " <button type=\"button\" class=\"do\" data-action=\"{action}\" data-given=\"{given}\" \
-             aria-label=\"Do it: {what}\">Do it</button>"
-        );
-        item(offer.what, &offer.line, &fields.map(|fields| fields + &button).unwrap_or_default());
-    }
-    // What can be allowed is shared here.
-    if let Some(name) = device["name"].as_str().filter(|_| offers.iter().any(|offer| offer.action == "allow")) {
-        item("say where it is", &command("label", &[name, "place=TEXT"]), "");
-    }
-    if !content.is_empty() {
-        content = format!("<ul class=\"commands\">\n{content}</ul>\n");
-    }
-    section("commands", "What you can do", &content)
 }
 
 /// What passed, and how fast at present.

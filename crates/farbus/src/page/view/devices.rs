@@ -4,9 +4,12 @@ use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
+use farbus_io::trust::Scope;
+
 use super::super::lab::Lab;
 use super::super::status::Status;
 use super::drawing::{Drawing, Keys, List, Part, Piece};
+use super::forms::Reader;
 use super::rows::{CLASSES, Row, rows};
 use super::text::{encoded, escaped, escaped_whole, span, value_in};
 
@@ -20,7 +23,7 @@ const HOSTS_MAX: usize = 200;
 const STATES: [&str; 8] = ["available", "leased", "in use", "attached", "link lost", "held", "moved away", "failed"];
 
 /// Which devices are shown.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wanted {
     /// What they have to contain, in lower case; empty: all are shown.
     filter: String,
@@ -32,6 +35,8 @@ pub struct Wanted {
     class: String,
     /// The page, from 0.
     page: usize,
+    /// What the one who looks may do.
+    may: Scope,
 }
 
 /// The devices that are wanted, a page of them.
@@ -56,7 +61,13 @@ impl Wanted {
         };
         let page = value_in(query, "page").and_then(|page| page.parse::<usize>().ok()).unwrap_or(1);
         let (filter, host, state, class) = (text("q").to_lowercase(), text("host"), text("state"), text("class"));
-        Self { filter, host, state, class, page: page.saturating_sub(1) }
+        Self { filter, host, state, class, page: page.saturating_sub(1), may: Scope::Own }
+    }
+
+    /// The same for somebody who may do no more than this.
+    #[must_use]
+    pub fn for_scope(self, may: Scope) -> Self {
+        Self { may, ..self }
     }
 
     /// The address of a page of the same devices.
@@ -114,9 +125,11 @@ impl Wanted {
         let found = self.find(status);
         let Found { all, pages, page, .. } = found;
         let mut keys = Keys::default();
+        let back = self.address_of(page).replace("&amp;", "&");
+        let reader = Reader { back: &back, may: self.may };
         let drawn = found.rows.iter().map(|row| {
             let key = keys.take(row.key());
-            Part { html: row.drawn(&key, status), key }
+            Part { html: row.drawn(&key, status, reader), key }
         });
         let rows: Vec<_> = drawn.collect();
         let mut notes = notes(status);
@@ -243,6 +256,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::super::super::html::document;
+    use super::super::super::html::tests::owner;
     use super::super::super::lab::tests::{host, said};
     use super::super::super::lab::{LabHost, Source};
     use super::super::super::shell::NAME_BYTES_MAX;
@@ -260,7 +274,7 @@ mod tests {
     const HOSTILE_PAGE_BYTES_MAX: usize = 2 << 20;
 
     fn page(query: &str, processes: Value) -> String {
-        document(&View::at("/", Some(query)).unwrap(), query, &status(processes), None, None).1
+        document(&View::at("/", Some(query)).unwrap(), query, &status(processes), None, (&owner(), None)).1
     }
 
     fn thousand() -> Vec<Value> {

@@ -5,6 +5,7 @@ mod descriptors;
 mod device;
 mod devices;
 mod drawing;
+pub mod forms;
 mod hosts;
 mod latency;
 mod live;
@@ -14,6 +15,8 @@ mod picture;
 mod rows;
 mod text;
 
+use farbus_io::trust::Scope;
+
 use self::device::QUERY_BYTES_MAX;
 pub use self::device::{Details, Which};
 pub use self::devices::{Found, Wanted};
@@ -22,8 +25,8 @@ pub use self::latency::drawn as latency;
 pub use self::live::{EVENT_BYTES_MAX as VIEW_EVENT_BYTES_MAX, Look, Shown};
 #[cfg(test)]
 pub use self::text::encoded;
-pub use self::text::escaped_whole;
 use self::text::value_in;
+pub use self::text::{escaped_whole, pairs_in};
 use super::status::Status;
 
 /// A view of what the processes say.
@@ -39,6 +42,8 @@ pub enum View {
     Network,
     /// Each host that is known.
     Hosts,
+    /// The forms that share a device and attach one, for somebody who may do no more than this.
+    New(Scope),
 }
 
 impl View {
@@ -50,13 +55,25 @@ impl View {
             "/buses" => Some(Self::Buses),
             "/network" => Some(Self::Network),
             "/hosts" => Some(Self::Hosts),
+            "/new" => Some(Self::New(Scope::Own)),
             path => Which::of(path, query).map(Self::Device),
+        }
+    }
+
+    /// The same for somebody who may do no more than this.
+    #[must_use]
+    pub fn for_scope(self, may: Scope) -> Self {
+        match self {
+            Self::Device(which) => Self::Device(which.for_scope(may)),
+            Self::Devices(wanted) => Self::Devices(wanted.for_scope(may)),
+            Self::New(_) => Self::New(may),
+            view => view,
         }
     }
 
     /// The view of all devices.
     pub fn devices() -> Self {
-        Self::Devices(Wanted::default())
+        Self::Devices(Wanted::of(""))
     }
 
     /// Which devices a query of the view of all devices means.
@@ -82,6 +99,7 @@ impl View {
             Self::Buses => "/buses",
             Self::Network => "/network",
             Self::Hosts => "/hosts",
+            Self::New(_) => "/new",
         }
     }
 
@@ -102,6 +120,7 @@ impl View {
             Self::Buses => bus::draw(status),
             Self::Network => network::draw(status),
             Self::Hosts => hosts::draw(status),
+            Self::New(may) => forms::new(status, None, *may),
         }
     }
 
@@ -122,6 +141,10 @@ impl View {
     pub fn draw_with(&self, status: &Status, details: Option<&Details>) -> Drawing {
         match self {
             Self::Device(which) => which.draw(status, details),
+            Self::New(may) => {
+                let known = details.map(|details| (&details.hosts[..], &details.shareable[..]));
+                forms::new(status, known, *may)
+            }
             view => view.draw(status),
         }
     }

@@ -2,9 +2,11 @@
 
 use std::fmt::Write;
 
+use farbus_io::trust::Scope;
 use serde_json::Value;
 
 use super::super::status::Status;
+use super::forms::{self, Reader};
 use super::text::{escaped, escaped_whole, span};
 use crate::common::units::format_bytes;
 
@@ -15,13 +17,10 @@ const NEXT_LINES_MAX: usize = 4;
 
 /// The operations of this page about a device, the latest first.
 pub fn about<'s>(status: &'s Status, process: &'s Value, device: &'s Value) -> impl Iterator<Item = &'s Value> {
+    // Two processes may have devices of one name.
     let is_about = move |operation: &&Value| {
-        let Some(subject) = operation["subject"].as_str() else { return false };
-        let text = |of: &'s Value| of.as_str().unwrap_or_default();
-        let (name, address) = (text(&device["name"]), text(&process["address"]));
-        let names = [name, text(&device["title"]), text(&device["bus_id"])];
-        let is_named = names.iter().any(|name| !name.is_empty() && *name == subject);
-        is_named || subject.rsplit_once('/').is_some_and(|(host, named)| host == address && named == name)
+        let on = &operation["on"];
+        on["pid"].is_u64() && on["pid"] == process["pid"] && on["name"] == device["name"]
     };
     status.operations.iter().filter(is_about).take(DRAWN_MAX)
 }
@@ -39,16 +38,13 @@ pub fn list(items: String) -> String {
     if items.is_empty() { items } else { format!("<ul class=\"operations\">\n{items}</ul>\n") }
 }
 
-/// A button that ends an operation, with the command line that does the same; empty if nothing runs.
-pub fn stop(operation: &Value) -> String {
-    let Some(pid) = operation["pid"].as_u64().filter(|_| operation["state"] == "running") else {
-        return String::new();
-    };
-    let id = operation["id"].as_u64().unwrap_or_default();
-    format!(
-        "<p><span>end it</span> <code tabindex=\"0\">kill {pid}</code> <button type=\"button\" class=\"do\" \
-         data-at=\"/api/v1/operations/{id}/stop\" data-given=\"{{}}\" aria-label=\"End it: operation {id}\">End it</button></p>"
-    )
+/// A form that ends an operation, with the command line that does the same; empty if nothing runs, and for those who
+/// may not end it.
+pub fn stop(operation: &Value, reader: Reader<'_>) -> String {
+    match operation["pid"].as_u64().filter(|_| operation["state"] == "running") {
+        Some(pid) => forms::stop(operation, &format!("kill {pid}"), reader),
+        None => String::new(),
+    }
 }
 
 /// Why something failed, and below it what to type next.
@@ -202,7 +198,7 @@ fn latest(status: &Status, process: &Value, device: &Value) -> Vec<String> {
 
 /// Swaps and migrations of a device: how far one is that runs, begun by a page or by a command, how the last one ended,
 /// and how the commands of this page ended. Empty if there is nothing to tell.
-pub fn moves(status: &Status, process: &Value, device: &Value) -> String {
+pub fn moves(status: &Status, process: &Value, device: &Value, reader: Reader<'_>) -> String {
     let mut out = String::new();
     let latest = latest(status, process, device);
     for drawn in &latest {
@@ -219,14 +215,17 @@ pub fn moves(status: &Status, process: &Value, device: &Value) -> String {
             Some("migrate") if is_running && latest.is_empty() => migration(device),
             _ => String::new(),
         };
-        let _ = writeln!(out, "<li>{}{drawn}{}</li>", heading(operation), stop(operation));
+        let _ = writeln!(out, "<li>{}{drawn}{}</li>", heading(operation), stop(operation, reader));
     }
     list(out)
 }
 
 /// What the recordings and consoles of a device hold, as text: each by itself, so that only its text changes. The key
 /// of each.
-pub fn texts(status: &Status, process: &Value, device: &Value) -> Vec<(String, String)> {
+pub fn texts(status: &Status, process: &Value, device: &Value, reader: Reader<'_>) -> Vec<(String, String)> {
+    if reader.may < Scope::Observe {
+        return Vec::new();
+    }
     let text = |operation: &Value| {
         let id = operation["id"].as_u64().unwrap_or_default();
         let (of, what) = match is_console(operation) {
@@ -245,13 +244,13 @@ pub fn texts(status: &Status, process: &Value, device: &Value) -> Vec<(String, S
 }
 
 /// The consoles of a device that this page has begun; empty without one.
-pub fn consoles(status: &Status, process: &Value, device: &Value) -> String {
+pub fn consoles(status: &Status, process: &Value, device: &Value, reader: Reader<'_>) -> String {
     let mut out = String::new();
     for operation in about(status, process, device).filter(|operation| is_console(operation)) {
         let id = operation["id"].as_u64().unwrap_or_default();
         let bytes = operation["progress"]["bytes"].as_u64().unwrap_or_default();
         let _ = writeln!(out, "<li id=\"console-{id}\" data-number=\"{bytes}\">{}", heading(operation));
-        if operation["is_recorded"] == true && bytes > 0 {
+        if operation["is_recorded"] == true && bytes > 0 && reader.may >= Scope::Observe {
             let _ = writeln!(
                 out,
                 "<p>It has printed {}. <a href=\"/api/v1/operations/{id}/text\" download=\"farbus-{id}.txt\">Download the \
@@ -259,20 +258,20 @@ pub fn consoles(status: &Status, process: &Value, device: &Value) -> String {
                 format_bytes(bytes)
             );
         }
-        let _ = writeln!(out, "{}</li>", stop(operation));
+        let _ = writeln!(out, "{}</li>", stop(operation, reader));
     }
     if out.is_empty() { out } else { format!("<ul class=\"operations\">\n{out}</ul>\n") }
 }
 
 /// The recordings of a device that this page has begun; empty without one.
-pub fn recordings(status: &Status, process: &Value, device: &Value) -> String {
+pub fn recordings(status: &Status, process: &Value, device: &Value, reader: Reader<'_>) -> String {
     let mut out = String::new();
     for operation in about(status, process, device).filter(|operation| is_recording(operation)) {
         let id = operation["id"].as_u64().unwrap_or_default();
         let bytes = operation["progress"]["bytes"].as_u64().unwrap_or_default();
         let is_kept = operation["is_recorded"] == true && bytes > 0;
         let _ = writeln!(out, "<li id=\"recording-{id}\" data-number=\"{bytes}\">{}", heading(operation));
-        if is_kept {
+        if is_kept && reader.may >= Scope::Observe {
             let full = if operation["progress"]["is_full"] == true { ", and is full" } else { "" };
             let _ = writeln!(
                 out,
@@ -281,7 +280,7 @@ pub fn recordings(status: &Status, process: &Value, device: &Value) -> String {
                 format_bytes(bytes)
             );
         }
-        let _ = writeln!(out, "{}</li>", stop(operation));
+        let _ = writeln!(out, "{}</li>", stop(operation, reader));
     }
     list(out)
 }
@@ -294,6 +293,8 @@ mod tests {
     use super::super::super::status::tests::status;
     use super::*;
 
+    const OWNER: Reader<'static> = Reader { back: "/", may: Scope::Own };
+
     fn with(operations: Value) -> Status {
         let Value::Array(operations) = operations else { panic!("a list") };
         let mut status = status(json!([]));
@@ -303,46 +304,63 @@ mod tests {
 
     #[test]
     fn recordings_are_those_of_the_device_and_only_one_that_runs_can_be_ended() {
-        let recording = |id: u64, subject: &str, state: &str, pid: Option<u32>| {
+        let recording = |id: u64, subject: &str, of: (u64, &str), state: &str, pid: Option<u32>| {
+            let on = json!({ "pid": of.0, "name": of.1 });
             json!({
-                "id": id, "action": "observe", "subject": subject, "command": format!("farbus observe --pcapng {subject}"),
+                "id": id, "action": "observe", "subject": subject, "on": on, "command": format!("farbus observe --pcapng {subject}"),
                 "by": "page", "state": state, "begun": "2026-01-01T00:00:00Z", "pid": pid,
                 "progress": { "bytes": 1200, "is_full": false }, "is_recorded": true,
             })
         };
         let status = with(json!([
-            recording(4, "keyboard", "running", Some(77)),
-            recording(3, "127.0.0.1:3240/keyboard", "done", None),
-            recording(2, "lab9/keyboard", "done", None),
-            recording(1, "mouse", "done", None),
+            recording(4, "keyboard", (7, "keyboard"), "running", Some(77)),
+            recording(3, "127.0.0.1:3240/keyboard", (7, "keyboard"), "done", None),
+            recording(2, "keyboard", (8, "keyboard"), "done", None),
+            recording(1, "mouse", (7, "mouse"), "done", None),
         ]));
         let process = json!({ "pid": 7, "role": "share", "address": "127.0.0.1:3240" });
-        let html = recordings(&status, &process, &json!({ "name": "keyboard", "bus_id": "1-1" }));
+        let keyboard = json!({ "name": "keyboard", "bus_id": "1-1" });
+        let html = recordings(&status, &process, &keyboard, OWNER);
         assert_eq!(html.matches("<li ").count(), 2, "{html}");
-        assert!(html.contains("kill 77") && html.matches("class=\"do\"").count() == 1, "{html}");
+        assert!(html.contains("kill 77") && html.matches("<button class=\"do\"").count() == 1, "{html}");
         assert!(html.contains("href=\"/api/v1/operations/3/recording\""), "{html}");
-        assert_eq!(recordings(&status, &process, &json!({ "name": "disk" })), "");
+        assert_eq!(recordings(&status, &process, &json!({ "name": "disk" }), OWNER), "");
+        // Another process has a device of the same name.
+        let other = recordings(&status, &json!({ "pid": 8, "role": "share" }), &keyboard, OWNER);
+        assert!(other.contains("id=\"recording-2\"") && other.matches("<li ").count() == 1, "{other}");
+        // One who may only look sees no button, no link and no text.
+        let looks = Reader { may: Scope::Read, ..OWNER };
+        let html = recordings(&status, &process, &keyboard, looks);
+        assert!(html.matches("<li ").count() == 2 && !html.contains("<button") && !html.contains("href"), "{html}");
+        assert!(texts(&status, &process, &keyboard, looks).is_empty());
+        assert_eq!(texts(&status, &process, &keyboard, OWNER).len(), 2);
     }
 
     #[test]
     fn a_console_is_drawn_with_its_text_apart_and_is_no_recording() {
         let console = |state: &str, pid: Option<u32>, is_recorded: bool| {
             with(json!([{
-                "id": 5, "action": "console", "subject": "serial", "command": "farbus observe --console serial",
+                "id": 5, "action": "console", "subject": "serial", "on": { "pid": 7, "name": "serial" }, "command": "farbus observe --console serial",
                 "by": "page", "state": state, "begun": "2026-01-01T00:00:00Z", "pid": pid,
                 "progress": { "bytes": 1200, "is_full": false }, "is_recorded": is_recorded,
             }]))
         };
         let (status, device) = (console("running", Some(77), true), json!({ "name": "serial" }));
-        let html = consoles(&status, &Value::Null, &device);
+        let process = json!({ "pid": 7, "role": "share" });
+        let html = consoles(&status, &process, &device, OWNER);
         assert!(html.contains("id=\"console-5\" data-number=\"1200\"") && html.contains("kill 77"), "{html}");
         assert!(html.contains("farbus observe --console serial</code> runs"), "{html}");
-        let [(key, text)] = &texts(&status, &Value::Null, &device)[..] else { panic!("one") };
+        let [(key, text)] = &texts(&status, &process, &device, OWNER)[..] else { panic!("one") };
         assert!(key == "text-5" && text.contains("data-follows=\"console-5\""), "{text}");
-        assert_eq!(recordings(&status, &Value::Null, &device) + &moves(&status, &Value::Null, &device), "");
+        assert_eq!(recordings(&status, &process, &device, OWNER) + &moves(&status, &process, &device, OWNER), "");
         let forgotten = console("done", None, false);
-        assert!(!consoles(&forgotten, &Value::Null, &device).contains("/text"));
-        assert_eq!(texts(&forgotten, &Value::Null, &device), []);
+        assert!(!consoles(&forgotten, &process, &device, OWNER).contains("/text"));
+        assert_eq!(texts(&forgotten, &process, &device, OWNER), []);
+        // One who may only look sees that it runs, and neither its text nor a button.
+        let looks = Reader { may: Scope::Read, ..OWNER };
+        let html = consoles(&status, &process, &device, looks);
+        assert!(html.contains("id=\"console-5\"") && !html.contains("<button") && !html.contains("href"), "{html}");
+        assert_eq!(texts(&status, &process, &device, looks), []);
     }
 
     #[test]
@@ -353,32 +371,33 @@ mod tests {
             "elapsed_s": 2.0, "quiet_ms": 1.25,
         });
         let operation = json!({
-            "id": 1, "action": "swap", "subject": "disk", "command": "farbus swap disk --to=block:/b", "by": "page",
+            "id": 1, "action": "swap", "subject": "disk", "on": { "pid": 7, "name": "disk" }, "command": "farbus swap disk --to=block:/b", "by": "page",
             "state": "running", "begun": "", "pid": 9, "progress": progress,
         });
         let (process, device) = (json!({ "pid": 7 }), json!({ "name": "disk", "state": "in use" }));
         let mut status = with(json!([operation]));
-        let of_page = moves(&status, &process, &device);
+        let of_page = moves(&status, &process, &device, OWNER);
         assert!(of_page.contains("max=\"8000000\" value=\"2000000\""), "{of_page}");
         assert!(of_page.contains("25 %: 2.00 MB of 8.00 MB, 1.00 MB/s, about 6 s left"), "{of_page}");
         assert!(of_page.contains("<li aria-current=\"step\">copying</li>"), "{of_page}");
         assert!(of_page.contains("<li>beginning (done)</li>") && !of_page.contains("<b>"), "{of_page}");
         status.swaps.push(Swapping { pid: 7, name: "disk".into(), progress });
-        assert_eq!(moves(&status, &process, &device).matches("<progress").count(), 1);
+        assert_eq!(moves(&status, &process, &device, OWNER).matches("<progress").count(), 1);
         status.operations.clear();
-        assert_eq!(moves(&status, &process, &device).matches("<progress").count(), 1, "a command began it");
-        assert_eq!(moves(&status, &json!({ "pid": 8 }), &device), "", "another process's");
+        assert_eq!(moves(&status, &process, &device, OWNER).matches("<progress").count(), 1, "a command began it");
+        assert_eq!(moves(&status, &json!({ "pid": 8 }), &device, OWNER), "", "another process's");
     }
 
     #[test]
     fn a_migration_is_drawn_as_the_step_that_its_device_is_in() {
         let device = |state: &str| json!({ "name": "disk", "title": "lab3/disk", "state": state, "hold_ms": 4000 });
-        let drawn = |state: &str| moves(&with(json!([])), &Value::Null, &device(state));
+        let drawn = |state: &str| moves(&with(json!([])), &Value::Null, &device(state), OWNER);
         assert_eq!((drawn("attached"), drawn("held")), (String::new(), String::new()), "nobody migrates it");
         let html = drawn("following");
         assert!(html.contains("Step 2 of 4: wait until its user leaves. Its user waits 4000 ms at most."), "{html}");
-        let operation = json!({ "id": 1, "action": "migrate", "subject": "lab3/disk", "state": "running", "pid": 7 });
-        let html = moves(&with(json!([operation])), &Value::Null, &device("held"));
+        let on = json!({ "pid": 3, "name": "disk" });
+        let operation = json!({ "id": 1, "action": "migrate", "on": on, "state": "running", "pid": 7 });
+        let html = moves(&with(json!([operation])), &json!({ "pid": 3 }), &device("held"), OWNER);
         assert!(html.contains("Step 3 of 4") && html.contains("kill 7"), "{html}");
     }
 
@@ -393,19 +412,19 @@ mod tests {
             json!({ "name": "scope", "bus_id": "1-1", "state": "in use", name: moved })
         };
         let running = json!({ "phase": "switching", "total_bytes": 0, "elapsed_s": 2.0 });
-        let html = moves(&none, &process, &device("swap", "running", running));
+        let html = moves(&none, &process, &device("swap", "running", running), OWNER);
         assert!(html.contains("<progress") && html.contains("<li aria-current=\"step\">switching</li>"), "{html}");
         assert!(html.contains("&lt;rack&gt;") && !html.contains("<rack>"), "{html}");
         for name in ["swap", "migration"] {
-            let html = moves(&none, &process, &device(name, "done", json!({ "elapsed_s": 1.26 })));
+            let html = moves(&none, &process, &device(name, "done", json!({ "elapsed_s": 1.26 })), OWNER);
             assert!(html.contains("is done: it took 1.3 s.") && !html.contains("<progress"), "{html}");
             let failure = json!({ "failure": { "message": "it was <cancelled>\n  type: this\n" } });
-            let html = moves(&none, &process, &device(name, "failed", failure));
+            let html = moves(&none, &process, &device(name, "failed", failure), OWNER);
             assert!(html.contains("failed:") && html.contains("it was &lt;cancelled&gt;"), "{html}");
             assert!(html.contains("type: this") && !html.contains("<progress"), "{html}");
         }
         let waits = json!({ "name": "a", "bus_id": "1-1", "successor": "rack", "successor_left_ms": 1200 });
-        let html = moves(&none, &process, &waits);
+        let html = moves(&none, &process, &waits, OWNER);
         assert!(html.contains("<bdi>rack</bdi> has 2 s to attach it"), "{html}");
     }
 
@@ -424,10 +443,10 @@ mod tests {
     fn hostile_texts_of_an_operation_add_no_element() {
         let evil = "<script>\"'\u{202e}";
         let status = with(json!([{
-            "id": 1, "action": "observe", "subject": "a", "command": evil, "by": evil, "state": "failed",
+            "id": 1, "action": "observe", "on": { "pid": 7, "name": "a" }, "command": evil, "by": evil, "state": "failed",
             "begun": evil, "failure": { "message": evil },
         }]));
-        let html = recordings(&status, &Value::Null, &json!({ "name": "a" }));
+        let html = recordings(&status, &json!({ "pid": 7 }), &json!({ "name": "a" }), OWNER);
         assert!(!html.contains("<script") && !html.contains('\u{202e}') && html.contains("&lt;script"), "{html}");
     }
 }

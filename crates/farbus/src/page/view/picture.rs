@@ -2,9 +2,11 @@
 
 use std::fmt::Write;
 
+use farbus_io::trust::Scope;
 use serde_json::Value;
 
 use super::super::status::Status;
+use super::forms::Reader;
 use super::operations::{about, heading, list, stop};
 use super::text::{escaped, escaped_whole};
 
@@ -16,7 +18,7 @@ fn is_picture(operation: &Value) -> bool {
 }
 
 /// The operations of this page that show a device's picture, and how to see it if none does; empty if it has none.
-pub fn pictures(status: &Status, process: &Value, device: &Value) -> String {
+pub fn pictures(status: &Status, process: &Value, device: &Value, reader: Reader<'_>) -> String {
     let mut out = String::new();
     for operation in about(status, process, device).filter(|operation| is_picture(operation)) {
         let id = operation["id"].as_u64().unwrap_or_default();
@@ -34,7 +36,7 @@ pub fn pictures(status: &Status, process: &Value, device: &Value) -> String {
         if let Some(why) = progress["ended"].as_str() {
             let _ = writeln!(out, "<p>It has ended: {}.</p>", escaped(why));
         }
-        let _ = writeln!(out, "{}</li>", stop(operation));
+        let _ = writeln!(out, "{}</li>", stop(operation, reader));
     }
     let shown = list(out);
     if shown.is_empty() { hint(device) } else { shown }
@@ -65,7 +67,10 @@ fn size_shown(operation: &Value) -> Option<(u64, u64)> {
 }
 
 /// The pictures themselves: each a part by itself, so that it stays while numbers beside it change. The key of each.
-pub fn images(status: &Status, process: &Value, device: &Value) -> Vec<(String, String)> {
+pub fn images(status: &Status, process: &Value, device: &Value, reader: Reader<'_>) -> Vec<(String, String)> {
+    if reader.may < Scope::Observe {
+        return Vec::new();
+    }
     let image = |operation: &Value| {
         let (width, height) = size_shown(operation)?;
         let id = operation["id"].as_u64()?;

@@ -11,6 +11,7 @@ use super::super::lab::{Lab, LabDevice, LabHost, Source};
 use super::super::shell::NAME_BYTES_MAX;
 use super::super::status::Status;
 use super::drawing::key_of;
+use super::forms::{Reader, attach_here};
 use super::text::{encoded, escaped, escaped_whole, span};
 
 /// Hosts that wait for a device, as its row names them.
@@ -288,7 +289,7 @@ impl<'a> Row<'a> {
     }
 
     /// As an element of the table.
-    pub fn drawn(&self, key: &str, status: &Status) -> String {
+    pub fn drawn(&self, key: &str, status: &Status, reader: Reader<'_>) -> String {
         let (name, title, since, waits, notes) = match self {
             Row::Own { process, device, .. } => {
                 let text = |name: &str| device[name].as_str().unwrap_or_default();
@@ -333,7 +334,7 @@ impl<'a> Row<'a> {
             escaped(title),
             self.place(),
             escaped(self.state()),
-            self.command(status),
+            self.command(key, status, reader),
         );
         row
     }
@@ -357,27 +358,17 @@ impl<'a> Row<'a> {
         if said.is_empty() { String::new() } else { format!(" <small>{}</small>", escaped(&said.join(", "))) }
     }
 
-    fn command(&self, status: &Status) -> String {
+    fn command(&self, key: &str, status: &Status, reader: Reader<'_>) -> String {
         match self {
             Row::Own { process, device, .. } => offers::first(process, device)
                 .map(|line| format!("<code>{}</code>", escaped_whole(&line)))
                 .unwrap_or_default(),
-            Row::Other(..) => self.offers(&status.lab).into_iter().next().map(button).unwrap_or_default(),
+            Row::Other(..) => {
+                let offer = self.offers(&status.lab).into_iter().next();
+                offer.map(|offer| attach_here(&offer, key, reader)).unwrap_or_default()
+            }
         }
     }
-}
-
-/// The command line of an action, and the button that does it.
-fn button(offer: Offer) -> String {
-    let given = serde_json::to_string(&offer.parameters).unwrap_or_default();
-    format!(
-        "<code>{}</code> <button type=\"button\" class=\"do\" data-action=\"{}\" data-given=\"{}\" \
-         aria-label=\"Attach here: {}\">Attach here</button>",
-        escaped_whole(&offer.line),
-        offer.action,
-        escaped_whole(&given),
-        escaped_whole(offer.parameters["target"].as_str().unwrap_or_default()),
-    )
 }
 
 fn leased(until: &str) -> String {

@@ -68,6 +68,12 @@ pub fn value_in(query: &str, name: &str) -> Option<String> {
     pairs.into_iter().find(|(said, _)| *said == name).map(|(_, value)| decoded(value))
 }
 
+/// All names of a query or of a form's body with their values, so many at most.
+pub fn pairs_in(query: &str, pairs_max: usize) -> Vec<(String, String)> {
+    let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
+    pairs.take(pairs_max).map(|(name, value)| (decoded(name), decoded(value))).collect()
+}
+
 /// A time in its largest unit.
 pub fn span(seconds: f64) -> String {
     match seconds.max(0.0) as u64 {
@@ -114,5 +120,8 @@ mod tests {
         assert_eq!(decoded("a+b%2gc%"), "a b%2gc%", "a form's, and what is not encoded");
         assert_eq!(decoded("%ff"), "\u{fffd}");
         assert_eq!(value_in("page=2", "name"), None);
+        let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        assert_eq!(pairs_in("a=1+2&b%20c=%26&d&e=", 3), [pair("a", "1 2"), pair("b c", "&"), pair("e", "")]);
+        assert_eq!(pairs_in("a=1&b=2", 1), [pair("a", "1")]);
     }
 }

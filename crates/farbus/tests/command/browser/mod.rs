@@ -145,6 +145,24 @@ impl Browser {
         self.command("goog/cdp/execute", &json!({ "cmd": command, "params": parameters }))
     }
 
+    /// Opens a tab, and looks at it from now on.
+    pub fn new_tab(&self) {
+        let tab = self.command("window/new", &json!({ "type": "tab" }));
+        self.show_tab(tab["handle"].as_str().expect("a tab"));
+    }
+
+    /// The tabs that are open.
+    pub fn tabs(&self) -> Vec<String> {
+        let tabs = self.request("GET", &self.path("window/handles"), None);
+        tabs.as_array().into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect()
+    }
+
+    /// Looks at this tab, which comes to the front, from now on.
+    pub fn show_tab(&self, tab: &str) {
+        self.command("window", &json!({ "handle": tab }));
+        self.devtools("Page.bringToFront", &json!({}));
+    }
+
     /// The size of the window, in CSS pixels, as on a phone or a screen.
     pub fn resize(&self, width: u32, height: u32) {
         let size = json!({ "width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600 });
