@@ -151,7 +151,8 @@ pub struct Entry<'a> {
     pub identity: Option<Identity>,
     /// Its counters.
     pub tally: Option<&'a Tally>,
-    /// Whether it sends something that observers are shown (requirement N6): [`Registry::observe`] finds it.
+    /// Whether it sends something that observers are shown (requirement N6): [`Registry::observe`] finds it, or
+    /// [`Registry::observe_stream`].
     pub has_observable: bool,
     /// Whether it has a serial port whose output observers are shown: [`Registry::console`] finds it.
     pub has_console: bool,
@@ -293,7 +294,7 @@ impl Registry {
             stream: export.stream.as_ref().map(|StreamClass(stage)| stage),
             identity: export.identity,
             tally: export.tally.as_ref(),
-            has_observable: export.show.as_ref().is_some_and(|show| show.events.is_some()),
+            has_observable: export.stream.is_some() || export.show.as_ref().is_some_and(|show| show.events.is_some()),
             has_console: export.show.as_ref().is_some_and(|show| show.console.is_some()),
         })
     }
@@ -432,6 +433,13 @@ impl Registry {
         let export = self.exports.iter().find(|export| export.record.bus_id == bus_id && !export.is_leaving)?;
         let show = export.show.as_ref()?;
         Some(Observable { audience: show.audience.clone(), description: of(show)?.clone() })
+    }
+
+    /// Where the frames of a stream are shown, for an observer that claims nothing; `None` if there is no such device,
+    /// or it is no stream.
+    pub fn observe_stream(&self, bus_id: &str) -> Option<Stage> {
+        let export = self.exports.iter().find(|export| export.record.bus_id == bus_id && !export.is_leaving)?;
+        export.stream.as_ref().map(|StreamClass(stage)| stage.clone())
     }
 
     /// Ends the use of a device by `who`, who gives back the USB device if it took that. A retired device is withdrawn

@@ -1,9 +1,10 @@
 //! `farbus stream`.
 
 use std::io::{self, Write as _};
+use std::str::FromStr;
 use std::sync::Arc;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use farbus_io::sys::confine::Needs;
 use farbus_modules::Asked;
@@ -15,6 +16,8 @@ use super::Failure;
 use super::output::print_json;
 use crate::broker::confined::{give_rights_away, start_broker};
 use crate::broker::{BrokerPolicy, SystemAccess};
+use crate::common::failure::Attribute;
+use crate::common::pictures::Painter;
 use crate::devices::reservation::ReservationRequest;
 use crate::frontend::stream::{Frame, Wanted, open_stream};
 use crate::importer::client::{Client, ClientConfig, Target};
@@ -36,21 +39,37 @@ enum What {
 /// Write a stream's frames to standard output, one behind the other.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "All frames arrive, in order, and the source waits for a reader that is slow. There is one such reader at a time. With --latest there may be many: each gets the newest frame, and misses the frames that it is too slow for. The format, and at the end the number of frames, goes to standard error.\n\n\
+    after_help = "All frames arrive, in order, and the source waits for a reader that is slow. There is one such reader at a time. With --latest there may be many: each gets the newest frame, and misses the frames that it is too slow for. With --observe it is the same beside a reader of all frames, if the owner permits that: 'farbus share … --observable'. The format, and at the end the number of frames, goes to standard error.\n\n\
         Examples:\n  \
         farbus stream read lab3/cam > frames.rgb\n  \
         farbus stream read lab3/cam --latest | \\\n      \
         ffplay -f rawvideo -pixel_format rgb24 -video_size 640x480 -\n  \
         mkfifo /run/cam; farbus stream read lab3/cam > /run/cam\n  \
         farbus stream read lab3/cam --module stale --module zstd > now.rgb\n  \
+        farbus stream read lab3/cam --observe --pictures --count 1 > now.png\n  \
         farbus stream read lab3/cam --count 300 --json | jq .per_second"
 )]
 struct ReadArgs {
     /// HOST[:PORT]/DEVICE; HOST may be the name of a paired host.
     target: Target,
     /// Only the newest frames, beside other readers.
-    #[arg(long)]
+    #[arg(long, group = "newest")]
     latest: bool,
+    /// Only the newest frames, as an observer.
+    ///
+    /// The owner has to permit it (share --observable). Nobody is kept out or waits.
+    #[arg(long, group = "newest")]
+    observe: bool,
+    /// Leave out frames that come faster than this.
+    ///
+    /// NUMBER of frames a second at most, such as 4 or 0.5.
+    #[arg(long, value_name = "NUMBER", requires = "newest")]
+    rate: Option<Rate>,
+    /// Write pictures that an image viewer takes.
+    ///
+    /// PNG of frames in rgb24, grey and yuyv; JPEG as it comes. A frame that is none is left out.
+    #[arg(long, conflicts_with = "json")]
+    pictures: bool,
     /// End after so many frames.
     #[arg(long, value_name = "NUMBER")]
     count: Option<u64>,
@@ -69,7 +88,7 @@ struct ReadArgs {
     /// bytes=N,period=N[,criticality=low][,latency=5ms]: so many bytes each period, in microframes of 125 µs, of a
     /// processor of the exporter and of the path to this host. If something is missing, the exporter refuses and says
     /// what. Low criticality waits when high criticality needs what it has.
-    #[arg(long, value_name = "WORDS", conflicts_with = "latest")]
+    #[arg(long, value_name = "WORDS", conflicts_with = "newest")]
     reserve: Option<ReservationRequest>,
     /// Keep the rights of the user who started it.
     #[arg(long)]
@@ -81,6 +100,23 @@ impl Args {
     pub fn is_for_programs(&self) -> bool {
         let What::Read(args) = &self.what;
         args.json
+    }
+}
+
+/// The time from frame to frame, as frames a second were given.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Rate(Duration);
+
+/// The lowest and the highest rate that can be asked for, frames a second.
+const RATES: std::ops::RangeInclusive<f64> = 0.001..=1000.0;
+
+impl FromStr for Rate {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let rate = text.parse().ok().filter(|rate| RATES.contains(rate));
+        let rate: f64 = rate.ok_or_else(|| format!("'{text}' is no rate: 0.001 to 1000 frames a second"))?;
+        Ok(Self(Duration::from_secs_f64(1.0 / rate)))
     }
 }
 
@@ -98,14 +134,21 @@ struct Report {
     per_second: f64,
     #[serde(skip)]
     last: Option<u64>,
+    /// How many frames were no pictures, with `--pictures`.
+    #[serde(skip)]
+    spoiled: u64,
 }
 
 impl Report {
-    fn count(&mut self, frame: &Frame, since_s: f64) {
+    /// Notes that a frame has come, whatever becomes of it.
+    fn note(&mut self, frame: &Frame) {
         // A source that was restarted counts from zero again.
-        let gap = self.last.and_then(|last| frame.sequence.checked_sub(last + 1));
+        let gap = self.last.and_then(|last| frame.sequence.checked_sub(last.saturating_add(1)));
         self.missed += gap.unwrap_or(0);
         self.last = Some(frame.sequence);
+    }
+
+    fn count(&mut self, frame: &Frame, since_s: f64) {
         self.frames += 1;
         self.bytes += frame.data.len() as u64;
         self.seconds = since_s;
@@ -134,8 +177,14 @@ fn read(args: &ReadArgs) -> Result<(), Failure> {
     if !args.no_sandbox {
         give_rights_away(&Needs::default())?;
     }
-    let wanted = if args.latest { Wanted::Latest } else { Wanted::All };
+    let wanted = match (args.latest, args.observe) {
+        (_, true) => Wanted::Observed,
+        (true, false) => Wanted::Latest,
+        (false, false) => Wanted::All,
+    };
     let mut frames = open_stream(&client, target, wanted)?;
+    let painter = args.pictures.then(|| Painter::of(frames.description())).transpose();
+    let painter = painter.map_err(|why| Failure::new(Attribute::Device, format!("{target}: {why}")))?;
     let stop_signal = frames.stop_signal();
     thread::spawn(move || {
         if signals.forever().next().is_some() {
@@ -145,14 +194,34 @@ fn read(args: &ReadArgs) -> Result<(), Failure> {
     let mut report = Report { format: frames.description().format.to_string(), ..Report::default() };
     eprintln!("{target}: {}   (Ctrl-C ends)", report.format);
     let mut first = None;
+    let mut due = Instant::now();
     let mut ended = Ok(());
     while args.count.is_none_or(|count| report.frames < count) {
         match frames.next_frame() {
             Ok(Some(frame)) => {
-                let since = *first.get_or_insert_with(Instant::now);
+                report.note(&frame);
+                let now = Instant::now();
+                if let Some(Rate(period)) = args.rate {
+                    if now < due {
+                        continue;
+                    }
+                    due = (due + period).max(now);
+                }
+                let bytes = frame.data.contiguous();
+                let picture = painter.map(|painter| painter.paint(&bytes));
+                if let Some(None) = picture {
+                    report.spoiled += 1;
+                    continue;
+                }
+                let since = *first.get_or_insert(now);
                 report.count(&frame, since.elapsed().as_secs_f64());
+                let written = match picture.flatten() {
+                    _ if args.json => Ok(()),
+                    Some(picture) => write_out([&*picture]),
+                    None => write_out(frame.data.runs()),
+                };
                 // The reader has closed the pipe: end, too.
-                if !args.json && write(&frame).is_err() {
+                if written.is_err() {
                     break;
                 }
             }
@@ -168,13 +237,17 @@ fn read(args: &ReadArgs) -> Result<(), Failure> {
         print_json(&report)?;
     } else {
         let Report { frames, missed, bytes, per_second, .. } = report;
-        eprintln!("{frames} frames of {bytes} bytes, {per_second:.1}/s; {missed} were missed");
+        let spoiled = match report.spoiled {
+            0 => String::new(),
+            spoiled => format!("; {spoiled} were no pictures"),
+        };
+        eprintln!("{frames} frames of {bytes} bytes, {per_second:.1}/s; {missed} were missed{spoiled}");
     }
     ended
 }
 
-fn write(frame: &Frame) -> io::Result<()> {
+fn write_out<'b>(runs: impl IntoIterator<Item = &'b [u8]>) -> io::Result<()> {
     let mut out = io::stdout().lock();
-    frame.data.runs().try_for_each(|run| out.write_all(run))?;
+    runs.into_iter().try_for_each(|run| out.write_all(run))?;
     out.flush()
 }

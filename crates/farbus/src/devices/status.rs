@@ -96,7 +96,7 @@ pub struct DeviceStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub history: Vec<PastStatus>,
     /// Whether hosts that may use it may record what it sends (`farbus observe`): its owner permits that, and it has an
-    /// interrupt or isochronous endpoint that sends.
+    /// interrupt or isochronous endpoint that sends, or is a stream.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_observable: bool,
     /// Whether hosts that may use it may see what its serial ports send (`farbus observe --console`): its owner permits
@@ -106,6 +106,9 @@ pub struct DeviceStatus {
     /// The swap of its medium, or for a twin, that runs, or the last one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub swap: Option<SwapStatus>,
+    /// The format of its frames, if it is a stream: `bytes`, or `rgb24 640x480 at 30/s`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stream: Option<String>,
     /// The device's own counters since it was shared, by name: for example the frames that a sound card received.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub counts: BTreeMap<String, u64>,
@@ -238,6 +241,7 @@ impl DeviceStatus {
             is_observable: false,
             has_console: false,
             swap: None,
+            stream: entry.stream.map(|stage| stage.description().format.to_string()),
             counts: entry.tally.into_iter().flat_map(Tally::read).map(|(name, n)| (name.to_owned(), n)).collect(),
             links,
             reservation: None,

@@ -20,6 +20,8 @@ pub enum Wanted {
     All,
     /// The latest ones, beside other readers; the source drops frames for which this reader is too slow.
     Latest,
+    /// The same as an observer, beside a reader of all frames, too: if the stream's owner permits that.
+    Observed,
 }
 
 /// A stream that is being read. It outlives its links; dropping it gives the stream back.
@@ -38,6 +40,7 @@ pub fn open_stream(client: &Client, target: &Target, wanted: Wanted) -> Result<F
     let mode = match wanted {
         Wanted::All => Mode::Exclusive,
         Wanted::Latest => Mode::Read,
+        Wanted::Observed => Mode::Observe,
     };
     let mut arrived = Vec::new();
     let linked = client.stream(target, mode, &mut arrived)?;

@@ -12,6 +12,8 @@ use super::view::{Details, Piece, Shown, View, escaped_whole};
 
 /// The style of the page.
 pub const STYLE: &str = include_str!("page.css");
+/// The icon of the page, PNG: a browser that may load pictures asks for one.
+pub const ICON: &[u8] = include_bytes!("icon.png");
 /// The script of the page: it replaces what has changed.
 pub const SCRIPT: &str = include_str!("page.js");
 /// The script that draws plots over time, on the pages that have some.

@@ -12,6 +12,7 @@ use farbus_model::budget::sum;
 use super::api::journal::{EVENT_BYTES_MAX, KEPT_MAX};
 use super::api::kept::{RECORDING_BYTES_MAX, SCROLLBACK_BYTES_MAX};
 use super::api::operations::{OUTPUT_BYTES_MAX, STACK_BYTES};
+use super::api::picture::{PICTURE_BYTES_MAX, PICTURES_MAX, READ_BYTES};
 use super::api::remembered::{CONSOLES_MAX, LASTING_MAX, RECORDINGS_MAX, REMEMBERED_MAX, RUNNING_MAX};
 use super::api::requests::BODY_BYTES_MAX;
 use super::api::transcript::TEXT_BYTES_MAX;
@@ -23,7 +24,7 @@ use super::secure::TLS_BYTES_MAX;
 use super::server::{BODIES_MAX, HEAD_BYTES_MAX, STREAMS_MAX, UNREAD_KIB_MAX};
 
 /// The most that is held for clients, part by part, bytes.
-const PARTS: [(&str, usize); 16] = [
+const PARTS: [(&str, usize); 17] = [
     ("heads that arrive and that leave", (CONNECTIONS_MAX + OTHERS_MAX + REMOTE_MAX) * 2 * HEAD_BYTES_MAX),
     ("TLS of browsers of other machines", REMOTE_MAX * TLS_BYTES_MAX),
     ("bodies that arrive", BODIES_MAX * BODY_BYTES_MAX as usize),
@@ -36,6 +37,8 @@ const PARTS: [(&str, usize); 16] = [
     ("what was recorded, as text", RECORDINGS_MAX * size_of::<char>() * TEXT_BYTES_MAX),
     // What is added stands behind the latest before the oldest goes.
     ("what consoles have printed", CONSOLES_MAX * 2 * SCROLLBACK_BYTES_MAX),
+    // The newest, and the one that comes.
+    ("pictures of streams", PICTURES_MAX * (2 * PICTURE_BYTES_MAX + 2 * READ_BYTES)),
     ("answers that are not read yet", UNREAD_KIB_MAX << 10),
     ("questions to the process with the rights", 2 * QUESTIONS_MAX * QUESTION_BYTES_MAX),
     ("questions who a client is", (CONNECTIONS_MAX + OTHERS_MAX + REMOTE_MAX) * 4 * AUTHORIZATION_BYTES_MAX),
@@ -43,6 +46,6 @@ const PARTS: [(&str, usize); 16] = [
     ("threads that read it", (3 * RUNNING_MAX + LASTING_MAX) * STACK_BYTES),
 ];
 /// The most that all of that may be.
-const BYTES_MAX: usize = 448 << 20;
+const BYTES_MAX: usize = 512 << 20;
 
 const _: () = assert!(sum(&PARTS) <= BYTES_MAX, "the limits of the page are its budget");

@@ -78,6 +78,13 @@ async function refresh() {
     if (!document.getSelection().isCollapsed) { continue; }
     part.isLoading = true;
     try {
+      if (part.tagName === "IMG") {
+        // The one before stays until the next is there.
+        part.src = part.dataset.live + "?number=" + wanted;
+        await part.decode();
+        part.dataset.shown = wanted;
+        continue;
+      }
       const answer = await fetch(part.dataset.live);
       const text = await answer.text();
       if (part.tagName === "PRE") {

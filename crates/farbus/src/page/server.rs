@@ -20,8 +20,8 @@ use farbus_io::sys::passing::Passage;
 use farbus_io::trust::Scope;
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{
-    ALLOW, CACHE_CONTROL, CONNECTION, CONTENT_DISPOSITION, CONTENT_TYPE, HeaderName, HeaderValue, LOCATION, SET_COOKIE,
-    WWW_AUTHENTICATE,
+    ALLOW, CACHE_CONTROL, CONNECTION, CONTENT_DISPOSITION, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName,
+    HeaderValue, LOCATION, SET_COOKIE, WWW_AUTHENTICATE,
 };
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -54,6 +54,7 @@ use super::secure::{self, Acceptor, CookieName};
 use super::status::Status;
 use super::view::{Details, View, Which};
 use super::{answers, html, metrics, view};
+use crate::common::pictures::Kind;
 
 /// The type of a text.
 const PLAIN: &str = "text/plain; charset=utf-8";
@@ -332,6 +333,7 @@ impl Server {
             Endpoint::Plots => Ok(text("text/javascript; charset=utf-8", html::PLOTS.into())),
             Endpoint::Uplot => Ok(kept("text/javascript; charset=utf-8", html::UPLOT)),
             Endpoint::UplotStyle => Ok(kept("text/css; charset=utf-8", html::UPLOT_STYLE)),
+            Endpoint::Icon => picture(html::ICON.to_vec()),
             Endpoint::EnterPage => Ok(text("text/html; charset=utf-8", ENTER_PAGE.into())),
             Endpoint::EnterScript => Ok(text("text/javascript; charset=utf-8", ENTER_SCRIPT.into())),
             Endpoint::EnterStyle => Ok(text("text/css; charset=utf-8", html::STYLE.into())),
@@ -398,6 +400,10 @@ impl Server {
             Endpoint::RecordedText if request.method() == Method::HEAD => Ok(text(PLAIN, String::new())),
             Endpoint::RecordedText => match self.line.ask(by, Question::RecordedText { id: found.number }).await? {
                 Answer::Value(Value::String(said)) => Ok(text(PLAIN, said)),
+                _ => Err(no_answer()),
+            },
+            Endpoint::NewestPicture => match self.line.ask(by, Question::Picture { id: found.number }).await? {
+                Answer::Bytes(hex) => picture(hex::decode(&hex).ok_or_else(no_answer)?),
                 _ => Err(no_answer()),
             },
             Endpoint::Action | Endpoint::Stop => self.change(by, request, found, length).await,
@@ -544,6 +550,7 @@ impl Server {
             html::document(&view, address, &status, details.as_ref(), around)
         };
         let mut response = text("text/html; charset=utf-8", document);
+        response.headers_mut().insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY_OF_VIEWS));
         if !is_there {
             *response.status_mut() = StatusCode::NOT_FOUND;
         }
@@ -571,6 +578,12 @@ fn recording(id: u64, bytes: Vec<u8>) -> Response<Body> {
         response.headers_mut().insert(CONTENT_DISPOSITION, named);
     }
     response
+}
+
+/// A picture, perhaps of a stranger's stream: what it begins with says its type, which is one of two.
+fn picture(bytes: Vec<u8>) -> Result<Response<Body>, Refusal> {
+    let kind = Kind::of(&bytes).ok_or_else(no_answer)?;
+    Ok(response(StatusCode::OK, kind.media_type(), Body::Whole(Some(Bytes::from(bytes)))))
 }
 
 fn events(events: Events) -> Response<Body> {
@@ -621,6 +634,9 @@ fn refused(refusal: &Refusal) -> Response<Body> {
     response
 }
 
+/// The policy of a view, which may show pictures of this page besides what every answer may load.
+const POLICY_OF_VIEWS: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; \
+    connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'";
 /// What every answer says to a browser, whatever it answers.
 const FOR_BROWSERS: [(&str, &str); 6] = [
     (

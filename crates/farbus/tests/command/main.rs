@@ -78,6 +78,7 @@ mod page_latency;
 mod page_moves;
 mod page_narrow;
 mod page_observe;
+mod page_picture;
 mod page_plots;
 mod page_recording;
 mod page_remote;

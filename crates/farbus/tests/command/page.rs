@@ -75,7 +75,8 @@ pub fn send(mut stream: impl Read + Write, request: &[u8]) -> Reply {
     let mut bytes = Vec::new();
     // The rest of a request that was refused may reset the connection, after the answer.
     let _ = stream.read_to_end(&mut bytes);
-    let text = String::from_utf8(bytes).unwrap();
+    // A picture is no text.
+    let text = String::from_utf8_lossy(&bytes);
     let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
     let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
     Reply { status, head: head.to_lowercase(), body: body.to_owned() }

@@ -42,8 +42,9 @@ const CLIENT_KIB_MAX: u64 = 80;
 const TOLD_WITHIN: Duration = Duration::from_secs(1);
 /// A stall of the machine may disturb all rounds but one.
 const ROUNDS: usize = 3;
-/// A handshake has 5 s, and a client that does not read 10 s; the rest is the machine's.
-const CLOSED_WITHIN: Duration = Duration::from_secs(30);
+/// A handshake has 5 s, and a client that does not read 10 s (`connection.rs` tests that alone). What else this test
+/// does meanwhile takes its time on a machine with other work.
+const CLOSED_WITHIN: Duration = PATIENCE;
 const DEVICES: usize = 60;
 
 /// Memory that is resident in a process, KiB.

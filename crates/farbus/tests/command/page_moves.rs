@@ -1,4 +1,5 @@
-//! Swaps and migrations on the page, in a browser: each step while it runs, and its end, begun by the page or by a command.
+//! Swaps and migrations on the page, in a browser: each step while it runs, and its end, begun by the page or by a
+//! command.
 
 use std::fs;
 use std::path::PathBuf;

@@ -4,7 +4,7 @@ use std::fs::{self, OpenOptions};
 use std::io::{Read, Write};
 use std::process::Stdio;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use farbus::client::Client;
 use farbus::frames::{Format, Wanted, open_stream};
@@ -69,6 +69,65 @@ fn stream_has_one_reader_of_all_frames_or_many_of_the_latest() {
     let all = || open_stream(&client, &target, Wanted::All);
     wait_until(PATIENCE, "nobody else reads", || all().is_ok());
     wait_until(PATIENCE, "nor who looked whether", || all().is_ok());
+}
+
+/// An observer is no user: it keeps nobody out, and gets in beside a reader of all frames.
+#[test]
+fn an_observer_of_a_stream_is_beside_every_reader_if_its_owner_permits_it() {
+    let harness = Harness::new();
+    let hidden = harness.share(&[SMALL]);
+    let refused = harness.run(&["stream", "read", &hidden.target("stream"), "--observe"]);
+    assert!(refused.code == Some(3) && refused.stderr.contains("--observable"), "{refused:?}");
+    let share = harness.share(&[SMALL, "--observable"]);
+    let (client, target) = (Client::default(), share.library_target("stream"));
+    let mut observer = open_stream(&client, &target, Wanted::Observed).unwrap();
+    let mut first = observer.next_frame().unwrap().unwrap().sequence;
+    let mut reader = open_stream(&client, &target, Wanted::All).unwrap();
+    let mut late = open_stream(&client, &target, Wanted::Observed).unwrap();
+    let mut last = reader.next_frame().unwrap().unwrap().sequence;
+    for _ in 0..1000 {
+        let sequence = reader.next_frame().unwrap().unwrap().sequence;
+        assert_eq!(sequence, last + 1);
+        last = sequence;
+    }
+    for frames in [&mut observer, &mut late] {
+        let sequence = frames.next_frame().unwrap().unwrap().sequence;
+        assert!(sequence >= first, "{sequence} after {first}");
+        first = 0;
+    }
+    let status = harness.json(&["status", "--json"]);
+    let devices: Vec<_> = status.as_array().unwrap().iter().map(|process| &process["devices"][0]).collect();
+    let shared = devices.iter().find(|device| device["is_observable"] == true).unwrap();
+    assert_eq!((&shared["state"], &shared["mode"]), (&"in use".into(), &"exclusive".into()), "{shared}");
+    assert_eq!(shared["stream"], "rgb24 64x48", "{shared}");
+}
+
+#[test]
+fn pictures_are_written_as_an_image_viewer_takes_them_and_not_faster_than_asked() {
+    const PNG: &[u8] = b"\x89PNG\r\n\x1a\n";
+    let harness = Harness::new();
+    let share = harness.share(&["stream:pattern,size=64x48,rate=100", "stream:pattern,frame=64,name=bytes"]);
+    let read = |more: &[&str]| {
+        let target = share.target("stream");
+        let words = [&["stream", "read", &target, "--latest", "--pictures"], more].concat();
+        harness.command(&words).stdin(Stdio::null()).output().unwrap()
+    };
+    let one = read(&["--count", "1"]);
+    assert!(one.status.success() && one.stdout.starts_with(PNG), "{one:?}");
+    assert_eq!(one.stdout[16..24], [0, 0, 0, 64, 0, 0, 0, 48], "width and height");
+    assert!(one.stdout.ends_with(b"\0\0\0\0IEND\xae\x42\x60\x82"));
+    let begun = Instant::now();
+    let three = read(&["--count", "3", "--rate", "5"]);
+    assert!(begun.elapsed() >= Duration::from_millis(400), "a fifth of a second between two");
+    assert_eq!(three.stdout.windows(PNG.len()).filter(|bytes| *bytes == PNG).count(), 3);
+    let said = String::from_utf8(three.stderr).unwrap();
+    assert!(said.contains("3 frames of "), "{said}");
+    let refused = harness.run(&["stream", "read", &share.target("bytes"), "--pictures"]);
+    assert!(refused.code == Some(6) && refused.stderr.contains("its frames are bytes"), "{refused:?}");
+    for wrong in [&["--rate", "1"][..], &["--latest", "--rate", "0"], &["--latest", "--observe"]] {
+        let words = [&["stream", "read", "a"], wrong].concat();
+        assert_eq!(harness.run(&words).code, Some(2), "{wrong:?}");
+    }
 }
 
 #[test]

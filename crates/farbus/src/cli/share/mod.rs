@@ -186,8 +186,8 @@ pub struct Args {
     no_announce: bool,
     /// Let others observe what devices send.
     ///
-    /// Every host that may use a device may then observe it while another uses it ('farbus observe'). That includes
-    /// what somebody types on a keyboard.
+    /// Every host that may use a device may then observe it while another uses it ('farbus observe', and of a stream
+    /// 'farbus stream read --observe'). That includes what somebody types on a keyboard.
     #[arg(long, group = "own")]
     observable: bool,
     /// Allow importers this module.

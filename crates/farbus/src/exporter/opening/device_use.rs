@@ -30,6 +30,8 @@ use crate::exporter::state::registry::HandedOver;
 use crate::exporter::state::shared::{STACK_BYTES, Shared};
 use crate::hosts::trust::Use;
 
+const SOURCE_OVER: &str = "its source has ended, or as many read it as may";
+
 /// One session's use of one device. The table of sessions has an entry for it as long as it lasts.
 #[derive(Clone)]
 pub(crate) struct DeviceUse {
@@ -122,7 +124,7 @@ impl DeviceUse {
         self.shared.serving.clock.now()
     }
 
-    /// Opens a device that was not handed over. The mode is `None` for an observer of a USB device.
+    /// Opens a device that was not handed over. The mode is `None` for an observer.
     pub fn open_anew(&self, bus_id: &str, open: &native::Open) -> Result<(OpenedDevice, Option<Mode>), native::End> {
         if open.mode != native::Mode::Observe {
             let refused = |exceeded: Exceeded| format!("{LIMIT}{}: {exceeded}", exceeded.name);
@@ -146,6 +148,9 @@ impl DeviceUse {
                 let claimed = claimed?;
                 let mode = claimed.mode;
                 self.open_block(bus_id, claimed).map(|opened_device| (opened_device, Some(mode)))
+            }
+            native::Class::STREAM if open.mode == native::Mode::Observe => {
+                self.open_stream_observer(bus_id).map(|opened_device| (opened_device, None))
             }
             native::Class::STREAM => self.open_stream(bus_id, open.mode),
             native::Class::CONSOLE => self.open_console(bus_id, open.mode).map(|opened_device| (opened_device, None)),
@@ -304,7 +309,7 @@ impl DeviceUse {
         self.observed(bus_id, observer, (readiness, hush), observable.description)
     }
 
-    /// Whether this importer may observe the device.
+    /// Whether the peer may look on while another importer uses a device.
     fn may_observe(&self, bus_id: &str) -> Result<(), native::End> {
         self.offer().admit(bus_id).map_err(|status| match status {
             OpStatus::NoDevice => refusal(native::Cause::Gone, status.to_string()),
@@ -315,6 +320,19 @@ impl DeviceUse {
             return Err(refusal(native::Cause::Refused, why.to_owned()));
         }
         Ok(())
+    }
+
+    /// Opens a stream for an observer, whether or not others read it: it gets the latest frames, and nobody waits for
+    /// it.
+    fn open_stream_observer(&self, bus_id: &str) -> Result<OpenedDevice, native::End> {
+        self.may_observe(bus_id)?;
+        let stage = self.shared.registry.lock().observe_stream(bus_id);
+        let stage = stage.ok_or_else(|| refusal(native::Cause::Class, "it is no stream of frames".to_owned()))?;
+        let Bell { wake, readiness, hush } = hang_bell()?;
+        let observer = stage.join(Policy::Latest, move || wake.wake());
+        let over = || refusal(native::Cause::Device, SOURCE_OVER.to_owned());
+        let observer = observer.map(|observer| Box::new(observer) as Box<dyn Shown>).ok_or_else(over)?;
+        self.observed(bus_id, Some(observer), (readiness, hush), stage.description().encode())
     }
 
     /// Notes that an observer has begun, in the audit log too; `None` if there is no place for one.
@@ -347,9 +365,7 @@ impl DeviceUse {
         let observer = Bell::hang().map_err(|error| error.to_string()).and_then(|bell| {
             let wake = Arc::clone(&bell.wake);
             let observer = stage.join(policy, move || wake.wake());
-            observer
-                .map(|observer| (bell, observer))
-                .ok_or_else(|| "its source has ended, or as many read it as may".to_owned())
+            observer.map(|observer| (bell, observer)).ok_or_else(|| SOURCE_OVER.to_owned())
         });
         let (Bell { readiness, hush, .. }, observer) = observer.map_err(|what| {
             self.shared.registry.lock().release(bus_id, &self.session.peer, None, Ending::Detached, self.now());

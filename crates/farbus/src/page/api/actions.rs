@@ -56,6 +56,8 @@ pub enum Runs {
     Recording,
     /// Until it is stopped; the latest of the text that it prints is kept.
     Console,
+    /// Until it is stopped or nobody looks; it prints pictures, of which the newest is kept.
+    Picture,
     /// As long as what it began lasts: it is done when it prints the first value.
     OnAfterValue,
     /// The same: it is done when it prints a line that begins so, or, with one of these switches, when it ends.
@@ -411,6 +413,19 @@ pub const ACTIONS: &[Action] = &[
         parameters: &[parameter("target", Kind::Text { chars_max: NAME_CHARS_MAX }, At::Word, "[HOST[:PORT]/]DEVICE.")],
         runs: Runs::Console,
     },
+    Action {
+        name: "picture",
+        words: &["stream", "read", "--observe", "--pictures", "--rate", "4"],
+        summary: "Show the picture of a stream that is observable, while somebody looks at it: 10 minutes at most.",
+        scope: Scope::Observe,
+        parameters: &[parameter(
+            "target",
+            Kind::Text { chars_max: NAME_CHARS_MAX },
+            At::Word,
+            "[HOST[:PORT]/]DEVICE, a stream.",
+        )],
+        runs: Runs::Picture,
+    },
 ];
 
 /// Why an action is not begun: which parameter is wrong, and what it may be.
@@ -666,7 +681,7 @@ impl CommandLine {
     pub fn prints_json(&self) -> bool {
         match self.action.runs {
             Runs::OnAfterLine { unless, .. } => unless.iter().any(|switch| self.has.contains(switch)),
-            Runs::Recording | Runs::Console => false,
+            Runs::Recording | Runs::Console | Runs::Picture => false,
             _ => true,
         }
     }
@@ -676,7 +691,13 @@ impl CommandLine {
         match self.action.runs {
             Runs::OnAfterValue => true,
             Runs::OnAfterLine { unless, .. } => !unless.iter().any(|switch| self.has.contains(switch)),
-            Runs::Briefly | Runs::BrieflyInLines | Runs::Long | Runs::Swap | Runs::Recording | Runs::Console => false,
+            Runs::Briefly
+            | Runs::BrieflyInLines
+            | Runs::Long
+            | Runs::Swap
+            | Runs::Recording
+            | Runs::Console
+            | Runs::Picture => false,
         }
     }
 }
@@ -717,7 +738,8 @@ pub mod tests {
                     Kind::Text { .. } if matches!(action.name, "lease-list" | "status-of") => json!("lab3"),
                     Kind::Text { .. } if parameter.name == "uri" => json!("tcp:lab3:7"),
                     Kind::Text { .. }
-                        if matches!(action.name, "observe" | "console") || action.name.starts_with("lease-") =>
+                        if matches!(action.name, "observe" | "console" | "picture")
+                            || action.name.starts_with("lease-") =>
                     {
                         json!("lab3/$(a);b'")
                     }

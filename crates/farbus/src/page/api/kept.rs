@@ -1,5 +1,7 @@
-//! What is kept of the output of a command that shows what a device sends: a recording, or the text of a console.
+//! What is kept of the output of a command that shows what a device sends: a recording, the text of a console, or the
+//! newest picture of a stream.
 
+use super::picture::Screen;
 use super::transcript::Transcript;
 use crate::common::console_text::ConsoleText;
 
@@ -17,6 +19,8 @@ pub enum Kept {
     Recording(Vec<u8>, Transcript),
     /// The latest of its text.
     Console(Scrollback),
+    /// The newest picture, while its command runs.
+    Picture(Screen),
 }
 
 impl Kept {
@@ -29,23 +33,31 @@ impl Kept {
     pub fn recording(&self) -> Option<&Vec<u8>> {
         match self {
             Self::Recording(bytes, _) => Some(bytes),
-            Self::Nothing | Self::Console(_) => None,
+            Self::Nothing | Self::Console(_) | Self::Picture(_) => None,
+        }
+    }
+
+    /// Where pictures are shown, if it is one.
+    pub fn screen(&self) -> Option<&Screen> {
+        match self {
+            Self::Picture(screen) => Some(screen),
+            Self::Nothing | Self::Recording(..) | Self::Console(_) => None,
         }
     }
 
     /// The text, with characters that are seen, tabs and ends of lines alone.
     pub fn text(&self) -> Option<String> {
         match self {
-            Self::Nothing => None,
+            Self::Nothing | Self::Picture(_) => None,
             Self::Recording(_, transcript) => Some(transcript.text()),
             Self::Console(scrollback) => Some(scrollback.text.clone()),
         }
     }
 
-    /// How many bytes of output there were, those that are not kept any more included.
+    /// How many bytes of output there were, those that are not kept any more included; pictures are not counted.
     pub fn bytes(&self) -> u64 {
         match self {
-            Self::Nothing => 0,
+            Self::Nothing | Self::Picture(_) => 0,
             Self::Recording(bytes, _) => bytes.len() as u64,
             Self::Console(scrollback) => scrollback.bytes,
         }
@@ -54,7 +66,7 @@ impl Kept {
     /// Adds output. Returns whether there was room for all of it.
     pub fn add(&mut self, bytes: &[u8]) -> bool {
         match self {
-            Self::Nothing => false,
+            Self::Nothing | Self::Picture(_) => false,
             Self::Recording(recording, transcript) => {
                 let has_room = recording.len() + bytes.len() <= RECORDING_BYTES_MAX;
                 if has_room {

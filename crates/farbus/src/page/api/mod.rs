@@ -13,6 +13,7 @@ pub mod kept;
 pub mod offers;
 pub mod openapi;
 pub mod operations;
+pub mod picture;
 pub mod refusal;
 pub mod remembered;
 pub mod requests;

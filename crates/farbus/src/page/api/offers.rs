@@ -52,7 +52,11 @@ pub fn of(process: &Value, device: &Value) -> Vec<Offer> {
         }
         offer("allow", "let a paired host use it", json!({ "device": name }));
         offer("forbid", "take that back from a paired host", json!({ "device": name }));
-        if device["is_observable"] == true {
+        if let Some(format) = device["stream"].as_str() {
+            if device["is_observable"] == true && format != "bytes" {
+                offer("picture", "look at its picture", json!({ "target": target_of(process, &name) }));
+            }
+        } else if device["is_observable"] == true {
             offer("observe", "record what it sends to its user", json!({ "target": target_of(process, &name) }));
         }
         if device["has_console"] == true {
@@ -241,6 +245,22 @@ mod tests {
         assert_eq!(console("attach", attached.clone()), Some((Some(line.clone()), line)));
         attached["mode"] = json!("exclusive");
         assert_eq!(console("attach", attached), None, "a disk");
+    }
+
+    #[test]
+    fn a_stream_is_offered_to_be_looked_at_if_its_owner_permits_it_and_it_has_pictures() {
+        let offered = |stream: &str, is_observable: bool| {
+            let device = json!({
+                "name": "cam", "bus_id": "1-1", "state": "in use", "stream": stream, "is_observable": is_observable,
+            });
+            let offers = of(&json!({ "role": "share", "address": "127.0.0.1:4000" }), &device);
+            let is_shown = |offer: &Offer| offer.action == "picture" || offer.action == "observe";
+            offers.into_iter().find(is_shown).map(|offer| offer.line)
+        };
+        let line = "farbus stream read --observe --pictures --rate 4 127.0.0.1:4000/cam > FILE.png";
+        assert_eq!(offered("yuyv 640x480 at 30/s", true).as_deref(), Some(line));
+        assert_eq!(offered("yuyv 640x480 at 30/s", false), None);
+        assert_eq!(offered("bytes", true), None);
     }
 
     #[test]

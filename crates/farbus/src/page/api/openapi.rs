@@ -6,6 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::actions::Action;
 use super::routes::{Endpoint, Found, all};
+use crate::common::pictures::Kind;
 
 /// What a refusal is: a line of text.
 const REFUSALS: &[(&str, &str)] = &[
@@ -150,6 +151,10 @@ fn responses(found: &Found) -> Value {
     if matches!(found.route.endpoint, Endpoint::Latency | Endpoint::LatencyPart) {
         add("404", "This process has no such device, or does not time it.", "text/plain", text());
     }
+    if found.route.endpoint == Endpoint::NewestPicture {
+        add("200", "What is asked for.", Kind::Jpeg.media_type(), text());
+        add("404", "No operation with this number shows a picture now.", "text/plain", text());
+    }
     if matches!(found.route.endpoint, Endpoint::Recording | Endpoint::RecordedText) {
         add("404", "No operation with this number has recorded anything.", "text/plain", text());
     }
@@ -177,6 +182,7 @@ fn kind_of(endpoint: Endpoint) -> &'static str {
         Endpoint::Script | Endpoint::Plots | Endpoint::Uplot | Endpoint::EnterScript => "text/javascript",
         Endpoint::PageEvents | Endpoint::Events => "text/event-stream",
         Endpoint::Recording => RECORDING_TYPE,
+        Endpoint::NewestPicture | Endpoint::Icon => Kind::Png.media_type(),
         _ => "text/plain",
     }
 }
@@ -198,6 +204,7 @@ fn schema_of(endpoint: Endpoint) -> Option<&'static str> {
         | Endpoint::Stop
         | Endpoint::Recording
         | Endpoint::RecordedText
+        | Endpoint::NewestPicture
         | Endpoint::Health
         | Endpoint::EnterPage
         | Endpoint::EnterScript
@@ -212,6 +219,7 @@ fn schema_of(endpoint: Endpoint) -> Option<&'static str> {
         | Endpoint::Plots
         | Endpoint::Uplot
         | Endpoint::UplotStyle
+        | Endpoint::Icon
         | Endpoint::Page
         | Endpoint::Buses
         | Endpoint::Network

@@ -8,9 +8,10 @@ use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use farbus_io::trust::{Audit, Event, Folder, Outcome, timestamp};
+use hyper::body::Bytes;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -19,6 +20,7 @@ use super::actions::{CommandLine, Runs};
 use super::callers::Caller;
 use super::journal::{Journal, Kind};
 use super::kept::{Kept, Scrollback};
+use super::picture::Screen;
 use super::remembered::{Operation, Remembered, State, Table};
 use super::subjects;
 use super::table::action;
@@ -38,8 +40,6 @@ const RECORDING_READ_BYTES: usize = 16 << 10;
 pub const STACK_BYTES: usize = 128 << 10;
 /// How often the progress of a swap is asked for.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// Readers of a recording's text that are remembered; of a further one each question has a line in the log.
-const READERS_MAX: usize = 256;
 /// Characters of the log's fields.
 const RECORDED_MAX: usize = 256;
 
@@ -83,7 +83,7 @@ impl Operations {
         let has = self.has();
         let is_drawn = |remembered: &&Remembered| {
             let runs = action(remembered.operation.action).map(|action| action.runs);
-            matches!(runs, Some(Runs::Swap | Runs::Long | Runs::Recording | Runs::Console))
+            matches!(runs, Some(Runs::Swap | Runs::Long | Runs::Recording | Runs::Console | Runs::Picture))
         };
         let drawn = |remembered: &Remembered| {
             let Operation { id, action, subject, on, command, by, state, begun, pid, progress, failure, .. } =
@@ -120,17 +120,35 @@ impl Operations {
             let mut has = self.has();
             let found = has.find_mut(id)?;
             let text = found.kept.text()?;
-            let is_first = !found.has_read.contains(by);
-            if is_first && found.has_read.len() < READERS_MAX {
-                found.has_read.insert(by.chars().take(RECORDED_MAX).collect());
-            }
-            (text, is_first, found.operation.action)
+            (text, found.is_first_look(by), found.operation.action)
         };
         if is_first {
             let event = if action == "console" { "page-console-text" } else { "page-recording-text" };
             self.note(event, by, "", Some(&format!("operation {id}")), Outcome::Ok);
         }
         Some(text)
+    }
+
+    /// The newest picture that an operation shows, for `by`; `None`: it shows none now. The audit log gets a line of
+    /// each who looks.
+    pub fn picture(&self, id: u64, by: &str) -> Option<Bytes> {
+        let (picture, is_first) = {
+            let mut has = self.has();
+            let found = has.find_mut(id)?;
+            let picture = found.kept.screen()?.look(Instant::now())?;
+            (picture, found.is_first_look(by))
+        };
+        if is_first {
+            self.note("page-picture-seen", by, "", Some(&format!("operation {id}")), Outcome::Ok);
+        }
+        Some(picture)
+    }
+
+    /// Notes how far an operation is that goes on several times a second: no follower of the events is told.
+    fn note_progress(&self, id: u64, progress: Value) {
+        if let Some(found) = self.has().find_mut(id) {
+            found.operation.progress = Some(progress);
+        }
     }
 
     /// Adds to what an operation has recorded. Returns whether there was room for all of it.
@@ -190,7 +208,7 @@ impl Operations {
         self.note("page-leave", by, "", None, Outcome::Ok);
     }
 
-    /// Whose recordings run.
+    /// Whose recordings run, and who began to look at streams.
     pub fn recorders(&self) -> Vec<(u64, String)> {
         let has = self.has();
         let runs = |remembered: &&Remembered| remembered.kept.is_some() && remembered.process.is_some();
@@ -212,6 +230,7 @@ impl Operations {
         let kept = match command.action.runs {
             Runs::Recording => Kept::Recording(Vec::new(), Transcript::default()),
             Runs::Console => Kept::Console(Scrollback::default()),
+            Runs::Picture => Kept::Picture(Screen::new(Instant::now())),
             _ => Kept::Nothing,
         };
         let id = {
@@ -271,6 +290,7 @@ impl Operations {
             is_misused: false,
         };
         let is_recording = kept.is_some();
+        let screen = kept.screen().cloned();
         self.has().remember(Remembered {
             operation,
             is_owners: caller.is_owner(),
@@ -292,6 +312,7 @@ impl Operations {
             is_json,
             is_lasting,
             subject: line.subject.clone(),
+            screen,
             tell_end,
         };
         let named = thread::Builder::new().name(format!("action-{id}")).stack_size(STACK_BYTES);
@@ -316,6 +337,9 @@ impl Operations {
         change(&mut found.operation);
         if found.operation.pid.is_none() {
             found.process = None;
+            if found.kept.screen().is_some() {
+                found.kept = Kept::Nothing;
+            }
         }
         let mut told = found.operation.clone();
         drop(has);
@@ -369,13 +393,14 @@ struct Runner {
     is_json: bool,
     is_lasting: bool,
     subject: String,
+    screen: Option<Screen>,
     tell_end: watch::Sender<bool>,
 }
 
 impl Runner {
     fn run(self, mut child: Child, stdout: Option<ChildStdout>, stderr: Option<ChildStderr>) {
         let is_over = Arc::new(AtomicBool::new(false));
-        if matches!(self.runs, Runs::Swap | Runs::Long | Runs::Recording | Runs::Console) {
+        if matches!(self.runs, Runs::Swap | Runs::Long | Runs::Recording | Runs::Console | Runs::Picture) {
             self.follow(&is_over);
         }
         // Both are read, so that the command never waits for its reader.
@@ -398,6 +423,10 @@ impl Runner {
                     self.record_all(stdout);
                     None
                 }
+                (Runs::Picture, _) => {
+                    self.show_pictures(stdout);
+                    None
+                }
                 (Runs::BrieflyInLines, true) => Some(read_values(stdout)),
                 (_, true) => read_value(stdout),
                 (Runs::OnAfterLine { line, .. }, false) => read_until(stdout, line),
@@ -413,7 +442,11 @@ impl Runner {
         }
         let code = child.wait().ok().and_then(|status| status.code());
         is_over.store(true, Ordering::Release);
-        let warnings = warnings.and_then(|thread| thread.join().ok()).unwrap_or_default();
+        let mut warnings = warnings.and_then(|thread| thread.join().ok()).unwrap_or_default();
+        if self.runs == Runs::Picture {
+            // What it said before is no news.
+            warnings = warnings.lines().last().unwrap_or_default().to_owned();
+        }
         match code {
             _ if is_done_early => {
                 self.operations.change(self.id, |operation| operation.pid = None);
@@ -439,6 +472,15 @@ impl Runner {
                 self.operations.end_command(self.id);
                 return;
             }
+        }
+    }
+
+    /// Shows what the command prints, until it ends or nobody looks.
+    fn show_pictures(&self, stdout: &mut BufReader<ChildStdout>) {
+        let tell = |progress| self.operations.note_progress(self.id, progress);
+        // Nothing was read through the buffer yet.
+        if self.screen.as_ref().is_some_and(|screen| screen.show_all(stdout.get_mut(), tell)) {
+            self.operations.end_command(self.id);
         }
     }
 
@@ -478,7 +520,11 @@ impl Runner {
     fn end(&self, change: impl FnOnce(&mut Operation)) {
         self.operations.change(self.id, change);
         self.operations.has().free_running();
-        self.operations.record(self.id, &self.subject, matches!(self.runs, Runs::Recording | Runs::Console));
+        self.operations.record(
+            self.id,
+            &self.subject,
+            matches!(self.runs, Runs::Recording | Runs::Console | Runs::Picture),
+        );
         self.tell_end.send_replace(true);
     }
 

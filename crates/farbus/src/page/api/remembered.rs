@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use super::callers::Caller;
 use super::kept::Kept;
+use super::picture::PICTURES_MAX;
 use crate::common::failure::FailureReport;
 
 /// Operations that are remembered; the oldest that has ended is forgotten of the caller that has most.
@@ -31,11 +32,17 @@ const RECORDINGS_OF_OWNERS_MAX: usize = 8;
 /// The same of one caller that is no owner, and of all of them.
 const RECORDINGS_OF_OTHER_MAX: usize = 2;
 const RECORDINGS_OF_OTHERS_MAX: usize = RECORDINGS_MAX - RECORDINGS_OF_OWNERS_MAX;
+/// Streams that one caller that is no owner looks at, at a time.
+const PICTURES_OF_OTHER_MAX: usize = 2;
+/// Readers of what an operation keeps that are remembered; of a further one each question has a line in the log.
+const READERS_MAX: usize = 256;
+/// Characters of a reader's name.
+const READER_CHARS_MAX: usize = 256;
 /// Operations that are remembered of one caller that is no owner.
 const REMEMBERED_OF_ONE_MAX: usize = 8;
 
 const _: () = assert!(
-    REMEMBERED_MAX > RUNNING_MAX + LASTING_MAX + RECORDINGS_MAX + CONSOLES_MAX,
+    REMEMBERED_MAX > RUNNING_MAX + LASTING_MAX + RECORDINGS_MAX + CONSOLES_MAX + PICTURES_MAX,
     "in a full table there is one that has ended and has no recording"
 );
 
@@ -74,8 +81,9 @@ pub struct Operation {
     /// The process of its command, while that runs. A share or an attachment goes on after it is done.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
-    /// How far it is: what `farbus swap --json` says; of a recording or a console, how many `bytes`
-    /// it has had and whether it `is_full`.
+    /// How far it is: what `farbus swap --json` says; of a recording or a console, how many `bytes` it has had and
+    /// whether it `is_full`; of a stream that is looked at, how many `pictures` came, their `width`, `height`, `type` and
+    /// how many `per_second`, and why it `ended`, if the page ended it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub progress: Option<Value>,
     /// What the command printed with `--json`.
@@ -116,7 +124,7 @@ pub struct Remembered {
     pub process: Option<OwnedFd>,
     /// What is kept of what a device sent.
     pub kept: Kept,
-    /// Who has read the text: the audit log has a line of each.
+    /// Who has read the text, or looked at the picture: the audit log has a line of each.
     pub has_read: BTreeSet<String>,
     /// Who has stopped it.
     pub stopped_by: Option<String>,
@@ -125,6 +133,16 @@ pub struct Remembered {
 impl Remembered {
     fn is_over(&self) -> bool {
         self.operation.pid.is_none()
+    }
+
+    /// Whether `by` has not read or looked before.
+    pub fn is_first_look(&mut self, by: &str) -> bool {
+        let by: String = by.chars().take(READER_CHARS_MAX).collect();
+        let is_first = !self.has_read.contains(&by);
+        if is_first && self.has_read.len() < READERS_MAX {
+            self.has_read.insert(by);
+        }
+        is_first
     }
 }
 
@@ -160,11 +178,15 @@ impl Table {
         self.lasting -= 1;
     }
 
-    /// Whether there is room for one more recording, or console, of a caller. Its own oldest that has ended is forgotten
-    /// if that makes room, or else one of a caller that `counts` no more: nobody who may still come for one loses it.
+    /// Whether there is room for one more recording, or console, of a caller. Its own oldest that has ended is
+    /// forgotten if that makes room, or else one of a caller that `counts` no more: nobody who may still come for one
+    /// loses it.
     pub fn has_room_for(&mut self, kept: &Kept, caller: &Caller, counts: &dyn Fn(&str) -> bool) -> bool {
         if !kept.is_some() {
             return true;
+        }
+        if kept.screen().is_some() {
+            return self.has_room_for_a_picture(caller);
         }
         let (of_one_max, all_max) = match caller.is_owner() {
             true => (RECORDINGS_OF_OWNER_MAX, RECORDINGS_OF_OWNERS_MAX),
@@ -185,6 +207,13 @@ impl Table {
         let Some(oldest) = oldest.and_then(|at| self.all.get_mut(at)) else { return false };
         oldest.kept = Kept::Nothing;
         true
+    }
+
+    /// Whether there is room for one more stream that is looked at. Nothing is kept of one that has ended.
+    fn has_room_for_a_picture(&self, caller: &Caller) -> bool {
+        let runs = || self.all.iter().filter(|one| one.kept.screen().is_some());
+        let own = runs().filter(|one| one.operation.by == caller.called).count();
+        runs().count() < PICTURES_MAX && (caller.is_owner() || own < PICTURES_OF_OTHER_MAX)
     }
 
     /// Remembers one more operation. Those that run, and recordings, stay.

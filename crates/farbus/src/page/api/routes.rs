@@ -50,6 +50,8 @@ pub enum Endpoint {
     Uplot,
     /// The style of that.
     UplotStyle,
+    /// The page's icon.
+    Icon,
     /// The page with all devices, for a browser.
     Page,
     /// The forms that share a device, and attach one.
@@ -104,6 +106,8 @@ pub enum Endpoint {
     Recording,
     /// The same as text, the latest of it; its number is the last part but one.
     RecordedText,
+    /// The newest picture of a stream; the number of its operation is the last part but one.
+    NewestPicture,
 }
 
 /// A path of the page, what is there and for whom.
@@ -140,6 +144,7 @@ pub const ROUTES: &[Route] = &[
     route("/plots.js", Endpoint::Plots, READ, "The script that draws plots over time."),
     route("/uplot-1.6.32.js", Endpoint::Uplot, READ, "The library that it draws with: uPlot, of this version."),
     route("/uplot-1.6.32.css", Endpoint::UplotStyle, READ, "The style of that."),
+    route("/favicon.ico", Endpoint::Icon, READ, "The page's icon, PNG."),
     route("/", Endpoint::Page, READ, "The page, for a browser."),
     route("/new", Endpoint::New, READ, "What can be shared and attached, for a browser."),
     route("/buses", Endpoint::Buses, READ, "What is reserved on the buses, for a browser."),
@@ -170,6 +175,12 @@ pub const ROUTES: &[Route] = &[
         Endpoint::RecordedText,
         OBSERVE,
         "The latest of it as text: keys as letters; of 'console', what was printed.",
+    ),
+    route(
+        "/api/v1/operations/{id}/picture",
+        Endpoint::NewestPicture,
+        OBSERVE,
+        "The newest picture that 'picture' shows.",
     ),
 ];
 
@@ -243,6 +254,7 @@ pub fn find(path: &str) -> Option<Found> {
             Some((number, "stop")) => (number, Endpoint::Stop),
             Some((number, "recording")) => (number, Endpoint::Recording),
             Some((number, "text")) => (number, Endpoint::RecordedText),
+            Some((number, "picture")) => (number, Endpoint::NewestPicture),
             Some(_) => return None,
             None => (rest, Endpoint::Operation),
         };
@@ -358,7 +370,9 @@ mod tests {
             assert_eq!(is_change, may_be, "{path}");
             assert_eq!(found.route.takes(&Method::POST), is_change, "{path}");
             assert_eq!(found.route.takes(&Method::GET), !is_change, "{path}");
-            let may_observe = ["/actions/observe", "/actions/console", "/stop"].iter().any(|end| path.ends_with(end));
+            let may_observe = ["/actions/observe", "/actions/console", "/actions/picture", "/stop"]
+                .iter()
+                .any(|end| path.ends_with(end));
             let needed = if may_observe { Scope::Observe } else { Scope::Own };
             assert!(!is_change || found.scope() == Some(needed) || path == ENTER_AT, "{path}");
             assert!(found.scope().is_some() || path == "/healthz" || found.route.is_for_others(), "{path}");

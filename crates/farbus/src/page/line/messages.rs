@@ -164,6 +164,11 @@ pub enum Question {
         /// The number that the operation was given when it began.
         id: u64,
     },
+    /// The newest picture that one of them shows.
+    Picture {
+        /// The number that the operation was given when it began.
+        id: u64,
+    },
     /// Do what a POST to this path does.
     Change {
         /// The path of the request, without its query.
@@ -200,6 +205,7 @@ impl Question {
             Question::Operation { .. } => of(Endpoint::Operation),
             Question::Recording { .. } => of(Endpoint::Recording),
             Question::RecordedText { .. } => of(Endpoint::RecordedText),
+            Question::Picture { .. } => of(Endpoint::NewestPicture),
             // What is nowhere is looked for by those alone that may change everything.
             Question::Change { path, .. } => routes::find(path).map_or(Some(Scope::Own), |found| found.scope()),
         }
@@ -306,8 +312,10 @@ mod tests {
             Question::Recording { id: 1 },
             Question::RecordedText { id: 1 },
             change("/api/v1/operations/1/stop"),
+            Question::Picture { id: 1 },
             change("/api/v1/actions/observe"),
             change("/api/v1/actions/console"),
+            change("/api/v1/actions/picture"),
         ];
         for question in of_observers {
             assert_eq!(question.needs(), Some(Scope::Observe), "{question:?}");

@@ -300,7 +300,11 @@ impl Half {
         // These are long, and none of them waits for another process: there is one at a time.
         let is_long = matches!(
             question,
-            Question::Operations | Question::Recording { .. } | Question::RecordedText { .. } | Question::Audit
+            Question::Operations
+                | Question::Recording { .. }
+                | Question::RecordedText { .. }
+                | Question::Picture { .. }
+                | Question::Audit
         );
         let _long = if is_long { Some(self.long.lock().await) } else { None };
         let answer = match self.carry_out(by, question).await {
@@ -407,6 +411,10 @@ impl Half {
             Question::RecordedText { id } => match operations.text(id, &caller.called) {
                 Some(text) => Ok(Answer::Value(json!(text))),
                 None => refused(StatusCode::NOT_FOUND, "no operation with this number has recorded anything"),
+            },
+            Question::Picture { id } => match operations.picture(id, &caller.called) {
+                Some(bytes) => Ok(Answer::Bytes(hex::encode(&bytes))),
+                None => refused(StatusCode::NOT_FOUND, "no operation with this number shows a picture now"),
             },
             Question::Change { path, given } => {
                 let found = routes::find(&path).filter(|found| found.route.is_change());
@@ -649,6 +657,7 @@ mod tests {
                 Question::Operation { id: 1 },
                 Question::Recording { id: 1 },
                 Question::RecordedText { id: 1 },
+                Question::Picture { id: 1 },
                 stop.clone(),
             ] {
                 let asked = async |by| half.carry_out(by, question.clone()).await.map_err(|refusal| refusal.status);

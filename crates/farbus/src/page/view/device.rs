@@ -13,7 +13,7 @@ use super::devices::{icon, notes};
 use super::drawing::{Drawing, List, Part, Piece};
 use super::forms::Reader;
 use super::text::{encoded, escaped, escaped_whole, span, table, value_in};
-use super::{forms, latency as over_time, operations};
+use super::{forms, latency as over_time, operations, picture};
 use crate::common::units::format_bytes;
 
 /// The longest query that is read, bytes; the rest of a request is limited before.
@@ -128,6 +128,10 @@ impl Which {
                     "moves",
                     section("moves", "Swap and migration", &operations::moves(status, process, device, reader)),
                 );
+                part("pictures", section("pictures", "Picture", &picture::pictures(status, process, device, reader)));
+                for (key, image) in picture::images(status, process, device, reader) {
+                    part(&key, image);
+                }
                 let recordings = operations::recordings(status, process, device, reader);
                 part("recordings", section("recordings", "Recordings", &recordings));
                 let consoles = operations::consoles(status, process, device, reader);
@@ -214,6 +218,7 @@ fn facts(process: &Value, device: &Value) -> String {
     text("Vendor", &device["vendor_name"]);
     text("Product", &device["product_name"]);
     text("Speed", &device["speed"]);
+    text("Frames", &device["stream"]);
     text("Bus id", &device["bus_id"]);
     text("Identity", &device["identity"]["id"]);
     text("Reservation", &device["reservation"]["state"]);

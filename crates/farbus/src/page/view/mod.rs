@@ -10,6 +10,7 @@ mod latency;
 mod live;
 mod network;
 mod operations;
+mod picture;
 mod text;
 
 use farbus_io::trust::Scope;

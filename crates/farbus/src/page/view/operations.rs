@@ -16,7 +16,7 @@ const DRAWN_MAX: usize = 8;
 const NEXT_LINES_MAX: usize = 4;
 
 /// The operations of this page about a device, the latest first.
-fn about<'s>(status: &'s Status, process: &'s Value, device: &'s Value) -> impl Iterator<Item = &'s Value> {
+pub fn about<'s>(status: &'s Status, process: &'s Value, device: &'s Value) -> impl Iterator<Item = &'s Value> {
     // Two processes may have devices of one name.
     let is_about = move |operation: &&Value| {
         let on = &operation["on"];
@@ -33,9 +33,14 @@ fn is_console(operation: &Value) -> bool {
     operation["action"] == "console"
 }
 
+/// Items of operations as a list; empty without one.
+pub fn list(items: String) -> String {
+    if items.is_empty() { items } else { format!("<ul class=\"operations\">\n{items}</ul>\n") }
+}
+
 /// A form that ends an operation, with the command line that does the same; empty if nothing runs, and for those who
 /// may not end it.
-fn stop(operation: &Value, reader: Reader<'_>) -> String {
+pub fn stop(operation: &Value, reader: Reader<'_>) -> String {
     match operation["pid"].as_u64().filter(|_| operation["state"] == "running") {
         Some(pid) => forms::stop(operation, &format!("kill {pid}"), reader),
         None => String::new(),
@@ -54,7 +59,8 @@ fn why(failed: &Value) -> String {
     out
 }
 
-fn heading(operation: &Value) -> String {
+/// The command line of an operation, how far it is, and who began it.
+pub fn heading(operation: &Value) -> String {
     let (id, by) = (operation["id"].as_u64().unwrap_or_default(), operation["by"].as_str().unwrap_or_default());
     let state = match operation["state"].as_str() {
         Some("running") => "runs",
@@ -200,9 +206,9 @@ pub fn moves(status: &Status, process: &Value, device: &Value, reader: Reader<'_
     }
     let is_told =
         |name: &str| device[name].is_object() || (name == "swap" && status.swap_of(process, device).is_some());
-    for operation in
-        about(status, process, device).filter(|operation| !is_recording(operation) && !is_console(operation))
-    {
+    let is_move =
+        |operation: &&Value| !is_recording(operation) && !is_console(operation) && operation["action"] != "picture";
+    for operation in about(status, process, device).filter(is_move) {
         let is_running = operation["state"] == "running";
         let drawn = match operation["action"].as_str() {
             Some("swap") if is_running && !is_told("swap") => swap(&operation["progress"]),
@@ -211,7 +217,7 @@ pub fn moves(status: &Status, process: &Value, device: &Value, reader: Reader<'_
         };
         let _ = writeln!(out, "<li>{}{drawn}{}</li>", heading(operation), stop(operation, reader));
     }
-    if out.is_empty() { out } else { format!("<ul class=\"operations\">\n{out}</ul>\n") }
+    list(out)
 }
 
 /// What the recordings and consoles of a device hold, as text: each by itself, so that only its text changes. The key
@@ -276,7 +282,7 @@ pub fn recordings(status: &Status, process: &Value, device: &Value, reader: Read
         }
         let _ = writeln!(out, "{}</li>", stop(operation, reader));
     }
-    if out.is_empty() { out } else { format!("<ul class=\"operations\">\n{out}</ul>\n") }
+    list(out)
 }
 
 #[cfg(test)]

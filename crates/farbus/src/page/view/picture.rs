@@ -1,0 +1,169 @@
+//! The picture of a stream, while an operation of this page shows it.
+
+use std::fmt::Write;
+
+use farbus_io::trust::Scope;
+use serde_json::Value;
+
+use super::super::status::Status;
+use super::forms::Reader;
+use super::operations::{about, heading, list, stop};
+use super::text::{escaped, escaped_whole};
+
+/// The greatest number that is believed to be a size of a picture.
+const SIDE_MAX: u64 = 16_384;
+
+fn is_picture(operation: &Value) -> bool {
+    operation["action"] == "picture"
+}
+
+/// The operations of this page that show a device's picture, and how to see it if none does; empty if it has none.
+pub fn pictures(status: &Status, process: &Value, device: &Value, reader: Reader<'_>) -> String {
+    let mut out = String::new();
+    for operation in about(status, process, device).filter(|operation| is_picture(operation)) {
+        let id = operation["id"].as_u64().unwrap_or_default();
+        let progress = &operation["progress"];
+        let count = progress["pictures"].as_u64().unwrap_or_default();
+        let _ = writeln!(out, "<li id=\"picture-{id}\" data-number=\"{count}\">{}", heading(operation));
+        if let Some((width, height)) = size_shown(operation).filter(|_| reader.may >= Scope::Observe) {
+            let _ = writeln!(
+                out,
+                "<p>{width} × {height}, {:.1} pictures a second. <a href=\"/api/v1/operations/{id}/picture\">The picture \
+                 of now</a></p>",
+                progress["per_second"].as_f64().unwrap_or_default()
+            );
+        }
+        if let Some(why) = progress["ended"].as_str() {
+            let _ = writeln!(out, "<p>It has ended: {}.</p>", escaped(why));
+        }
+        let _ = writeln!(out, "{}</li>", stop(operation, reader));
+    }
+    let shown = list(out);
+    if shown.is_empty() { hint(device) } else { shown }
+}
+
+/// What its owner does so that it can be seen; empty if that is offered, or it is nothing with a picture.
+fn hint(device: &Value) -> String {
+    let is_of_stream = device["stream"].as_str().is_some_and(|format| format != "bytes");
+    let mut interfaces = device["interfaces"].as_array().into_iter().flatten();
+    if is_of_stream && device["is_observable"] != true {
+        return "<p>Its picture is shown here if it is shared with <code>--observable</code>.</p>\n".to_owned();
+    }
+    if interfaces.any(|class| class == "video") {
+        return "<p>The picture of a USB camera is not shown here: the driver of the host that uses it makes it of what the \
+                camera sends. What a program reads of the camera can be shared as a stream, and is shown then: \
+                <code>farbus share stream:PATH,size=640x480,format=rgb24 --observable</code>.</p>\n"
+            .to_owned();
+    }
+    String::new()
+}
+
+/// Width and height of the picture that an operation shows now.
+fn size_shown(operation: &Value) -> Option<(u64, u64)> {
+    let progress = &operation["progress"];
+    let side = |name: &str| progress[name].as_u64().filter(|pixels| (1..=SIDE_MAX).contains(pixels));
+    let is_shown = operation["state"] == "running" && progress["ended"].is_null();
+    Some((side("width")?, side("height")?)).filter(|_| is_shown)
+}
+
+/// The pictures themselves: each a part by itself, so that it stays while numbers beside it change. The key of each.
+pub fn images(status: &Status, process: &Value, device: &Value, reader: Reader<'_>) -> Vec<(String, String)> {
+    if reader.may < Scope::Observe {
+        return Vec::new();
+    }
+    let image = |operation: &Value| {
+        let (width, height) = size_shown(operation)?;
+        let id = operation["id"].as_u64()?;
+        let at = format!("/api/v1/operations/{id}/picture");
+        let name: String = device["name"].as_str().unwrap_or_default().chars().take(160).collect();
+        let html = format!(
+            "<figure id=\"image-{id}\"><img class=\"live\" src=\"{at}\" alt=\"What {} shows now\" \
+             width=\"{width}\" height=\"{height}\" data-live=\"{at}\" data-follows=\"picture-{id}\"></figure>",
+            escaped_whole(&name)
+        );
+        Some((format!("image-{id}"), html))
+    };
+    about(status, process, device).filter(|operation| is_picture(operation)).filter_map(image).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::super::status::tests::status;
+    use super::*;
+
+    const OWNER: Reader<'static> = Reader { back: "/", may: Scope::Own };
+
+    fn with(operation: Value) -> Status {
+        let mut status = status(json!([]));
+        status.operations = vec![operation];
+        status
+    }
+
+    fn operation(state: &str, progress: Value) -> Value {
+        json!({
+            "id": 4, "action": "picture", "subject": "cam", "on": { "pid": 7, "name": "cam" }, "command": "farbus stream read --observe --pictures cam",
+            "by": "page", "state": state, "begun": "2026-01-01T00:00:00Z", "pid": 77, "progress": progress,
+        })
+    }
+
+    #[test]
+    fn a_picture_is_drawn_while_its_operation_runs_and_has_one() {
+        let progress = json!({ "pictures": 9, "width": 640, "height": 480, "per_second": 3.96, "type": "image/png" });
+        let device = json!({ "name": "cam" });
+        let status = with(operation("running", progress.clone()));
+        let html = pictures(&status, &json!({ "pid": 7 }), &device, OWNER);
+        assert!(html.contains("640 × 480, 4.0 pictures a second") && html.contains("kill 77"), "{html}");
+        assert!(html.contains("id=\"picture-4\" data-number=\"9\""), "{html}");
+        let [(key, image)] = &images(&status, &json!({ "pid": 7 }), &device, OWNER)[..] else { panic!("one") };
+        assert_eq!(key, "image-4");
+        assert!(
+            image.contains("src=\"/api/v1/operations/4/picture\" alt=\"What cam shows now\" width=\"640\""),
+            "{image}"
+        );
+        // One who may only look sees that it runs, and neither the picture nor a button.
+        let looks = Reader { may: Scope::Read, ..OWNER };
+        let html = pictures(&status, &json!({ "pid": 7 }), &device, looks);
+        assert!(html.contains("id=\"picture-4\"") && !html.contains("<button") && !html.contains("href"), "{html}");
+        assert_eq!(images(&status, &json!({ "pid": 7 }), &device, looks), []);
+        for (state, progress) in [("running", Value::Null), ("done", progress.clone()), ("failed", progress.clone())] {
+            assert_eq!(images(&with(operation(state, progress)), &json!({ "pid": 7 }), &device, OWNER), []);
+        }
+        let mut ended = progress;
+        ended["ended"] = json!("nobody has looked for 20 s");
+        let status = with(operation("done", ended));
+        assert!(
+            pictures(&status, &json!({ "pid": 7 }), &device, OWNER).contains("It has ended: <bdi>nobody has looked")
+        );
+        assert_eq!(pictures(&status, &json!({ "pid": 7 }), &json!({ "name": "disk" }), OWNER), "");
+    }
+
+    #[test]
+    fn it_is_said_how_a_picture_can_be_seen_that_is_not_offered() {
+        let said = |device: Value| pictures(&with(json!({})), &Value::Null, &device, OWNER);
+        assert!(said(json!({ "name": "cam", "stream": "rgb24 640x480" })).contains("--observable"));
+        assert_eq!(said(json!({ "name": "cam", "stream": "rgb24 640x480", "is_observable": true })), "");
+        assert_eq!(said(json!({ "name": "cam", "stream": "bytes" })), "", "it is none");
+        assert!(said(json!({ "name": "cam", "interfaces": ["audio", "video"] })).contains("USB camera"));
+        assert_eq!(said(json!({ "name": "disk", "interfaces": ["disk"] })), "");
+    }
+
+    #[test]
+    fn hostile_texts_and_numbers_of_a_picture_add_no_element() {
+        let evil = "\"><script>\u{202e}";
+        for number in [json!(0), json!(u64::MAX), json!(-1), json!(evil), json!(1e300)] {
+            let progress =
+                json!({ "pictures": number, "width": number, "height": number, "per_second": number, "ended": evil });
+            let status = with(operation("running", progress));
+            let html = pictures(&status, &json!({ "pid": 7 }), &json!({ "name": "cam" }), OWNER);
+            assert!(!html.contains("<script") && !html.contains('\u{202e}'), "{html}");
+            assert_eq!(images(&status, &json!({ "pid": 7 }), &json!({ "name": "cam" }), OWNER), [], "{number}");
+        }
+        let mut named = operation("running", json!({ "pictures": 1, "width": 8, "height": 8 }));
+        named["subject"] = json!(evil);
+        named["on"]["name"] = json!(evil);
+        let drawn = images(&with(named), &json!({ "pid": 7 }), &json!({ "name": evil }), OWNER);
+        assert!(drawn.len() == 1 && !drawn[0].1.contains("<script"), "{drawn:?}");
+    }
+}
