@@ -270,6 +270,9 @@ fn the_picture_on_a_streams_page_moves_and_no_other_site_embeds_it() {
     browser.open(&format!("{url}/device/{}?name=stream", share.process.id()));
     browser.wait_for("document.querySelector('#pictures button.do') !== null");
     browser.script("document.querySelector('#pictures button.do').click()");
+    // What ends is asked about, for others may have begun it.
+    browser.wait_for("document.getElementById('sure').open");
+    browser.script("document.getElementById('sure-yes').click()");
     browser.wait_for("document.querySelector('#pictures').textContent.includes('has ended')");
     browser.wait_for("document.querySelector('img.live') === null");
 }

@@ -9,14 +9,9 @@ use super::actions::{Action, At, Kind, Runs, Wrong};
 
 /// Fields of a form that are read; an action has fewer.
 pub const FIELDS_MAX: usize = 64;
-/// What is shown behind the command line of a recording, or of pictures, whose command prints them.
-fn into_file(runs: Runs) -> &'static str {
-    match runs {
-        Runs::Recording => " > FILE.pcapng",
-        Runs::Picture => " > FILE.png",
-        _ => "",
-    }
-}
+/// What is shown behind the command line of a recording, whose command prints what it records, and of pictures.
+const INTO_FILE: &str = " > FILE.pcapng";
+const INTO_PICTURE: &str = " > FILE.png";
 
 /// The parameters of an action, as its form sends them: an empty field is one that is not given, and a number that is
 /// none stays a text, which the action refuses.
@@ -54,7 +49,12 @@ pub fn line(action: &'static Action, given: &Map<String, Value>) -> (String, Opt
     for _ in 0..=action.parameters.len() {
         let why = match action.command(&filled) {
             Ok(command) => {
-                return (command.line() + into_file(action.runs), wrong);
+                let end = match action.runs {
+                    Runs::Recording => INTO_FILE,
+                    Runs::Picture => INTO_PICTURE,
+                    _ => "",
+                };
+                return (command.line() + end, wrong);
             }
             Err(why) => why,
         };

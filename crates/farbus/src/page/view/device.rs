@@ -129,8 +129,7 @@ impl Which {
                     "moves",
                     section("moves", "Swap and migration", &operations::moves(status, process, device, reader)),
                 );
-                let pictures = picture::pictures(status, process, device, reader);
-                part("pictures", section("pictures", "Picture", &pictures));
+                part("pictures", section("pictures", "Picture", &picture::pictures(status, process, device, reader)));
                 for (key, image) in picture::images(status, process, device, reader) {
                     part(&key, image);
                 }

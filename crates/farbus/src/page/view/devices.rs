@@ -312,7 +312,7 @@ mod tests {
         let mut status = status(json!([]));
         status.lab = Arc::new(Lab { own_name: "desk".into(), hosts, ..Lab::default() });
         status.now_s = 1000;
-        document(&View::at("/", Some(query)).unwrap(), query, &status, None, None).1
+        document(&View::at("/", Some(query)).unwrap(), query, &status, None, (&owner(), None)).1
     }
 
     /// A thousand devices of fifty hosts.
@@ -381,7 +381,7 @@ mod tests {
         let there = said(json!({ "name": "board", "state": "in use", "user": "desk", "interfaces": ["audio"] }));
         let other = said(json!({ "name": "spare", "state": "available" }));
         status.lab = Arc::new(Lab { hosts: vec![host("lab3", vec![there, other])], ..Lab::default() });
-        let page = document(&View::at("/", None).unwrap(), "", &status, None, None).1;
+        let page = document(&View::at("/", None).unwrap(), "", &status, None, (&owner(), None)).1;
         assert_eq!(page.matches("<tr id=").count(), 2, "{page}");
         assert!(page.contains("aria-label=\"sound\"") && page.contains("<td data-label=\"User\"><bdi>desk</bdi>"));
         assert!(page.contains("<td data-label=\"Host\"><bdi>lab3</bdi>"), "{page}");

@@ -25,7 +25,7 @@ pub fn pictures(status: &Status, process: &Value, device: &Value, reader: Reader
         let progress = &operation["progress"];
         let count = progress["pictures"].as_u64().unwrap_or_default();
         let _ = writeln!(out, "<li id=\"picture-{id}\" data-number=\"{count}\">{}", heading(operation));
-        if let Some((width, height)) = size_shown(operation) {
+        if let Some((width, height)) = size_shown(operation).filter(|_| reader.may >= Scope::Observe) {
             let _ = writeln!(
                 out,
                 "<p>{width} × {height}, {:.1} pictures a second. <a href=\"/api/v1/operations/{id}/picture\">The picture \
@@ -93,6 +93,8 @@ mod tests {
     use super::super::super::status::tests::status;
     use super::*;
 
+    const OWNER: Reader<'static> = Reader { back: "/", may: Scope::Own };
+
     fn with(operation: Value) -> Status {
         let mut status = status(json!([]));
         status.operations = vec![operation];
@@ -101,7 +103,7 @@ mod tests {
 
     fn operation(state: &str, progress: Value) -> Value {
         json!({
-            "id": 4, "action": "picture", "subject": "cam", "command": "farbus stream read --observe --pictures cam",
+            "id": 4, "action": "picture", "subject": "cam", "on": { "pid": 7, "name": "cam" }, "command": "farbus stream read --observe --pictures cam",
             "by": "page", "state": state, "begun": "2026-01-01T00:00:00Z", "pid": 77, "progress": progress,
         })
     }
@@ -111,28 +113,35 @@ mod tests {
         let progress = json!({ "pictures": 9, "width": 640, "height": 480, "per_second": 3.96, "type": "image/png" });
         let device = json!({ "name": "cam" });
         let status = with(operation("running", progress.clone()));
-        let html = pictures(&status, &Value::Null, &device);
+        let html = pictures(&status, &json!({ "pid": 7 }), &device, OWNER);
         assert!(html.contains("640 × 480, 4.0 pictures a second") && html.contains("kill 77"), "{html}");
         assert!(html.contains("id=\"picture-4\" data-number=\"9\""), "{html}");
-        let [(key, image)] = &images(&status, &Value::Null, &device)[..] else { panic!("one") };
+        let [(key, image)] = &images(&status, &json!({ "pid": 7 }), &device, OWNER)[..] else { panic!("one") };
         assert_eq!(key, "image-4");
         assert!(
             image.contains("src=\"/api/v1/operations/4/picture\" alt=\"What cam shows now\" width=\"640\""),
             "{image}"
         );
+        // One who may only look sees that it runs, and neither the picture nor a button.
+        let looks = Reader { may: Scope::Read, ..OWNER };
+        let html = pictures(&status, &json!({ "pid": 7 }), &device, looks);
+        assert!(html.contains("id=\"picture-4\"") && !html.contains("<button") && !html.contains("href"), "{html}");
+        assert_eq!(images(&status, &json!({ "pid": 7 }), &device, looks), []);
         for (state, progress) in [("running", Value::Null), ("done", progress.clone()), ("failed", progress.clone())] {
-            assert_eq!(images(&with(operation(state, progress)), &Value::Null, &device), []);
+            assert_eq!(images(&with(operation(state, progress)), &json!({ "pid": 7 }), &device, OWNER), []);
         }
         let mut ended = progress;
         ended["ended"] = json!("nobody has looked for 20 s");
         let status = with(operation("done", ended));
-        assert!(pictures(&status, &Value::Null, &device).contains("It has ended: <bdi>nobody has looked"));
-        assert_eq!(pictures(&status, &Value::Null, &json!({ "name": "disk" })), "");
+        assert!(
+            pictures(&status, &json!({ "pid": 7 }), &device, OWNER).contains("It has ended: <bdi>nobody has looked")
+        );
+        assert_eq!(pictures(&status, &json!({ "pid": 7 }), &json!({ "name": "disk" }), OWNER), "");
     }
 
     #[test]
     fn it_is_said_how_a_picture_can_be_seen_that_is_not_offered() {
-        let said = |device: Value| pictures(&with(json!({})), &Value::Null, &device);
+        let said = |device: Value| pictures(&with(json!({})), &Value::Null, &device, OWNER);
         assert!(said(json!({ "name": "cam", "stream": "rgb24 640x480" })).contains("--observable"));
         assert_eq!(said(json!({ "name": "cam", "stream": "rgb24 640x480", "is_observable": true })), "");
         assert_eq!(said(json!({ "name": "cam", "stream": "bytes" })), "", "it is none");
@@ -147,13 +156,14 @@ mod tests {
             let progress =
                 json!({ "pictures": number, "width": number, "height": number, "per_second": number, "ended": evil });
             let status = with(operation("running", progress));
-            let html = pictures(&status, &Value::Null, &json!({ "name": "cam" }));
+            let html = pictures(&status, &json!({ "pid": 7 }), &json!({ "name": "cam" }), OWNER);
             assert!(!html.contains("<script") && !html.contains('\u{202e}'), "{html}");
-            assert_eq!(images(&status, &Value::Null, &json!({ "name": "cam" })), [], "{number}");
+            assert_eq!(images(&status, &json!({ "pid": 7 }), &json!({ "name": "cam" }), OWNER), [], "{number}");
         }
         let mut named = operation("running", json!({ "pictures": 1, "width": 8, "height": 8 }));
         named["subject"] = json!(evil);
-        let drawn = images(&with(named), &Value::Null, &json!({ "name": evil }));
+        named["on"]["name"] = json!(evil);
+        let drawn = images(&with(named), &json!({ "pid": 7 }), &json!({ "name": evil }), OWNER);
         assert!(drawn.len() == 1 && !drawn[0].1.contains("<script"), "{drawn:?}");
     }
 }
