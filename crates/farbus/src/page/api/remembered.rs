@@ -82,8 +82,8 @@ pub struct Operation {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
     /// How far it is: what `farbus swap --json` says; of a recording or a console, how many `bytes` it has had and
-    /// whether it `is_full`; of a stream that is looked at, how many `pictures` came, their `width`, `height`, `type` and
-    /// how many `per_second`, and why it `ended`, if the page ended it.
+    /// whether it `is_full`; of a stream that is looked at, how many `pictures` came, their `width`, `height`, `type`
+    /// and how many `per_second`, and why it `ended`, if the page ended it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub progress: Option<Value>,
     /// What the command printed with `--json`.
