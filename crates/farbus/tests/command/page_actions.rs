@@ -72,6 +72,24 @@ pub fn get(page: &Page, path: &str) -> Value {
     serde_json::from_str(&reply.body).unwrap()
 }
 
+/// Ends every command that the page has begun and that still runs: what it shares and attaches goes on without it.
+pub fn end_all(page: &Page) {
+    let running = || -> Vec<u64> {
+        let said = get(page, "/api/v1/operations");
+        let all = said["operations"].as_array().unwrap();
+        let with_process = all.iter().filter(|operation| operation["pid"].is_u64());
+        with_process.map(|operation| operation["id"].as_u64().unwrap()).collect()
+    };
+    wait_until(PATIENCE, "no command of the page runs", || {
+        let left = running();
+        for id in &left {
+            // It may have ended meanwhile.
+            post(page, &format!("/api/v1/operations/{id}/stop"), &of_browser(page), "{}");
+        }
+        left.is_empty()
+    });
+}
+
 /// Waits until an operation is not running any more; returns it.
 pub fn ended(page: &Page, begun: &(u16, Value)) -> Value {
     assert_eq!(begun.0, 202, "{begun:?}");

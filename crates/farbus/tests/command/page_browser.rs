@@ -112,7 +112,7 @@ pub fn assert_hostile_texts_run_nothing(harness: &Harness, browser: &Browser, ur
     // What comes in later takes another way into the document than what was there.
     browser.wait_for("document.querySelector('#live').textContent === 'live'");
     made_up.change(|devices| devices.iter_mut().for_each(|device| device["state"] = json!("held")));
-    browser.wait_for("document.querySelector('main').textContent.includes('held')");
+    browser.wait_for("document.querySelector('#rows').textContent.includes('held')");
     let shown = browser.script("return document.querySelector('main').textContent");
     for text in texts.iter().filter(|text| !text.contains('\u{202e}') && !text.contains('\n')) {
         assert!(shown.as_str().unwrap().contains(text), "{text} is shown as it is");

@@ -11,7 +11,7 @@ use super::durable::Nbd;
 use super::harness::{Harness, PATIENCE, Running, Share, wait_until};
 use super::page::{Page, open_page, page_of};
 use super::page_accessible::{assert_accessible, assert_accessible_without_script};
-use super::page_actions::{act, get};
+use super::page_actions::{act, end_all, get};
 use super::page_browser::{assert_complaints_of, assert_no_complaint, assert_runs_nothing, hostile_texts};
 use super::trust::{Host, three};
 
@@ -439,6 +439,7 @@ fn a_recording_is_shown_at_the_process_and_device_that_it_is_of() {
     };
     wait_until(PATIENCE, "it is shown there", || shows(&shares[1]));
     assert!(!shows(&shares[0]), "the other keyboard is not recorded");
+    end_all(&page);
 }
 
 #[test]

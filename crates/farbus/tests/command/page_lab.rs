@@ -10,7 +10,7 @@ use super::directory::Site;
 use super::etcd::{Etcd, has_etcd};
 use super::harness::{Harness, PATIENCE, has_fuse, wait_until};
 use super::page::{Page, page_of};
-use super::page_actions::{act, ended, get};
+use super::page_actions::{act, end_all, ended, get};
 use super::page_browser::assert_no_complaint;
 use super::trust::{Host, three};
 
@@ -101,6 +101,7 @@ fn devices_of_paired_hosts_are_shown_with_who_has_them_and_attached_by_the_line_
     let row = devices(&page, "?state=attached")[0].clone();
     assert_eq!((&row["host"], &row["class"], &row["user"]), (&json!("lab3"), &json!("disk"), &json!("this machine")));
     page.assert_small();
+    end_all(&page);
 }
 
 #[test]

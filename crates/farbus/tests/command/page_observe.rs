@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::harness::{Harness, PATIENCE, Running, Share, wait_until};
 use super::observe::press;
 use super::page::{Page, open_page};
-use super::page_actions::{act, act_at, ended, get, post};
+use super::page_actions::{act, act_at, end_all, ended, get, post};
 use super::page_tokens::make;
 
 fn with(token: &str) -> String {
@@ -98,6 +98,7 @@ fn who_may_observe_stops_nothing_else_and_records_nothing_that_its_owner_does_no
     let end = ended(&page, &begun);
     assert_eq!((&end["state"], &end["failure"]["attribute"]), (&json!("failed"), &json!("refused")), "{end}");
     assert!(end["failure"]["message"].as_str().unwrap().contains("--observable"), "{end}");
+    end_all(&page);
 }
 
 /// Waits for the line of the audit log that is so; returns it.
@@ -178,6 +179,7 @@ fn who_may_observe_makes_the_page_connect_to_nothing_that_it_does_not_list() {
     assert_eq!(get(&page, "/api/v1/operations")["operations"], json!([]), "nothing was begun");
     assert_eq!(observe(&observer, &share.target("keyboard")).status, 202);
     assert_eq!(observe(&owner, &others.target("keyboard")).status, 202, "the owner names what the owner likes");
+    end_all(&page);
 }
 
 #[test]
