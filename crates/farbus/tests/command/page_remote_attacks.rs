@@ -86,6 +86,8 @@ fn pages_of_other_origins_read_and_change_nothing_of_a_browser_that_was_let_in()
     }
     assert!(tls.seen().len() >= 4 && plain.seen().len() >= 2, "{:?} {:?}", tls.seen(), plain.seen());
     assert_eq!(page.site.enter(&code).status, 200, "the code counts still");
+    // Behind the windows that were opened it would keep no connection.
+    browser.show_tab(&browser.tabs()[0]);
     browser.open(&url);
     browser.wait_for("document.querySelector('#live')?.textContent === 'live'");
     assert_eq!(browser.script(is_shown), true, "its user is let in still");
