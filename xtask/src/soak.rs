@@ -70,8 +70,8 @@ const STREAMED: (&str, &str) = ("FARBUS_SECONDS", "60");
 /// Programs inside `farbus run`: how long streams and commands without sense last, and how many are killed.
 const PROGRAMS: [(&str, &str); 2] = [("FARBUS_SECONDS", "60"), ("FARBUS_KILLS", "200")];
 /// Benchmarks of what is promised in time: tuned pipes, streams that matter, a link that others fill, a thousand
-/// attachments. No test asserts these figures.
-const PACE: [&str; 4] = ["pipes", "mixed", "congestion", "thousand"];
+/// attachments, a page of a thousand devices with a thousand clients. No test asserts these figures.
+const PACE: [&str; 5] = ["pipes", "mixed", "congestion", "thousand", "page"];
 /// Passes of the repeating rig cases in one round.
 const RIG_TIMES: u32 = 10;
 

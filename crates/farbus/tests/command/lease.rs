@@ -105,7 +105,8 @@ fn lease_that_ends_takes_the_device_from_its_user_and_fences_it_off() {
     let image = harness.image("disk.img", 1 << 20);
     let lab = Lab::new(&hosts, &[&format!("disk:{}", image.display())]);
     let target = lab.target.as_str();
-    desk.ok(&["lease", target, "--for", "4s"]);
+    // To write out takes seconds beside tests that write disks: three quarters of the time are for that.
+    desk.ok(&["lease", target, "--for", "12s"]);
     let number = lab.lease()["number"].as_u64().unwrap();
     let socket = harness.path("desk.sock");
     let mut attach = desk.start(&["attach", target, "--via", "nbd", "--socket", socket.to_str().unwrap()]);

@@ -384,7 +384,7 @@ fn programs_hear_of_a_device_that_goes_and_comes_back() {
     let mut first = share(&harness, &["zero"]);
     let target = first.target("zero");
     let start = |program: &[&str]| Running::start(ordinary(&harness, &[&["run", &target, "--"], program].concat()));
-    let both = "udevadm monitor --kernel --udev --subsystem-match=usb/usb_device & exec /usr/bin/python3 -c \"$0\"";
+    let both = "setpriv --pdeathsig KILL udevadm monitor --kernel --udev --subsystem-match=usb/usb_device & exec /usr/bin/python3 -c \"$0\"";
     let process = start(&["sh", "-c", both, WAITS_FOR_DEVICES]);
     // Lines that begin so and contain that; they come in any order.
     let mut lines = Vec::new();

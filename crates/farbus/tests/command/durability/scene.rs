@@ -42,6 +42,8 @@ pub struct Exporter<'h> {
     boot: u32,
     /// By how many seconds its clocks are ahead of this machine's.
     ahead_s: u32,
+    /// Where it listens.
+    address: String,
     running: Option<Running>,
 }
 
@@ -50,7 +52,7 @@ impl<'h> Exporter<'h> {
     pub fn new(host: Host<'h>, first: &Path, shares: &[String]) -> (Self, String) {
         let config = host.harness.path("lab3").join("farbus.toml");
         let program = host.harness.path("program");
-        let mut exporter = Self { host, config, program, boot: 1, ahead_s: 0, running: None };
+        let mut exporter = Self { host, config, program, boot: 1, ahead_s: 0, address: String::new(), running: None };
         exporter.install(first);
         // Every later process listens at the same port. The kernel gives it to no connection while none does: not even
         // to an importer that dials it. Another campaign, which looks for a free one meanwhile, begins elsewhere.
@@ -58,6 +60,7 @@ impl<'h> Exporter<'h> {
         let free = (begin..=30_000).find_map(|port| TcpListener::bind(("127.0.0.1", port)).ok()).expect("a free port");
         let address = free.local_addr().unwrap().to_string();
         drop(free);
+        exporter.address.clone_from(&address);
         exporter.configure(&address, shares);
         assert_eq!(exporter.start(), address);
         (exporter, address)
@@ -126,6 +129,8 @@ impl<'h> Exporter<'h> {
             killed.retain(|process| is_running(*process));
             killed.is_empty()
         });
+        // One that was ending by itself was never seen, and its sockets may still be open.
+        wait_until(PATIENCE, "the exporter's port is free", || TcpListener::bind(&self.address).is_ok());
         self.running = None;
     }
 
