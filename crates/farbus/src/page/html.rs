@@ -41,7 +41,7 @@ const END: &str = "</footer>\n<dialog id=\"sure\" aria-labelledby=\"sure-what\">
 const VIEWS: [(&str, &str); 5] =
     [("/", "Devices"), ("/hosts", "Hosts"), ("/buses", "Buses"), ("/network", "Network"), ("/new", "Share and attach")];
 
-/// Who looks.
+/// Who looks at a document, and what is drawn for them.
 #[derive(Clone, Debug)]
 pub struct Viewer {
     /// Who it is, and what they may do.

@@ -60,7 +60,7 @@ pub enum Source {
     Directory,
 }
 
-/// Another host.
+/// A host other than this one, with what it or the directory says of its devices.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LabHost {
@@ -112,7 +112,7 @@ pub struct LabDevice {
     pub user: Option<String>,
     /// Since when it is used: seconds since 1970.
     pub since_s: Option<u64>,
-    /// What for.
+    /// What its user has it for, in the user's words.
     pub reason: Option<String>,
     /// When the lease of it ends: RFC 3339, UTC.
     pub leased_until: Option<String>,
@@ -122,7 +122,7 @@ pub struct LabDevice {
     pub queue: Vec<LabQueued>,
     /// Leases of it ahead of time.
     pub booked: Vec<LabBooked>,
-    /// Its labels.
+    /// The labels that its owner gave it, by name.
     pub labels: BTreeMap<String, String>,
     /// Where it is.
     pub place: Option<String>,

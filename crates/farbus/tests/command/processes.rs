@@ -28,7 +28,7 @@ const ROLE: &str = "FARBUS_TEST_ROLE";
 const GUARDS: &str = "guards:";
 /// The tests' process that is killed.
 const IS_KILLED: &str = "is-killed";
-/// That test.
+/// The name of the test that plays the tests' process that is killed.
 const TEST: &str = "processes::killed_tests_process_leaves_no_process";
 
 /// What a process whose parent has ended may take to end by itself once its test has ended.

@@ -12,7 +12,7 @@ const FILTER_UP: u8 = 2;
 /// The samples of a pixel, as the colour type of the head says (clause 11.2.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Samples {
-    /// Brightness.
+    /// One byte of brightness for each pixel (PNG colour type 0).
     Grey,
     /// Red, green, blue.
     Rgb,

@@ -37,11 +37,11 @@ pub struct Splitter {
 /// A picture, from its first byte to its last.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Whole {
-    /// Its format.
+    /// The format of its file.
     pub kind: Kind,
     /// Pixels of a line.
     pub width: u32,
-    /// Lines.
+    /// How many lines of pixels it has.
     pub height: u32,
     /// All of it.
     pub bytes: Vec<u8>,

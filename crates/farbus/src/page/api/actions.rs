@@ -146,7 +146,7 @@ pub const HOST: &str = "Name of a paired host.";
 const ALLOWED: &str = "Name of the device, or 'all'.";
 /// A name of a host, of a group, or the like.
 pub const HOSTS: Kind = Kind::Text { chars_max: 128 };
-/// An address.
+/// An address of the network, at most 128 characters: HOST, HOST:PORT or ADDR[:PORT].
 pub const ADDRESS: Kind = Kind::Text { chars_max: 128 };
 const ADDRESSES: Kind = Kind::Texts { chars_max: 128 };
 /// Modules with their settings, or reservations.

@@ -38,7 +38,7 @@ impl Asker {
     }
 }
 
-/// The places.
+/// The places for questions to the process with the rights, by who asks.
 #[derive(Debug)]
 pub struct Places {
     owners: Arc<Semaphore>,

@@ -86,7 +86,7 @@ impl Wanted {
             && (self.filter.is_empty() || row.contains(&self.filter))
     }
 
-    /// Finds them.
+    /// Finds the devices that are wanted, one page of them.
     pub fn find<'a>(&self, status: &'a Status) -> Found<'a> {
         let rows = rows(status);
         let all = rows.len();

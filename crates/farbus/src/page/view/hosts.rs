@@ -14,7 +14,7 @@ const WORDS_MAX: usize = 8;
 /// Characters of a fingerprint that are shown: eight are as many as people compare.
 const FINGERPRINT_CHARS: usize = 8;
 
-/// Draws them.
+/// Draws a table of all hosts that are known.
 pub fn draw(status: &Status) -> Drawing {
     let lab = &*status.lab;
     let mut keys = Keys::default();

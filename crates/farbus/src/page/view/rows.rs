@@ -46,7 +46,7 @@ pub enum Row<'a> {
     Other(&'a LabHost, &'a LabDevice),
 }
 
-/// All rows.
+/// The rows of all devices: those of this host, then those of other hosts.
 pub fn rows(status: &Status) -> Vec<Row<'_>> {
     let lab = &*status.lab;
     let own = status.devices().map(|(process, device)| {
