@@ -39,7 +39,7 @@ pub struct Crowded<'a> {
     pub tls: SocketAddr,
     /// The name and port by which they ask for it.
     pub host: &'a str,
-    /// The tokens that the clients show, each for up to 64 of them.
+    /// The tokens that the clients show, each for [`OF_TOKEN`] of them.
     pub tokens: &'a [String],
     /// Changes a device, which has this title then.
     pub retitle: &'a dyn Fn(&str),
