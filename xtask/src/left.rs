@@ -63,7 +63,13 @@ mod tests {
         ended.wait().unwrap();
         let start = |tests: u32| {
             let folder = format!("/tmp/{FOLDER}{tests}-3/");
-            Command::new("sleep").arg("1000").env(MARK.trim_end_matches('='), folder).spawn().unwrap()
+            let child = Command::new("sleep").arg("1000").env(MARK.trim_end_matches('='), &folder).spawn().unwrap();
+            // Its program has begun; the kernel writes down its environment a moment later.
+            let environment = || fs::read_to_string(format!("/proc/{}/environ", child.id())).unwrap();
+            while !environment().contains(&folder) {
+                thread::yield_now();
+            }
+            child
         };
         let (mut left_behind, mut used) = (start(ended.id()), start(std::process::id()));
         let found = left();

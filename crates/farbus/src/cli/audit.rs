@@ -4,10 +4,9 @@ use std::thread;
 use std::time::Duration;
 
 use farbus_io::trust::{AuditReader, Folder, RecordedEvent};
-use signal_hook::consts::{SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
 
 use super::Failure;
+use super::ending::Ending;
 use super::output::say;
 
 /// How often the log is read while it is followed.
@@ -64,7 +63,7 @@ impl Args {
 }
 
 pub fn run(args: &Args) -> Result<(), Failure> {
-    let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::local)?;
+    let mut ending = Ending::new()?;
     let folder = Folder::of_user()?;
     let mut reader = AuditReader::new(folder.clone());
     let kept = reader.read_all()?;
@@ -74,7 +73,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         say(format!("The audit log has no such line ({}).", folder.path().display()));
     }
     wanted[first..].iter().for_each(|event| show(event, args.json));
-    while args.follow && signals.pending().next().is_none() {
+    while args.follow && !ending.has_come() {
         thread::sleep(READ_EVERY);
         let added = reader.read_added()?;
         added.iter().filter(|event| args.is_wanted(event)).for_each(|event| show(event, args.json));

@@ -5,10 +5,9 @@ use std::thread;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use signal_hook::consts::{SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
 
 use super::Failure;
+use super::ending::Ending;
 use super::output::say;
 use crate::common::events::{Event, Kind};
 use crate::common::happenings::{Happened, Happenings};
@@ -50,14 +49,14 @@ impl Args {
 }
 
 pub fn run(args: &Args) -> Result<(), Failure> {
-    let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::local)?;
+    let mut ending = Ending::new()?;
     let mut known = Happenings::default();
     let mut earlier: VecDeque<Happened> = ask(&mut known, args)?.into();
     while earlier.len() > args.lines {
         earlier.pop_front();
     }
     earlier.iter().for_each(|happened| show(happened, args.json));
-    while !args.no_follow && signals.pending().next().is_none() {
+    while !args.no_follow && !ending.has_come() {
         thread::sleep(ASK_EVERY);
         ask(&mut known, args)?.iter().for_each(|happened| show(happened, args.json));
     }

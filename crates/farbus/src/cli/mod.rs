@@ -9,6 +9,7 @@ mod demo;
 mod directory;
 mod docs;
 mod doctor;
+mod ending;
 mod events;
 mod grants;
 #[cfg(test)]

@@ -3,16 +3,14 @@
 use std::io::{self, Write as _};
 use std::str::FromStr;
 use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use farbus_io::sys::confine::Needs;
 use farbus_modules::Asked;
 use serde::Serialize;
-use signal_hook::consts::{SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
 
 use super::Failure;
+use super::ending::Ending;
 use super::output::print_json;
 use crate::broker::confined::{give_rights_away, start_broker};
 use crate::broker::{BrokerPolicy, SystemAccess};
@@ -162,7 +160,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
 }
 
 fn read(args: &ReadArgs) -> Result<(), Failure> {
-    let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::local)?;
+    let ending = Ending::new()?;
     let target = &resolve(args.target.clone())?;
     let recipe = recipe(&args.module).map_err(Failure::local)?;
     let broker_policy = BrokerPolicy { hosts: vec![target.address.clone()], ..BrokerPolicy::default() };
@@ -186,11 +184,7 @@ fn read(args: &ReadArgs) -> Result<(), Failure> {
     let painter = args.pictures.then(|| Painter::of(frames.description())).transpose();
     let painter = painter.map_err(|why| Failure::new(Attribute::Device, format!("{target}: {why}")))?;
     let stop_signal = frames.stop_signal();
-    thread::spawn(move || {
-        if signals.forever().next().is_some() {
-            stop_signal.end();
-        }
-    });
+    ending.tell(move || stop_signal.end());
     let mut report = Report { format: frames.description().format.to_string(), ..Report::default() };
     eprintln!("{target}: {}   (Ctrl-C ends)", report.format);
     let mut first = None;

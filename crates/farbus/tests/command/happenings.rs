@@ -1,10 +1,14 @@
 //! What a lab sees while it runs: `farbus events`, `farbus audit`, `farbus doctor`, `farbus status --watch`.
 
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+
 use farbus::client;
 use rustix::process::Signal;
 use serde_json::Value;
 
 use super::harness::{Harness, PATIENCE, Running, has_fuse, wait_until};
+use super::page_tokens::make;
 
 fn events(harness: &Harness, arguments: &[&str]) -> Vec<Value> {
     let outcome = harness.run(&[&["events", "--json", "--no-follow"], arguments].concat());
@@ -39,6 +43,31 @@ fn events_show_who_used_what_and_how_it_ended_as_it_happens() {
     assert!(of_zero.iter().all(|event| event["pid"].is_u64() && event["at"].is_string()), "{of_zero:?}");
     assert_eq!(words(&events(&harness, &["--lines", "1"])), ["released"]);
     assert_eq!(events(&harness, &["--device", "tape"]), Vec::<Value>::new());
+}
+
+#[test]
+fn what_follows_events_or_the_audit_log_ends_when_nobody_reads_it_any_more() {
+    let harness = Harness::new();
+    // The audit log lies beside what has to be kept; without that there is none.
+    make(&harness, &["--scope", "read"]);
+    let share = harness.share(&["keyboard", "--observable"]);
+    let observer = Running::start(harness.command(&["observe", &share.target("keyboard")]));
+    observer.wait_for_line("is observed");
+    for follower in [&["events"][..], &["audit", "--follow"]] {
+        let mut command = harness.command(follower);
+        let mut process = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut reader = BufReader::new(process.stdout.take().unwrap());
+        let mut line = String::new();
+        reader.read_line(&mut line).unwrap();
+        assert!(!line.is_empty() && process.try_wait().unwrap().is_none(), "{follower:?}: {line}");
+        drop(reader);
+        let mut end = None;
+        wait_until(PATIENCE, "it has ended", || {
+            end = process.try_wait().unwrap();
+            end.is_some()
+        });
+        assert_eq!(end.unwrap().code(), Some(0), "{follower:?}");
+    }
 }
 
 #[test]

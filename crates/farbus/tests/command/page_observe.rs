@@ -1,5 +1,6 @@
 //! What a page shows of what devices send: to those who may observe, with a line in the audit log for each.
 
+use std::fs;
 use std::io::{Read, Write};
 
 use farbus::client;
@@ -209,4 +210,23 @@ fn recordings_of_one_who_may_observe_take_no_place_from_anothers() {
     }
     assert_eq!(recording(&page, id, "").0, 200, "the owner's is kept");
     assert_eq!((recording(&page, last, "").0, recording(&page, last - 2, "").0), (200, 404), "its own oldest goes");
+}
+
+#[test]
+fn what_a_page_shows_of_resting_devices_ends_with_a_page_that_is_killed() {
+    let harness = Harness::new();
+    // A stream that has sent its only frame rests as the others do.
+    let share = harness.share(&["keyboard", "serial", "stream:pattern,size=64x48,rate=0.001", "--observable"]);
+    let mut page = open_page(&harness);
+    let begun = [("observe", "keyboard"), ("console", "serial"), ("picture", "stream")].map(|(action, device)| {
+        let (status, begun) = act(&page, action, &json!({ "target": share.target(device) }));
+        assert_eq!(status, 202, "{begun}");
+        let observed = ["audit", "--json", "--device", device];
+        wait_until(PATIENCE, "it is observed", || harness.run(&observed).stdout.contains("\"event\":\"observe\""));
+        begun["pid"].as_u64().unwrap()
+    });
+    let runs = |pid: &u64| fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| !line.is_empty());
+    assert!(begun.iter().all(runs), "{begun:?}");
+    page.process.kill();
+    wait_until(PATIENCE, "each has ended", || !begun.iter().any(runs));
 }

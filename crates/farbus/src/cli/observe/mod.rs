@@ -5,7 +5,6 @@ mod hex;
 
 use std::io::{self, Write as _};
 use std::sync::Arc;
-use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use farbus_io::sys::confine::Needs;
@@ -15,12 +14,11 @@ use farbus_session::native::Attached;
 use farbus_session::native::control::Cause;
 use farbus_session::native::usb::{Event, status_code};
 use serde::Serialize;
-use signal_hook::consts::{SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
 
 use self::console::Console;
 use self::hex::hex;
 use super::Failure;
+use super::ending::Ending;
 use super::output::say;
 use crate::broker::confined::{give_rights_away, start_broker};
 use crate::broker::{BrokerPolicy, SystemAccess};
@@ -86,7 +84,7 @@ struct Line {
 }
 
 pub fn run(args: &Args) -> Result<(), Failure> {
-    let signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::local)?;
+    let ending = Ending::new()?;
     let target = &resolve(args.target.clone())?;
     let broker_policy = BrokerPolicy { hosts: vec![target.address.clone()], ..BrokerPolicy::default() };
     let system = if args.no_sandbox {
@@ -101,7 +99,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     if args.console {
         let mut seen = Vec::new();
         let linked = client.console(target, &mut seen)?;
-        end_by_signal(&linked, signals);
+        end_with(&linked, ending);
         begin(target, args.json);
         let mut console = Console::new(linked.remote().description(), args.json);
         let mut since_ns = None;
@@ -112,7 +110,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     }
     let mut seen = Vec::new();
     let linked = client.observe(target, &mut seen)?;
-    end_by_signal(&linked, signals);
+    end_with(&linked, ending);
     begin(target, !args.pcapng);
     let mut recording = if args.pcapng { Some(Recording::begin().map_err(Failure::local)?) } else { None };
     let mut since_ns = None;
@@ -125,13 +123,9 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     })
 }
 
-fn end_by_signal<A: Attached>(linked: &Linked<A>, mut signals: Signals) {
+fn end_with<A: Attached>(linked: &Linked<A>, ending: Ending) {
     let stop_signal = linked.stop_signal();
-    thread::spawn(move || {
-        if signals.forever().next().is_some() {
-            stop_signal.end();
-        }
-    });
+    ending.tell(move || stop_signal.end());
 }
 
 /// Says that it is observed: where nothing else stands in its way.
