@@ -11,6 +11,8 @@ let isBusy = false;
 let isStale = false;
 // Whether the line beside the title says what became of something; a connection that opens again leaves that.
 let isTold = false;
+// The timer that loads the view again.
+let retry = null;
 
 document.documentElement.classList.add("script");
 
@@ -180,13 +182,15 @@ async function reload() {
   }
 }
 
-// Tries again after a while; what is not seen waits until it is.
+// Tries again after a while, once; what is not seen waits until it is.
 function again() {
-  setTimeout(() => { if (!document.hidden) { reload(); } }, RETRY_MS);
+  clearTimeout(retry);
+  retry = setTimeout(() => { if (!document.hidden) { reload(); } }, RETRY_MS);
 }
 
 // This browser is let in no more: nothing is tried again.
 function lock(why) {
+  clearTimeout(retry);
   events?.close();
   events = null;
   tellState("not live: " + why.trim() + ". To be let in again, type on the page's machine: farbus page invite");
