@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::label::in_words;
 use super::output::{format_span, print_done, print_json, print_table, say, state_of, table};
 use super::{Failure, watch};
-use crate::common::asking::ask_owner;
+use crate::common::asking::ask_sharer;
 use crate::common::control::{Answer, Question, ask_all};
 use crate::common::host_address::{address_of, check_host};
 use crate::common::units::format_bytes;
@@ -66,7 +66,7 @@ pub struct TypeArgs {
 /// A shared device that has a medium.
 #[derive(Debug, clap::Args)]
 pub struct DeviceArgs {
-    /// Name or bus id of the shared device.
+    /// Name or bus id of the shared device; NAME@PID if several processes share one of that name.
     #[arg(default_value = "disk")]
     device: String,
     /// Print the result as JSON, for programs.
@@ -393,16 +393,16 @@ pub fn type_text(args: TypeArgs) -> Result<(), Failure> {
     let mut words = args.words;
     let text = words.pop().expect("clap wants one");
     let device = words.pop().unwrap_or_else(|| "keyboard".to_owned());
-    ask_owner(&device, Question::Type { device: device.clone(), text })?;
+    ask_sharer(&device, |device| Question::Type { device, text })?;
     print_done(args.json, "type", &device)
 }
 
 pub fn eject(args: DeviceArgs) -> Result<(), Failure> {
-    ask_owner(&args.device, Question::Eject { device: args.device.clone() })?;
+    ask_sharer(&args.device, |device| Question::Eject { device })?;
     print_done(args.json, "eject", &args.device)
 }
 
 pub fn insert(args: DeviceArgs) -> Result<(), Failure> {
-    ask_owner(&args.device, Question::Insert { device: args.device.clone() })?;
+    ask_sharer(&args.device, |device| Question::Insert { device })?;
     print_done(args.json, "insert", &args.device)
 }

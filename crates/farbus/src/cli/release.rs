@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::Failure;
 use super::output::print_done;
-use crate::common::asking::ask_owner;
+use crate::common::asking::ask_sharer;
 use crate::common::control::Question;
 
 /// Take a shared device back from its user.
@@ -15,7 +15,7 @@ use crate::common::control::Question;
     Examples:\n  farbus release disk\n  farbus release 1-3 --reason 'needed for the demo' --keep-out 60"
 )]
 pub struct Args {
-    /// Name or bus id of the shared device.
+    /// Name or bus id of the shared device; NAME@PID if several processes share one of that name.
     device: String,
     /// Why: its user is told, and 'farbus status --history' shows it.
     #[arg(long, value_name = "TEXT")]
@@ -35,6 +35,6 @@ const DAY_S: u64 = Duration::from_secs(24 * 3600).as_secs();
 
 pub fn run(args: Args) -> Result<(), Failure> {
     let Args { device, reason, keep_out: keep_out_s, force, json } = args;
-    ask_owner(&device, Question::Release { device: device.clone(), reason, keep_out_s, force })?;
+    ask_sharer(&device, |device| Question::Release { device, reason, keep_out_s, force })?;
     print_done(json, "release", &device)
 }

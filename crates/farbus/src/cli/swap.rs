@@ -21,7 +21,7 @@ use super::Failure;
 use super::output::{print_done, print_json, say};
 use crate::broker::BrokerPolicy;
 use crate::broker::confined::start_broker;
-use crate::common::asking::ask_owner;
+use crate::common::asking::{ask_sharer, several, split_process};
 use crate::common::control::{Answer, Question, ask_all, ask_one};
 use crate::common::failure::FailureReport;
 use crate::common::units::format_bytes;
@@ -75,7 +75,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
         farbus swap --forget a.img           share what was left behind all the same"
 )]
 pub struct Args {
-    /// Name or bus id of the shared device, name of what 'farbus nbd' serves, or HOST/DEVICE that is attached here.
+    /// Name or bus id of the shared device (NAME@PID if several processes share one of that name), name of what 'farbus nbd' serves, or HOST/DEVICE that is attached here.
     #[arg(required_unless_present = "forget")]
     device: Option<String>,
     /// block:PATH, HOST/DEVICE or usb:BUSID.
@@ -136,7 +136,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     }
     let device = args.device.as_deref().unwrap_or_default();
     if args.cancel {
-        ask_owner(device, Question::SwapCancel { device: device.to_owned() })?;
+        ask_sharer(device, |device| Question::SwapCancel { device })?;
         return print_done(args.json, "cancel", device);
     }
     let owner = Owner::of(device)?;
@@ -302,11 +302,15 @@ struct Owner {
 
 impl Owner {
     fn of(device: &str) -> Result<Self, Failure> {
+        let (device, wanted) = split_process(device);
         let mut owners: Vec<Self> = Vec::new();
         // HOST/DEVICE is one that is attached here; a name without a host is one that is shared or served here.
         let attached = device.parse::<Target>().ok();
         for (pid, answer) in ask_all(&Question::Status).map_err(Failure::local)? {
             let Answer::Ok(status) = answer else { continue };
+            if wanted.is_some_and(|wanted| wanted != pid) {
+                continue;
+            }
             let mut devices = status["devices"].as_array().into_iter().flatten();
             let title_of = |it: &Value| it["title"].as_str().and_then(|title| title.parse::<Target>().ok());
             // It may be called by where its disk is now.
@@ -329,12 +333,12 @@ impl Owner {
             owners.push(Self { pid, device: name, medium, id, is_attached: attached.is_some() });
         }
         if let [first, second, ..] = &owners[..] {
-            let (verb, next) = match attached {
-                Some(_) => ("have attached", "detach one of them"),
-                None => ("share", "end one of them, or give each device a name of its own: name=NAME"),
-            };
-            let what = format!("'{device}' is what processes {} and {} {verb}: which is meant?", first.pid, second.pid);
-            return Err(Failure::new(Attribute::Refused, format!("{what}\n  {next}")));
+            if attached.is_none() {
+                return Err(several(device, &owners.iter().map(|owner| owner.pid).collect::<Vec<_>>()));
+            }
+            let (first, second) = (first.pid, second.pid);
+            let what = format!("'{device}' is what processes {first} and {second} have attached: which is meant?");
+            return Err(Failure::new(Attribute::Refused, format!("{what}\n  detach one of them")));
         }
         if let Some(owner) = owners.pop() {
             return Ok(owner);

@@ -1,5 +1,6 @@
 //! What all processes of this user say of themselves, as the confined process has it.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -68,7 +69,8 @@ pub struct Status {
 impl Status {
     /// What they said, and what is known of other hosts; `before` is what is known of an earlier moment.
     pub fn after(before: &Self, said: Processes, lab: Arc<Lab>) -> Self {
-        let Processes { version, asked_us, processes, silent, failure, operations, swaps } = said;
+        let Processes { version, asked_us, mut processes, silent, failure, operations, swaps } = said;
+        call_apart(&mut processes);
         let elapsed = match before.version {
             0 => Duration::ZERO,
             _ => Duration::from_micros(asked_us.saturating_sub(before.asked_us)),
@@ -100,6 +102,26 @@ impl Status {
     }
 }
 
+/// Adds what a command calls a shared device whose name another process has a shared device of, too: `called`.
+fn call_apart(processes: &mut [Value]) {
+    let shared = |device: &Value| device["name"].as_str().filter(|_| !device["bus_id"].is_null()).map(str::to_owned);
+    let mut named: BTreeMap<String, BTreeSet<u64>> = BTreeMap::new();
+    for (process, device) in devices_of(processes) {
+        if let (Some(name), Some(pid)) = (shared(device), process["pid"].as_u64()) {
+            named.entry(name).or_default().insert(pid);
+        }
+    }
+    for process in processes {
+        let pid = process["pid"].as_u64().unwrap_or_default();
+        for device in process["devices"].as_array_mut().into_iter().flatten() {
+            let name = shared(device).filter(|name| named.get(name).is_some_and(|pids| pids.len() > 1));
+            if let (Some(name), Some(fields)) = (name, device.as_object_mut()) {
+                fields.insert("called".to_owned(), format!("{name}@{pid}").into());
+            }
+        }
+    }
+}
+
 /// All devices of these processes, with the processes that have them.
 pub fn devices_of(processes: &[Value]) -> impl Iterator<Item = (&Value, &Value)> {
     let of = |process| {
@@ -111,11 +133,29 @@ pub fn devices_of(processes: &[Value]) -> impl Iterator<Item = (&Value, &Value)>
 
 #[cfg(test)]
 pub mod tests {
+    use serde_json::json;
+
     use super::*;
 
     /// The status of these processes.
     pub fn status(processes: Value) -> Status {
         let Value::Array(processes) = processes else { panic!("a list") };
         Status { processes, ..Status::default() }
+    }
+
+    #[test]
+    fn shared_devices_of_one_name_are_called_apart_and_no_others() {
+        let shared = |name: &str| json!({ "name": name, "bus_id": "1-1" });
+        let attached = json!({ "name": "disk", "title": "lab3/disk" });
+        let processes = vec![
+            json!({ "pid": 7, "devices": [shared("disk"), shared("tape")] }),
+            json!({ "pid": 8, "devices": [shared("disk"), attached] }),
+            json!({ "pid": 9, "devices": [{ "name": "tape" }, "x", null] }),
+            json!({ "devices": {} }),
+        ];
+        let said = Processes { processes, ..Processes::default() };
+        let status = Status::after(&Status::default(), said, Arc::default());
+        let called: Vec<_> = status.devices().map(|(_, device)| device["called"].as_str()).collect();
+        assert_eq!(called, [Some("disk@7"), None, Some("disk@8"), None, None, None, None]);
     }
 }

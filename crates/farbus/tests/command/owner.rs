@@ -9,7 +9,8 @@ use farbus::model::EpAddr;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use super::harness::{Harness, PATIENCE, Running, has_fuse};
+use super::harness::{Harness, PATIENCE, Running, Share, has_fuse};
+use super::observe::press;
 
 fn keys(value: &Value) -> Vec<&str> {
     value.as_object().unwrap().keys().map(String::as_str).collect()
@@ -33,6 +34,28 @@ fn list_shows_shared_devices_as_a_table_and_as_json() {
     for part in ["NAME", "zero2", "1-4", "0525:a4ac", "super", "keyboard"] {
         assert!(text.contains(part), "{part}: {text}");
     }
+}
+
+#[test]
+fn a_device_that_two_processes_share_under_one_name_is_meant_by_its_process() {
+    let harness = Harness::new();
+    let (first, second) = (harness.share(&["keyboard"]), harness.share(&["keyboard"]));
+    let named = |share: &Share| format!("keyboard@{}", share.process.id());
+    let unclear = harness.run(&["type", "a"]);
+    assert_eq!(unclear.code, Some(3), "{unclear:?}");
+    assert!(unclear.stderr.contains("'keyboard' is what 2 processes share: which is meant?"), "{unclear:?}");
+    assert!([&first, &second].iter().all(|share| unclear.stderr.contains(&named(share))), "{unclear:?}");
+    let used = |share: &Share| client::open(&share.library_target("keyboard")).unwrap();
+    let (mut of_first, mut of_second) = (used(&first), used(&second));
+    assert_eq!(harness.run(&["type", &named(&second), "b"]).code, Some(0));
+    assert_eq!(harness.run(&["type", &named(&first), "a"]).code, Some(0));
+    assert_eq!([press(&mut of_first), press(&mut of_second)], [4, 5]);
+    assert_eq!(harness.run(&["release", &named(&second)]).code, Some(0));
+    let history = harness.json(&["status", "--json"]).to_string();
+    assert_eq!(history.matches("\"taken back\"").count(), 1, "{history}");
+    assert_eq!(harness.run(&["type", "keyboard@1", "a"]).code, Some(4), "it has none");
+    drop(first);
+    assert_eq!(harness.run(&["type", "a"]).code, Some(0), "only one is left");
 }
 
 #[test]

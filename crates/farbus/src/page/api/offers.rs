@@ -42,8 +42,10 @@ pub fn of(process: &Value, device: &Value) -> Vec<Offer> {
     let mut offers = Vec::new();
     let mut offer = |name: &str, what: &'static str, given: Value| offers.extend(self::offer(name, what, given));
     if is_shared(device) {
+        // As the page's status calls it where another process shares one of that name.
+        let called = text(device, "called").unwrap_or_else(|| name.clone());
         if state == "in use" {
-            offer("release", "take it back from its user", json!({ "device": name }));
+            offer("release", "take it back from its user", json!({ "device": called }));
         }
         if role == "daemon" {
             offer("unshare", "stop sharing it", json!({ "device": name }));
@@ -66,10 +68,10 @@ pub fn of(process: &Value, device: &Value) -> Vec<Offer> {
         }
         match device["medium"]["is_swapping"].as_bool() {
             Some(true) => {
-                offer("swap-cancel", "cancel the swap: its data stay where they are", json!({ "device": name }))
+                offer("swap-cancel", "cancel the swap: its data stay where they are", json!({ "device": called }))
             }
             _ if device["medium"].is_object() => {
-                offer("swap", "move its data to another medium", json!({ "device": name }));
+                offer("swap", "move its data to another medium", json!({ "device": called }));
             }
             _ => {}
         }
@@ -305,6 +307,8 @@ mod tests {
             first(&json!({ "role": role }), &json!({ "name": "disk", "title": "lab3/disk", "state": state }))
         };
         assert_eq!(first("share", "in use").as_deref(), Some("farbus release disk"));
+        let of_two = json!({ "name": "disk", "bus_id": "1-1", "state": "in use", "called": "disk@7" });
+        assert_eq!(of(&json!({ "role": "share" }), &of_two)[0].command.as_deref(), Some("farbus release disk@7"));
         assert_eq!(first("share", "available"), None);
         assert_eq!(first("share", "moved away"), None);
         assert_eq!(first("daemon", "available").as_deref(), Some("farbus unshare disk"));
