@@ -51,10 +51,10 @@ fn is_unread(output: &impl AsFd, time_max: Option<Duration>) -> io::Result<bool>
     let timeout = time_max.and_then(|time_max| Timespec::try_from(time_max).ok());
     loop {
         let mut fds = [PollFd::new(output, PollFlags::empty())];
-        match poll(&mut fds, timeout.as_ref()) {
+        match poll(&mut fds, timeout.as_ref()).map_err(io::Error::from) {
             Ok(_) => return Ok(fds[0].revents().intersects(PollFlags::ERR | PollFlags::HUP)),
-            Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
         }
     }
 }

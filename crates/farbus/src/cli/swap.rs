@@ -75,7 +75,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
         farbus swap --forget a.img           share what was left behind all the same"
 )]
 pub struct Args {
-    /// Name or bus id of the shared device (NAME@PID if several processes share one of that name), name of what 'farbus nbd' serves, or HOST/DEVICE that is attached here.
+    /// Name or bus id of the shared device (NAME@PID if several share one of that name), name of what 'farbus nbd'
+    /// serves, or HOST/DEVICE that is attached here.
     #[arg(required_unless_present = "forget")]
     device: Option<String>,
     /// block:PATH, HOST/DEVICE or usb:BUSID.

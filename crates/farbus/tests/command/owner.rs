@@ -207,26 +207,6 @@ fn typed_text_arrives_as_key_reports() {
 }
 
 #[test]
-fn typed_text_goes_to_one_share_only() {
-    let harness = Harness::new();
-    let mut shares = vec![harness.share(&["keyboard"]), harness.share(&["keyboard"])];
-    let first = harness.json(&["status", "--json"])[0]["address"].clone();
-    shares.sort_by_key(|share| share.address.as_str() != first);
-    let [mut asked_first, mut other] = [0, 1].map(|at| client::open(&shares[at].library_target("keyboard")).unwrap());
-    let pressed = |report: Vec<u8>| report[2];
-    for (text, usage) in [("a", 4), ("b", 5)] {
-        assert_eq!(harness.run(&["type", text]).code, Some(0));
-        let mut read = || asked_first.data_in(EpAddr::from_byte(0x81), 8).unwrap().into_vec();
-        assert_eq!([pressed(read()), pressed(read())], [usage, 0]);
-    }
-    drop(asked_first);
-    drop(shares.remove(0));
-    assert_eq!(harness.run(&["type", "c"]).code, Some(0));
-    let next = other.data_in(EpAddr::from_byte(0x81), 8).unwrap().into_vec();
-    assert_eq!(pressed(next), 6, "nothing was typed here before");
-}
-
-#[test]
 fn ejected_disk_returns_when_it_is_inserted() {
     let harness = Harness::new();
     let image = harness.image("image", 1 << 20);
