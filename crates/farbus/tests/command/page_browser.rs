@@ -220,9 +220,11 @@ fn hostile_page_of_another_site_reads_nothing() {
         assert_ne!(results[way], "refused", "{way} works where it may");
     }
     // Another port of this machine is the same site to a browser; a name of the attacker is another.
-    for origin in [format!("http://127.0.0.1:{port}/"), format!("http://evil.example:{port}/")] {
+    for (site, kept) in [("127.0.0.1", "other-port"), ("evil.example", "other-site")] {
+        let origin = format!("http://{site}:{port}/");
         browser.open(&origin);
         let results = browser.script_with_done("all.then(done)");
+        browser.keep_attack(kept, &results);
         let results = results.as_object().unwrap();
         assert!(results.len() >= 36, "all ways were tried: {results:?}");
         for (way, got) in results {
@@ -260,6 +262,8 @@ fn name_that_an_attacker_leads_to_the_page_reads_nothing() {
         let read = browser.script_with_done(&asked);
         assert!(!read.as_str().unwrap().contains("secret-zero"), "{path}: {read}");
     }
+    browser.open(&rebound);
+    browser.keep_picture("attack-rebound-name");
 }
 
 /// What has the keyboard's focus: its text and whether that is seen.
@@ -569,6 +573,7 @@ fn a_button_does_what_its_command_does_and_a_page_of_another_site_presses_none()
         browser.open(&format!("http://{origin}:{}/", hostile.address.port()));
         press(&browser, &format!("{url}/api/v1/actions/release"), r#"{\"device\":\"disk\",\"force\":true}"#);
         assert_eq!(state(), "in use", "{origin}");
+        browser.keep_attack(&format!("press-{origin}"), &json!({ "release": state() }));
     }
     let _ = browser.complaints();
 

@@ -58,9 +58,10 @@ fn pages_of_other_origins_read_and_change_nothing_of_a_browser_that_was_let_in()
         format!("http://{NAME}:{plain_port}"),
         format!("http://evil.example:{plain_port}"),
     ];
-    for origin in &origins {
+    for (number, origin) in origins.iter().enumerate() {
         browser.open(origin);
         let results = browser.script_with_done("all.then(done)");
+        browser.keep_attack(&format!("tls-{number}"), &results);
         let results = results.as_object().unwrap();
         assert!(results.len() >= 36, "all ways were tried: {results:?}");
         for (way, got) in results {
@@ -112,6 +113,8 @@ fn a_name_that_an_attacker_leads_to_the_page_over_tls_reads_nothing() {
         let read = browser.script_with_done(&asked);
         assert!(!read.as_str().unwrap().contains("secret-zero"), "{path}: {read}");
     }
+    browser.open(&rebound);
+    browser.keep_picture("attack-tls-rebound-name");
 }
 
 #[test]

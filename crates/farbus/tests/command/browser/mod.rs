@@ -204,6 +204,15 @@ impl Browser {
         path
     }
 
+    /// Keeps a picture of a page that attacks, with what came of each way that it tried.
+    pub fn keep_attack(&self, name: &str, results: &Value) {
+        self.script(&format!(
+            "const said = document.createElement('pre'); said.textContent = JSON.stringify({results}, null, 1);\n\
+             document.body.prepend(location.origin, said)"
+        ));
+        self.keep_picture(&format!("attack-{name}"));
+    }
+
     fn path(&self, command: &str) -> String {
         format!("/session/{}/{command}", self.session)
     }
