@@ -1,11 +1,12 @@
 //! The buses of this machine, drawn: what is reserved of each (micro)frame, and what is free.
 
+use maud::{Markup, PreEscaped, html};
 use serde_json::Value;
 
 use super::super::status::Status;
-use super::devices::notes;
+use super::devices::{note, notes};
 use super::drawing::{Drawing, Keys, List, Part, Piece, key_of};
-use super::text::{escaped, escaped_whole, table};
+use super::text::{table_of, theirs, whole};
 use crate::common::bus_drawing::{BusDrawing, COLUMNS_MAX, Picture, PlaceDrawing};
 
 /// Buses that are drawn, of all processes together.
@@ -28,17 +29,15 @@ pub fn draw(status: &Status) -> Drawing {
     parts.extend(all().take(BUSES_MAX).map(|(process, bus)| {
         let pid = process["pid"].as_u64().unwrap_or_default();
         let key = keys.take(key_of("bus", (pid, bus["bus"].as_str())));
-        Part { html: section(&key, process, bus), key }
+        Part { html: section(&key, process, bus).into_string(), key }
     }));
     let more = all().skip(BUSES_MAX).count();
     if more > 0 {
-        let html = format!("<p id=\"more\">Further buses, which <code>farbus status --json</code> shows: {more}</p>");
-        parts.push(Part { key: "more".into(), html });
+        parts.push(note("more", html! { "Further buses, which " code { "farbus status --json" } " shows: " (more) }));
     }
     if all().next().is_none() {
-        let hint = "Nothing is reserved on a bus here. Try: \
-            <code>farbus share zero --reserve zero:bytes=512,period=8</code>";
-        parts.push(Part { key: "nothing".into(), html: format!("<p id=\"nothing\">{hint}</p>") });
+        let line = "farbus share zero --reserve zero:bytes=512,period=8";
+        parts.push(note("nothing", html! { "Nothing is reserved on a bus here. Try: " code { (line) } }));
     }
     let pieces = vec![
         Piece::Fixed("<h1>Buses</h1>\n".into()),
@@ -53,7 +52,12 @@ fn small(value: &Value) -> u32 {
     value.as_u64().and_then(|number| u32::try_from(number).ok()).unwrap_or_default()
 }
 
-fn section(key: &str, process: &Value, bus: &Value) -> String {
+/// A name of others in a picture.
+fn short(name: &str) -> Markup {
+    whole(&name.chars().take(NAME_CHARS_MAX).collect::<String>())
+}
+
+fn section(key: &str, process: &Value, bus: &Value) -> Markup {
     let speed = bus["speed"].as_str().unwrap_or_default();
     let unit = if matches!(speed, "low" | "full") { "frame" } else { "microframe" };
     let (name, pid) = (bus["bus"].as_str().unwrap_or_default(), process["pid"].as_u64().unwrap_or_default());
@@ -73,7 +77,7 @@ fn section(key: &str, process: &Value, bus: &Value) -> String {
         unit,
         places: places()
             .map(|place| PlaceDrawing {
-                name_escaped: escaped_whole(&name_of(place).chars().take(NAME_CHARS_MAX).collect::<String>()),
+                name_escaped: short(&name_of(place)).into_string(),
                 start: small(&place["start"]),
                 every: small(&place["every"]),
                 time_ps: place["time_ps"].as_u64().unwrap_or_default(),
@@ -93,27 +97,35 @@ fn section(key: &str, process: &Value, bus: &Value) -> String {
         us(least),
         us(most)
     );
-    let shown = if cycle > COLUMNS_MAX { format!(" The first {COLUMNS_MAX} are drawn.") } else { String::new() };
     let rows: Vec<_> = places()
         .map(|place| {
-            let every = small(&place["every"]);
-            let in_each = format!("{} of each {every}", small(&place["start"]));
-            let time = us(place["time_ps"].as_u64().unwrap_or_default());
-            vec![escaped(&name_of(place)), in_each, small(&place["packets"]).to_string(), time]
+            vec![
+                theirs(&name_of(place)),
+                html! { (small(&place["start"])) " of each " (small(&place["every"])) },
+                html! { (small(&place["packets"])) },
+                html! { (us(place["time_ps"].as_u64().unwrap_or_default())) },
+            ]
         })
         .collect();
-    let table = table("What is reserved", &["Endpoint", unit, "Packets", "Time each"], &rows);
-    format!(
-        "<section id=\"{key}\"><h2>{}, of {} {pid}</h2>\n<p>{summary}{shown}</p>\n\
-         <div class=\"picture\" tabindex=\"0\" role=\"group\" aria-label=\"Picture of the schedule\">\
-         <svg class=\"bus\" width=\"{width}\" height=\"{height}\" viewBox=\"0 0 {width} {height}\" role=\"img\" \
-         aria-labelledby=\"{key}-title {key}-what\"><title id=\"{key}-title\">Schedule of {}</title>\
-         <desc id=\"{key}-what\">{summary} The table below has each endpoint.</desc>\n{elements}</svg></div>\n\
-         {table}</section>",
-        escaped(name),
-        process["host"].as_str().map_or_else(|| "process".to_owned(), |host| format!("{}, process", escaped(host))),
-        escaped_whole(&name.chars().take(NAME_CHARS_MAX).collect::<String>()),
-    )
+    html! {
+        section id=(key) {
+            h2 {
+                (theirs(name)) ", of "
+                @if let Some(host) = process["host"].as_str() { (theirs(host)) ", " }
+                "process " (pid)
+            }
+            p { (summary) @if cycle > COLUMNS_MAX { " The first " (COLUMNS_MAX) " are drawn." } }
+            div class="picture" tabindex="0" role="group" aria-label="Picture of the schedule" {
+                svg class="bus" width=(width) height=(height) viewBox={ "0 0 " (width) " " (height) } role="img"
+                    aria-labelledby={ (key) "-title " (key) "-what" } {
+                    title id={ (key) "-title" } { "Schedule of " (short(name)) }
+                    desc id={ (key) "-what" } { (summary) " The table below has each endpoint." }
+                    (PreEscaped(elements))
+                }
+            }
+            (table_of("What is reserved", &["Endpoint", unit, "Packets", "Time each"], &rows))
+        }
+    }
 }
 
 #[cfg(test)]

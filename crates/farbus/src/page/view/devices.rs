@@ -1,17 +1,17 @@
 //! All devices: a table of those that match, a page of it at a time.
 
 use std::collections::BTreeSet;
-use std::fmt::Write;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use farbus_io::trust::Scope;
+use maud::{Markup, PreEscaped, html};
 
 use super::super::lab::Lab;
 use super::super::status::Status;
 use super::drawing::{Drawing, Keys, List, Part, Piece};
 use super::forms::Reader;
 use super::rows::{CLASSES, Row, rows};
-use super::text::{encoded, escaped, escaped_whole, span, value_in};
+use super::text::{encoded, span, theirs, value_in, whole};
 
 /// Rows of a page. `/api/v1/status` has them all.
 pub const ROWS_MAX: usize = 100;
@@ -74,7 +74,7 @@ impl Wanted {
     fn address_of(&self, page: usize) -> String {
         let said = [("q", &self.filter), ("host", &self.host), ("state", &self.state), ("class", &self.class)];
         let said = said.into_iter().filter(|(_, text)| !text.is_empty());
-        let said: String = said.map(|(name, text)| format!("{name}={}&amp;", encoded(text))).collect();
+        let said: String = said.map(|(name, text)| format!("{name}={}&", encoded(text))).collect();
         format!("/?{said}page={}", page + 1)
     }
 
@@ -100,24 +100,21 @@ impl Wanted {
     }
 
     /// The form that asks for them.
-    fn form(&self, status: &Status) -> String {
+    fn form(&self, status: &Status) -> Markup {
         let hosts: BTreeSet<&str> = rows(status).iter().map(Row::host).collect();
-        let mut form = format!(
-            "<h1>Devices</h1>\n<form role=\"search\" action=\"/\" method=\"get\"><label for=\"filter\">Filter</label> \
-             <input type=\"search\" id=\"filter\" name=\"q\" value=\"{}\" maxlength=\"{FILTER_CHARS_MAX}\" \
-             autocomplete=\"off\" spellcheck=\"false\">",
-            escaped_whole(&self.filter)
-        );
-        let classes: Vec<&str> = CLASSES.iter().map(|(class, _)| *class).collect();
         let hosts: Vec<&str> = hosts.into_iter().take(HOSTS_MAX).collect();
-        for (name, heading, all, said) in [
-            ("host", "Host", hosts, &self.host),
-            ("state", "State", STATES.to_vec(), &self.state),
-            ("class", "Class", classes, &self.class),
-        ] {
-            form.push_str(&choice(name, heading, &all, said));
+        html! {
+            h1 { "Devices" }
+            form role="search" action="/" method="get" {
+                label for="filter" { "Filter" } " "
+                input type="search" id="filter" name="q" value=(whole(&self.filter)) maxlength=(FILTER_CHARS_MAX)
+                    autocomplete="off" spellcheck="false";
+                (choice("host", "Host", &hosts, &self.host))
+                (choice("state", "State", &STATES, &self.state))
+                (choice("class", "Class", &CLASSES.map(|(class, _)| class), &self.class))
+                " " button { "Show" }
+            }
         }
-        form + " <button>Show</button></form>\n"
     }
 
     /// Draws the table of the devices that are wanted, a page of it.
@@ -125,46 +122,37 @@ impl Wanted {
         let found = self.find(status);
         let Found { all, pages, page, .. } = found;
         let mut keys = Keys::default();
-        let back = self.address_of(page).replace("&amp;", "&");
+        let back = self.address_of(page);
         let reader = Reader { back: &back, may: self.may };
         let drawn = found.rows.iter().map(|row| {
             let key = keys.take(row.key());
-            Part { html: row.drawn(&key, status, reader), key }
+            Part { html: row.drawn(&key, status, reader).into_string(), key }
         });
         let rows: Vec<_> = drawn.collect();
         let mut notes = notes(status);
-        if all == 0 {
-            let hint = "Nothing is shared or attached here. Try: <code>farbus share zero</code>";
-            notes.push(part("nothing", format!("<p id=\"nothing\">{hint}</p>")));
-        } else {
-            let first = page * ROWS_MAX + 1;
-            let shown = match (found.matching, rows.len()) {
-                (0, _) => format!("None of {all} devices matches"),
-                (matching, shown) if matching == shown => format!("Devices: {shown}"),
-                (matching, shown) => format!("Devices {first} to {} of {matching}", first + shown - 1),
-            };
-            notes.push(part("count", format!("<p id=\"count\">{shown}</p>")));
-        }
-        let mut ways = Vec::new();
-        if page > 0 {
-            let way = format!("<a id=\"previous\" rel=\"prev\" href=\"{}\">Previous</a>", self.address_of(page - 1));
-            ways.push(part("previous", way));
-        }
-        if page + 1 < pages {
-            let way = format!("<a id=\"next\" rel=\"next\" href=\"{}\">Next</a>", self.address_of(page + 1));
-            ways.push(part("next", way));
-        }
+        let first = page * ROWS_MAX + 1;
+        notes.push(match (all, found.matching, rows.len()) {
+            (0, ..) => {
+                note("nothing", html! { "Nothing is shared or attached here. Try: " code { "farbus share zero" } })
+            }
+            (_, 0, _) => note("count", html! { "None of " (all) " devices matches" }),
+            (_, matching, shown) if matching == shown => note("count", html! { "Devices: " (shown) }),
+            (.., shown) => {
+                note("count", html! { "Devices " (first) " to " (first + shown - 1) " of " (found.matching) })
+            }
+        });
         notes.extend(notes_of_others(&status.lab));
-        let form = self.form(status);
+        let previous = page.checked_sub(1).map(|page| ("previous", "prev", "Previous", page));
+        let next = (page + 1 < pages).then_some(("next", "next", "Next", page + 1));
+        let way =
+            |(key, rel, word, page)| part(key, html! { a id=(key) rel=(rel) href=(self.address_of(page)) { (word) } });
+        let ways = previous.into_iter().chain(next).map(way).collect();
+        let caption = "What is shared and attached here, and what other hosts have";
         let headings = ["Device", "Host", "What", "State", "User", "Since", "Waiting", "Command"];
-        let headings = headings.map(|heading| format!("<th scope=\"col\">{heading}</th>")).concat();
-        let table = format!(
-            "<table class=\"devices\"><caption>What is shared and attached here, and what other hosts have</caption>\n<thead><tr>{headings}</tr></thead>\n"
-        );
         let pieces = vec![
-            Piece::Fixed(form),
+            Piece::Fixed(self.form(status).into_string()),
             Piece::List(List { id: "notes", element: "div", parts: notes }),
-            Piece::Fixed(table),
+            table_begin("<table class=\"devices\">", caption, &headings),
             Piece::List(List { id: "rows", element: "tbody", parts: rows }),
             Piece::Fixed("</table>\n<nav aria-label=\"Pages of devices\">".into()),
             Piece::List(List { id: "pages", element: "span", parts: ways }),
@@ -174,59 +162,66 @@ impl Wanted {
     }
 }
 
+/// A table up to its rows, which follow it as a list. `tag` is its first tag.
+pub fn table_begin(tag: &'static str, caption: &str, headings: &[&str]) -> Piece {
+    let head = html! {
+        (PreEscaped(tag))
+        caption { (caption) }
+        thead { tr { @for heading in headings { th scope="col" { (heading) } } } }
+    };
+    Piece::Fixed(head.into_string())
+}
+
 /// A choice of one of these, or of all.
-fn choice(name: &str, heading: &str, all: &[&str], said: &str) -> String {
-    let mut out = format!(
-        " <label for=\"{name}\">{heading}</label> <select id=\"{name}\" name=\"{name}\"><option value=\"\">all</option>"
-    );
+fn choice(name: &str, heading: &str, all: &[&str], said: &str) -> Markup {
     let absent = (!said.is_empty() && !all.contains(&said)).then_some(said);
-    for option in all.iter().copied().chain(absent) {
-        let selected = if option == said { " selected" } else { "" };
-        let option = escaped_whole(option);
-        let _ = write!(out, "<option value=\"{option}\"{selected}>{option}</option>");
+    html! {
+        " " label for=(name) { (heading) } " "
+        select id=(name) name=(name) {
+            option value="" { "all" }
+            @for option in all.iter().copied().chain(absent) {
+                option value=(whole(option)) selected[option == said] { (whole(option)) }
+            }
+        }
     }
-    out + "</select>"
+}
+
+/// A part with an element whose id is its key.
+pub fn part(key: &str, html: Markup) -> Part {
+    Part { key: key.to_owned(), html: html.into_string() }
+}
+
+/// A paragraph about what is shown.
+pub fn note(key: &str, content: Markup) -> Part {
+    part(key, html! { p id=(key) { (content) } })
+}
+
+/// A paragraph about what is wrong.
+fn alert(key: &str, content: Markup) -> Part {
+    part(key, html! { p id=(key) role="alert" { (content) } })
 }
 
 /// What is wrong with what is known of other hosts.
 fn notes_of_others(lab: &Lab) -> Vec<Part> {
     let mut notes = Vec::new();
     if let Some(trouble) = &lab.trouble {
-        let why = escaped(trouble);
-        let html = format!("<p id=\"trouble\" role=\"alert\">What the directory said may be old: {why}</p>");
-        notes.push(part("trouble", html));
+        notes.push(alert("trouble", html! { "What the directory said may be old: " (theirs(trouble)) }));
     }
     if lab.left_out > 0 {
-        let html = format!(
-            "<p id=\"left-out\">Further devices of other hosts, which are not shown: {}. See them all: \
-             <code>farbus list</code></p>",
-            lab.left_out
-        );
-        notes.push(part("left-out", html));
+        let what = "Further devices of other hosts, which are not shown";
+        notes.push(note("left-out", html! { (what) ": " (lab.left_out) ". See them all: " code { "farbus list" } }));
     }
     notes
-}
-
-fn part(key: &str, html: String) -> Part {
-    Part { key: key.to_owned(), html }
 }
 
 /// What is wrong with the processes.
 pub fn notes(status: &Status) -> Vec<Part> {
     let mut notes = Vec::new();
     if let Some(failure) = &status.failure {
-        let why = escaped(failure);
-        notes.push(part(
-            "failure",
-            format!("<p id=\"failure\" role=\"alert\">The processes cannot be asked: {why}</p>"),
-        ));
+        notes.push(alert("failure", html! { "The processes cannot be asked: " (theirs(failure)) }));
     }
     if status.silent > 0 {
-        let count = status.silent;
-        notes.push(part(
-            "silent",
-            format!("<p id=\"silent\" role=\"alert\">Processes that gave no status: {count}</p>"),
-        ));
+        notes.push(alert("silent", html! { "Processes that gave no status: " (status.silent) }));
     }
     notes
 }

@@ -1,11 +1,13 @@
 //! Each host that is known: this one, those that are paired with it, those nearby, and those in the directory.
 
+use maud::{Markup, html};
+
 use super::super::lab::{Lab, LabHost, Source};
 use super::super::status::Status;
-use super::devices::notes;
+use super::devices::{note, notes, table_begin};
 use super::drawing::{Drawing, Keys, List, Part, Piece, key_of};
 use super::rows::{HERE, ago};
-use super::text::{encoded, escaped, escaped_whole};
+use super::text::{encoded, theirs, whole};
 
 /// Hosts that are listed.
 const HOSTS_MAX: usize = 200;
@@ -13,62 +15,60 @@ const HOSTS_MAX: usize = 200;
 const WORDS_MAX: usize = 8;
 /// Characters of a fingerprint that are shown: eight are as many as people compare.
 const FINGERPRINT_CHARS: usize = 8;
+const HEADINGS: [&str; 8] = ["Host", "Address", "Key", "Last heard", "Known by", "Devices", "Used", "May use here"];
 
 /// Draws a table of all hosts that are known.
 pub fn draw(status: &Status) -> Drawing {
     let lab = &*status.lab;
     let mut keys = Keys::default();
-    let mut rows = vec![Part { key: keys.take("host-own".into()), html: own(status) }];
+    let mut rows = vec![Part { key: keys.take("host-own".into()), html: own(status).into_string() }];
     for host in lab.hosts.iter().take(HOSTS_MAX) {
         let key = keys.take(key_of("host", (&host.key, &host.name, &host.address)));
-        rows.push(Part { html: row(&key, host, status.now_s), key });
+        rows.push(Part { html: row(&key, host, status.now_s).into_string(), key });
     }
     let mut notes = notes(status);
     let looked = match lab.looked_s {
-        None => "Other hosts are being asked.",
-        Some(_) if lab.hosts.is_empty() => {
-            "No other host is paired with this one, nearby or in a directory. Pair one: <code>farbus pair</code>"
-        }
-        Some(_) => {
+        None => html! { "Other hosts are being asked." },
+        Some(_) if lab.hosts.is_empty() => html! {
+            "No other host is paired with this one, nearby or in a directory. Pair one: " code { "farbus pair" }
+        },
+        Some(_) => html! {
             "Hosts are asked every ten seconds while somebody looks; what a directory says is followed as it changes."
-        }
+        },
     };
-    notes.push(Part { key: "looked".into(), html: format!("<p id=\"looked\">{looked}</p>") });
+    notes.push(note("looked", looked));
     if let Some(more @ 1..) = lab.hosts.len().checked_sub(HOSTS_MAX) {
-        notes.push(Part { key: "more".into(), html: format!("<p id=\"more\">Further hosts: {more}</p>") });
+        notes.push(note("more", html! { "Further hosts: " (more) }));
     }
-    let headings = ["Host", "Address", "Key", "Last heard", "Known by", "Devices", "Used", "May use here"];
-    let headings = headings.map(|heading| format!("<th scope=\"col\">{heading}</th>")).concat();
-    let table = format!("<table><caption>Every host that is known</caption>\n<thead><tr>{headings}</tr></thead>\n");
     let pieces = vec![
         Piece::Fixed("<h1>Hosts</h1>\n".into()),
         Piece::List(List { id: "notes", element: "div", parts: notes }),
-        Piece::Fixed(table),
+        table_begin("<table>", "Every host that is known", &HEADINGS),
         Piece::List(List { id: "rows", element: "tbody", parts: rows }),
         Piece::Fixed("</table>\n".into()),
     ];
     Drawing { title: "Hosts".into(), is_there: true, pieces }
 }
 
-fn key(fingerprint: Option<&str>) -> String {
-    let Some(whole) = fingerprint else { return String::new() };
-    let first: String = whole.chars().take(FINGERPRINT_CHARS).collect();
-    format!("<code title=\"{}\">{}</code>", escaped_whole(whole), escaped_whole(&first))
+fn key(fingerprint: Option<&str>) -> Markup {
+    let Some(all) = fingerprint else { return Markup::default() };
+    let first: String = all.chars().take(FINGERPRINT_CHARS).collect();
+    html! { code title=(whole(all)) { (whole(&first)) } }
 }
 
-fn cells(key: &str, cells: &[(&str, String)]) -> String {
-    let mut html = format!("<tr id=\"{key}\">");
-    for (at, (heading, cell)) in cells.iter().enumerate() {
-        html += &match at {
-            0 => format!("<th scope=\"row\">{cell}</th>"),
-            _ => format!("<td data-label=\"{heading}\">{cell}</td>"),
-        };
+/// The row of a host, with a cell below each of the [`HEADINGS`].
+fn cells(id: &str, cells: [Markup; HEADINGS.len()]) -> Markup {
+    let [host, others @ ..] = cells;
+    html! {
+        tr id=(id) {
+            th scope="row" { (host) }
+            @for (heading, cell) in HEADINGS[1..].iter().zip(others) { td data-label=(heading) { (cell) } }
+        }
     }
-    html + "</tr>"
 }
 
 /// This host, by what its processes share.
-fn own(status: &Status) -> String {
+fn own(status: &Status) -> Markup {
     let Lab { own_name, own_key, .. } = &*status.lab;
     let shared = status.devices().filter(|(_, device)| !device["bus_id"].is_null());
     let (mut devices, mut used) = (0_usize, 0_usize);
@@ -77,53 +77,40 @@ fn own(status: &Status) -> String {
         used += usize::from(device["state"] == "in use");
     }
     let name = if own_name.is_empty() { HERE } else { own_name };
-    cells(
-        "host-own",
-        &[
-            ("Host", format!("{} <small>{HERE}</small>", escaped(name))),
-            ("Address", String::new()),
-            ("Key", key(own_key.as_deref())),
-            ("Last heard", String::new()),
-            ("Known by", String::new()),
-            ("Devices", devices.to_string()),
-            ("Used", used.to_string()),
-            ("May use here", String::new()),
-        ],
-    )
+    let (name, none) = (html! { (theirs(name)) " " small { (HERE) } }, Markup::default);
+    let (devices, used) = (html! { (devices) }, html! { (used) });
+    cells("host-own", [name, none(), key(own_key.as_deref()), none(), none(), devices, used, none()])
 }
 
-fn row(id: &str, host: &LabHost, now_s: u64) -> String {
-    let heard = host.heard_s.map(|heard_s| ago(now_s.saturating_sub(heard_s))).unwrap_or_default();
-    let failure = host.failure.as_deref().map(|why| format!("<br><small>{}</small>", escaped(why)));
+fn row(id: &str, host: &LabHost, now_s: u64) -> Markup {
     let known = [(host.paired.is_some(), "paired"), (host.is_found, "nearby"), (host.is_in_directory, "directory")];
     let known: Vec<&str> = known.into_iter().filter(|(is_so, _)| *is_so).map(|(_, word)| word).collect();
-    let (devices, used) = host.counts();
-    let (devices, used) = match host.from {
-        Source::Nobody => (String::new(), String::new()),
-        Source::Host | Source::Directory => {
-            (format!("<a href=\"/?host={}\">{devices}</a>", encoded(&host.name)), used.to_string())
-        }
-    };
-    let mut may: Vec<String> = host.may_use.iter().take(WORDS_MAX).map(|word| escaped(word)).collect();
-    if let Some(more @ 1..) = host.may_use.len().checked_sub(WORDS_MAX) {
-        may.push(format!("and {more} more"));
-    }
-    let may = match (host.paired.is_some(), may.is_empty()) {
-        (true, true) => "nothing".to_owned(),
-        _ => may.join(", "),
-    };
-    let version = host.farbus.as_deref().map(|version| format!(" <small>{}</small>", escaped(version)));
+    let ((devices, used), is_said) = (host.counts(), host.from != Source::Nobody);
+    let more = host.may_use.len().saturating_sub(WORDS_MAX);
     cells(
         id,
-        &[
-            ("Host", escaped(&host.name) + &version.unwrap_or_default()),
-            ("Address", host.address.as_deref().map(escaped).unwrap_or_default()),
-            ("Key", key(host.key.as_deref())),
-            ("Last heard", heard + &failure.unwrap_or_default()),
-            ("Known by", known.join(", ")),
-            ("Devices", devices),
-            ("Used", used),
-            ("May use here", may),
+        [
+            html! {
+                (theirs(&host.name))
+                @if let Some(version) = &host.farbus { " " small { (theirs(version)) } }
+            },
+            host.address.as_deref().map(theirs).unwrap_or_default(),
+            key(host.key.as_deref()),
+            html! {
+                @if let Some(heard_s) = host.heard_s { (ago(now_s.saturating_sub(heard_s))) }
+                @if let Some(why) = &host.failure { br; small { (theirs(why)) } }
+            },
+            html! { (known.join(", ")) },
+            html! { @if is_said { a href={ "/?host=" (encoded(&host.name)) } { (devices) } } },
+            html! { @if is_said { (used) } },
+            html! {
+                @if host.paired.is_some() && host.may_use.is_empty() { "nothing" }
+                @for (at, word) in host.may_use.iter().take(WORDS_MAX).enumerate() {
+                    @if at > 0 { ", " }
+                    (theirs(word))
+                }
+                @if more > 0 { ", and " (more) " more" }
+            },
         ],
     )
 }

@@ -2,15 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::f64::consts::TAU;
-use std::fmt::Write;
 
+use maud::{Markup, html};
 use serde_json::Value;
 
 use super::super::status::Status;
-use super::devices::notes;
-use super::drawing::{Drawing, List, Part, Piece};
+use super::devices::{notes, part};
+use super::drawing::{Drawing, List, Piece};
 use super::rows::HERE;
-use super::text::{escaped, escaped_whole, table};
+use super::text::{table_of, theirs, whole};
 use crate::common::units::format_bytes;
 
 /// Hosts and connections that are drawn and listed.
@@ -147,13 +147,16 @@ pub fn draw(status: &Status) -> Drawing {
     let all = connections(status);
     let mut parts = notes(status);
     let idle = idle(status);
-    let html = match all.is_empty() && idle.is_empty() {
-        true => "<p id=\"network\">No host uses a device here, and none is attached. Try: \
-            <code>farbus attach HOST/DEVICE</code></p>"
-            .to_owned(),
-        false => format!("<div id=\"network\">{}{}</div>", picture(&all, &idle), listed(&all)),
+    let network = html! {
+        @if all.is_empty() && idle.is_empty() {
+            p id="network" {
+                "No host uses a device here, and none is attached. Try: " code { "farbus attach HOST/DEVICE" }
+            }
+        } @else {
+            div id="network" { (picture(&all, &idle)) (listed(&all)) }
+        }
     };
-    parts.push(Part { key: "network".into(), html });
+    parts.push(part("network", network));
     let pieces =
         vec![Piece::Fixed("<h1>Network</h1>\n".into()), Piece::List(List { id: "hosts", element: "div", parts })];
     Drawing { title: "Network".into(), is_there: true, pieces }
@@ -164,68 +167,74 @@ fn rate_of(connection: &Connection) -> String {
 }
 
 /// The hosts on an ellipse, in the order of their names, and a line for each connection.
-fn picture(all: &Connections, idle: &BTreeSet<String>) -> String {
+fn picture(all: &Connections, idle: &BTreeSet<String>) -> Markup {
     let hosts = hosts(all, idle);
     let place = |host: &str| {
         let at = hosts.iter().position(|known| *known == host)?;
         let angle = TAU * (at as f64 / hosts.len() as f64 - 0.25);
         Some((WIDTH / 2.0 + 230.0 * angle.cos(), HEIGHT / 2.0 + 150.0 * angle.sin()))
     };
-    let mut svg = format!(
-        "<div class=\"picture\" tabindex=\"0\" role=\"group\" aria-label=\"Picture of the network\">\
-         <svg class=\"network\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" \
-         aria-labelledby=\"network-title network-what\"><title id=\"network-title\">The network of hosts</title>\
-         <desc id=\"network-what\">{} hosts and {} connections. The table below has each connection.</desc>\n",
-        hosts.len(),
-        all.len()
-    );
-    for ((from, to), connection) in all.iter().take(CONNECTIONS_MAX) {
-        let (Some((x1, y1)), Some((x2, y2))) = (place(from), place(to)) else { continue };
-        let (state, rate) = (if connection.seen().lost > 0 { "lost" } else { "up" }, rate_of(connection));
-        // Lines of both directions between two hosts are apart, and so are their labels.
-        let (dx, dy) = (y2 - y1, x1 - x2);
-        let length = dx.hypot(dy).max(1.0);
-        let (mx, my) = ((x1 + x2) / 2.0 + 26.0 * dx / length, (y1 + y2) / 2.0 + 26.0 * dy / length);
-        let _ = writeln!(
-            svg,
-            "<path class=\"{state}\" d=\"M{x1:.0} {y1:.0} Q{:.0} {:.0} {x2:.0} {y2:.0}\"/>\
-             <text class=\"rate\" x=\"{mx:.0}\" y=\"{my:.0}\" text-anchor=\"middle\">{rate}</text>",
-            2.0 * mx - (x1 + x2) / 2.0,
-            2.0 * my - (y1 + y2) / 2.0
-        );
+    html! {
+        div class="picture" tabindex="0" role="group" aria-label="Picture of the network" {
+            svg class="network" viewBox={ "0 0 " (WIDTH) " " (HEIGHT) } role="img"
+                aria-labelledby="network-title network-what" {
+                title id="network-title" { "The network of hosts" }
+                desc id="network-what" {
+                    (hosts.len()) " hosts and " (all.len()) " connections. The table below has each connection."
+                }
+                @for ((from, to), connection) in all.iter().take(CONNECTIONS_MAX) {
+                    @if let (Some(from), Some(to)) = (place(from), place(to)) { (line(from, to, connection)) }
+                }
+                @for host in &hosts {
+                    @if let Some((x, y)) = place(host) {
+                        rect class="host" x=(rounded(x - 72.0)) y=(rounded(y - 17.0)) width="144" height="34" rx="6" {}
+                        text x=(rounded(x)) y=(rounded(y + 5.0)) text-anchor="middle" {
+                            (whole(&host.chars().take(NAME_CHARS_MAX).collect::<String>()))
+                        }
+                    }
+                }
+            }
+        }
     }
-    for host in &hosts {
-        let Some((x, y)) = place(host) else { continue };
-        let name: String = host.chars().take(NAME_CHARS_MAX).collect();
-        let _ = writeln!(
-            svg,
-            "<rect class=\"host\" x=\"{:.0}\" y=\"{:.0}\" width=\"144\" height=\"34\" rx=\"6\"/>\
-             <text x=\"{x:.0}\" y=\"{:.0}\" text-anchor=\"middle\">{}</text>",
-            x - 72.0,
-            y - 17.0,
-            y + 5.0,
-            escaped_whole(&name)
-        );
-    }
-    svg.push_str("</svg></div>\n");
-    svg
 }
 
-fn listed(all: &Connections) -> String {
-    let rows: Vec<_> = all
-        .iter()
-        .take(CONNECTIONS_MAX)
-        .map(|((from, to), connection)| {
-            let flow = connection.seen();
-            let round_trip = flow.round_trip_ms.map(|ms| format!("{ms:.2} ms")).unwrap_or_default();
-            let state = if flow.lost > 0 { format!("{} links lost", flow.lost) } else { "up".to_owned() };
-            vec![escaped(from), escaped(to), flow.devices.to_string(), rate_of(connection), round_trip, state]
-        })
-        .collect();
+fn rounded(at: f64) -> String {
+    format!("{at:.0}")
+}
+
+/// The line of a connection between two places, with its rate.
+fn line((x1, y1): (f64, f64), (x2, y2): (f64, f64), connection: &Connection) -> Markup {
+    let state = if connection.seen().lost > 0 { "lost" } else { "up" };
+    // Lines of both directions between two hosts are apart, and so are their labels.
+    let (dx, dy) = (y2 - y1, x1 - x2);
+    let length = dx.hypot(dy).max(1.0);
+    let (mx, my) = ((x1 + x2) / 2.0 + 26.0 * dx / length, (y1 + y2) / 2.0 + 26.0 * dy / length);
+    let (bend_x, bend_y) = (2.0 * mx - (x1 + x2) / 2.0, 2.0 * my - (y1 + y2) / 2.0);
+    html! {
+        path class=(state) d=(format!("M{x1:.0} {y1:.0} Q{bend_x:.0} {bend_y:.0} {x2:.0} {y2:.0}")) {}
+        text class="rate" x=(rounded(mx)) y=(rounded(my)) text-anchor="middle" { (rate_of(connection)) }
+    }
+}
+
+fn listed(all: &Connections) -> Markup {
+    let row = |((from, to), connection): (&(String, String), &Connection)| {
+        let flow = connection.seen();
+        vec![
+            theirs(from),
+            theirs(to),
+            html! { (flow.devices) },
+            html! { (rate_of(connection)) },
+            html! { @if let Some(ms) = flow.round_trip_ms { (format!("{ms:.2} ms")) } },
+            html! { @if flow.lost > 0 { (flow.lost) " links lost" } @else { "up" } },
+        ]
+    };
+    let rows: Vec<_> = all.iter().take(CONNECTIONS_MAX).map(row).collect();
     let headings = ["Has the devices", "Uses them", "Devices", "Rate", "Round trip", "Links"];
     let left_out = all.len().saturating_sub(CONNECTIONS_MAX);
-    let more = if left_out > 0 { format!("<p>Further connections: {left_out}</p>\n") } else { String::new() };
-    table("Who uses whose devices", &headings, &rows) + &more
+    html! {
+        (table_of("Who uses whose devices", &headings, &rows))
+        @if left_out > 0 { p { "Further connections: " (left_out) } }
+    }
 }
 
 #[cfg(test)]
@@ -251,7 +260,7 @@ mod tests {
         assert_eq!(all.len(), 1, "{all:?}");
         let connection = &all[&("lab3".to_owned(), "desk".to_owned())];
         assert_eq!((connection.seen().devices, connection.seen().round_trip_ms), (1, Some(0.5)));
-        let html = picture(&all, &BTreeSet::new()) + &listed(&all);
+        let html = html! { (picture(&all, &BTreeSet::new())) (listed(&all)) }.into_string();
         assert_eq!((html.matches("<path").count(), html.matches("<rect").count()), (1, 2), "{html}");
     }
 
@@ -264,7 +273,7 @@ mod tests {
         status.lab = Arc::new(Lab { hosts, ..Lab::default() });
         let all = connections(&status);
         assert_eq!(all.keys().collect::<Vec<_>>(), [&("lab3".to_owned(), "rack".to_owned())]);
-        let html = picture(&all, &idle(&status));
+        let html = picture(&all, &idle(&status)).into_string();
         assert_eq!((html.matches("<path").count(), html.matches("<rect").count()), (1, 4), "{html}");
         assert!(html.contains(">idle<") && html.contains(HERE));
     }
@@ -291,7 +300,7 @@ mod tests {
         };
         let devices: Vec<_> = (0..1000).map(device).collect();
         let all = connections(&status(json!([{ "pid": 1, "role": "share", "devices": devices }])));
-        let html = picture(&all, &BTreeSet::new()) + &listed(&all);
+        let html = html! { (picture(&all, &BTreeSet::new())) (listed(&all)) }.into_string();
         assert!(html.len() < 128 << 10 && !html.contains("<script>"), "{}", html.len());
         assert!(html.contains("Further connections: 900"));
     }

@@ -1,9 +1,9 @@
 //! A row for each device of all hosts: of this user's processes first, then of other hosts.
 
 use std::collections::BTreeSet;
-use std::fmt::Write;
 use std::ptr;
 
+use maud::{Markup, PreEscaped, html};
 use serde_json::{Value, json};
 
 use super::super::api::offers::{self, Offer};
@@ -12,7 +12,7 @@ use super::super::shell::NAME_BYTES_MAX;
 use super::super::status::Status;
 use super::drawing::key_of;
 use super::forms::{Reader, attach_here};
-use super::text::{encoded, escaped, escaped_whole, span};
+use super::text::{encoded, span, theirs, whole};
 
 /// Hosts that wait for a device, as its row names them.
 const WAITING_MAX: usize = 3;
@@ -106,28 +106,22 @@ fn class_of_own(device: &Value) -> &'static str {
 
 /// A sign for the device's class, and the class in words for those who do not see it.
 pub fn icon(device: &Value) -> String {
-    icon_of(class_of_own(device))
+    icon_of(class_of_own(device)).into_string()
 }
 
-fn icon_of(class: &str) -> String {
+fn icon_of(class: &str) -> Markup {
     let (word, path) = CLASSES.iter().find(|(word, _)| *word == class).unwrap_or(&CLASSES[CLASSES.len() - 1]);
-    format!("<svg class=\"icon\" viewBox=\"0 0 16 16\" role=\"img\" aria-label=\"{word}\"><path d=\"{path}\"/></svg>")
-}
-
-/// What an address says besides the name of a device at a daemon: a daemon that is restarted has another number.
-pub fn role_of(process: &Value) -> &'static str {
-    if process["role"] == "daemon" { "&amp;role=daemon" } else { "" }
+    html! { svg class="icon" viewBox="0 0 16 16" role="img" aria-label=(word) { path d=(path) {} } }
 }
 
 /// The link to a device's own page; its name alone if that is too long for an address.
-fn link_to(process: &Value, device: &Value) -> String {
+fn link_to(process: &Value, device: &Value) -> Markup {
     let name = device["name"].as_str().unwrap_or_default();
+    // A daemon that is restarted has another number.
+    let role = if process["role"] == "daemon" { "&role=daemon" } else { "" };
     match process["pid"].as_u64().filter(|_| name.len() <= NAME_BYTES_MAX) {
-        Some(pid) => {
-            let role = role_of(process);
-            format!("<a href=\"/device/{pid}?name={}{role}\">{}</a>", encoded(name), escaped(name))
-        }
-        None => escaped(name),
+        Some(pid) => html! { a href={ "/device/" (pid) "?name=" (encoded(name)) (role) } { (theirs(name)) } },
+        None => theirs(name),
     }
 }
 
@@ -136,26 +130,25 @@ fn waiting<'a>(
     count: usize,
     queue: impl Iterator<Item = (&'a str, u64)>,
     booked: Option<(&'a str, &'a str, &'a str)>,
-) -> String {
-    let named = queue.take(WAITING_MAX).map(|(host, priority)| match priority {
-        0 => escaped(host),
-        _ => format!("{} (priority {priority})", escaped(host)),
-    });
-    let mut lines: Vec<String> = named.collect();
-    match count.saturating_sub(lines.len()) {
-        0 => {}
-        more if lines.is_empty() => lines.push(format!("{more} hosts")),
-        more => lines.push(format!("and {more} more")),
+) -> Markup {
+    let named: Vec<_> = queue.take(WAITING_MAX).collect();
+    let more = count.saturating_sub(named.len());
+    html! {
+        @for (at, (host, priority)) in named.iter().enumerate() {
+            @if at > 0 { br; }
+            (theirs(host))
+            @if *priority > 0 { " (priority " (priority) ")" }
+        }
+        @match more {
+            0 => {}
+            more if named.is_empty() => { (more) " hosts" }
+            more => { br; "and " (more) " more" }
+        }
+        @if let Some((host, from, until)) = booked {
+            @if more > 0 || !named.is_empty() { br; }
+            "booked by " (theirs(host)) ", " (theirs(&moment(from))) " to " (theirs(&moment(until))) " UTC"
+        }
     }
-    if let Some((host, from, until)) = booked {
-        lines.push(format!(
-            "booked by {}, {} to {} UTC",
-            escaped(host),
-            escaped(&moment(from)),
-            escaped(&moment(until))
-        ));
-    }
-    lines.join("<br>")
 }
 
 impl<'a> Row<'a> {
@@ -289,10 +282,9 @@ impl<'a> Row<'a> {
     }
 
     /// As an element of the table.
-    pub fn drawn(&self, key: &str, status: &Status, reader: Reader<'_>) -> String {
+    pub fn drawn(&self, key: &str, status: &Status, reader: Reader<'_>) -> Markup {
         let (name, title, since, waits, notes) = match self {
             Row::Own { process, device, .. } => {
-                let text = |name: &str| device[name].as_str().unwrap_or_default();
                 let all = device["waiting"].as_array().map(Vec::as_slice).unwrap_or_default();
                 let queue = all.iter().filter_map(|waiting| {
                     Some((waiting["host"].as_str()?, waiting["priority"].as_u64().unwrap_or_default()))
@@ -300,85 +292,83 @@ impl<'a> Row<'a> {
                 let booked = &device["booked"][0];
                 let booked = booked["host"].as_str().zip(booked["from"].as_str()).zip(booked["until"].as_str());
                 let booked = booked.map(|((host, from), until)| (host, from, until));
-                let failure = device["failure"]["message"].as_str().map(|why| format!("<br>{}", escaped(why)));
-                let lease = device["lease"]["until"].as_str().filter(|_| self.state() == "leased").map(leased);
-                let notes = failure.unwrap_or_default() + &lease.unwrap_or_default();
-                let since = device["used_s"].as_f64().map(span).unwrap_or_default();
-                (link_to(process, device), text("title"), since, waiting(all.len(), queue, booked), notes)
+                let notes = html! {
+                    @if let Some(why) = device["failure"]["message"].as_str() { br; (theirs(why)) }
+                    (self.leased(device["lease"]["until"].as_str()))
+                };
+                let title = device["title"].as_str().unwrap_or_default();
+                let since = device["used_s"].as_f64().map(span);
+                (link_to(process, device), title, since, waiting(all.len(), queue, booked), notes)
             }
             Row::Other(host, device) => {
                 let queue = device.queue.iter().map(|it| (it.host.as_str(), it.priority.into()));
                 let booked = device.booked.first().map(|it| (it.host.as_str(), it.from.as_str(), it.until.as_str()));
                 let waits = waiting(usize::try_from(device.waiting).unwrap_or(usize::MAX), queue, booked);
                 let since = device.since_s.map(|since_s| span(status.now_s.saturating_sub(since_s) as f64));
-                let lease = device.leased_until.as_deref().filter(|_| self.state() == "leased").map(leased);
-                let notes = lease.unwrap_or_default() + &stale(host, status.now_s).unwrap_or_default();
-                (escaped(&device.name), device.title.as_str(), since.unwrap_or_default(), waits, notes)
+                let notes = html! { (self.leased(device.leased_until.as_deref())) (stale(host, status.now_s)) };
+                (theirs(&device.name), device.title.as_str(), since, waits, notes)
             }
         };
-        let user = match (self.user(), self.reason()) {
-            (None, None) => String::new(),
-            (user, None) => escaped(user.unwrap_or_default()),
-            (user, Some(reason)) => format!("{}<br><q>{}</q>", escaped(user.unwrap_or_default()), escaped(reason)),
-        };
-        let mut row = String::new();
-        let _ = write!(
-            row,
-            "<tr id=\"{key}\"><th scope=\"row\">{name}</th><td data-label=\"Host\">{}{}</td>\
-             <td data-label=\"What\">{} {}{}</td><td data-label=\"State\">{}{notes}</td>\
-             <td data-label=\"User\">{user}</td><td data-label=\"Since\">{since}</td>\
-             <td data-label=\"Waiting\">{waits}</td><td data-label=\"Command\">{}</td></tr>",
-            escaped(self.host()),
-            self.source(),
-            icon_of(self.class()),
-            escaped(title),
-            self.place(),
-            escaped(self.state()),
-            self.command(key, status, reader),
-        );
-        row
+        let (user, reason) = (self.user(), self.reason());
+        html! {
+            tr id=(key) {
+                th scope="row" { (name) }
+                td data-label="Host" { (theirs(self.host())) (self.source()) }
+                td data-label="What" { (icon_of(self.class())) " " (theirs(title)) (self.place()) }
+                td data-label="State" { (theirs(self.state())) (notes) }
+                td data-label="User" {
+                    @if user.is_some() || reason.is_some() { (theirs(user.unwrap_or_default())) }
+                    @if let Some(reason) = reason { br; q { (theirs(reason)) } }
+                }
+                td data-label="Since" { (since.unwrap_or_default()) }
+                td data-label="Waiting" { (waits) }
+                td data-label="Command" { (self.command(key, status, reader)) }
+            }
+        }
+    }
+
+    /// Until when it is leased, if that is its state.
+    fn leased(&self, until: Option<&str>) -> Markup {
+        match until.filter(|_| self.state() == "leased") {
+            Some(until) => html! { br; small { "until " (theirs(&moment(until))) " UTC" } },
+            None => Markup::default(),
+        }
     }
 
     /// Who says so, if it is not its host.
-    fn source(&self) -> &'static str {
-        match self {
-            Row::Other(host, _) if host.from == Source::Directory && host.paired.is_none() => {
-                " <small>by the directory; not paired</small>"
-            }
-            Row::Other(host, _) if host.from == Source::Directory => " <small>by the directory</small>",
-            _ => "",
-        }
+    fn source(&self) -> Markup {
+        let Row::Other(host, _) = self else { return Markup::default() };
+        let is_said = host.from == Source::Directory;
+        html! { @if is_said { " " small { "by the directory" @if host.paired.is_none() { "; not paired" } } } }
     }
 
     /// Where a device of another host is, and its labels: its row is all that is shown of it.
-    fn place(&self) -> String {
-        let Row::Other(_, device) = self else { return String::new() };
+    fn place(&self) -> Markup {
+        let Row::Other(_, device) = self else { return Markup::default() };
         let labels = device.labels.iter().map(|(name, value)| format!("{name}={value}"));
         let said: Vec<String> = device.place.iter().cloned().chain(labels).collect();
-        if said.is_empty() { String::new() } else { format!(" <small>{}</small>", escaped(&said.join(", "))) }
+        html! { @if !said.is_empty() { " " small { (theirs(&said.join(", "))) } } }
     }
 
-    fn command(&self, key: &str, status: &Status, reader: Reader<'_>) -> String {
+    fn command(&self, key: &str, status: &Status, reader: Reader<'_>) -> Markup {
         match self {
-            Row::Own { process, device, .. } => offers::first(process, device)
-                .map(|line| format!("<code>{}</code>", escaped_whole(&line)))
-                .unwrap_or_default(),
+            Row::Own { process, device, .. } => {
+                html! { @if let Some(line) = offers::first(process, device) { code { (whole(&line)) } } }
+            }
             Row::Other(..) => {
                 let offer = self.offers(&status.lab).into_iter().next();
-                offer.map(|offer| attach_here(&offer, key, reader)).unwrap_or_default()
+                PreEscaped(offer.map(|offer| attach_here(&offer, key, reader)).unwrap_or_default())
             }
         }
     }
 }
 
-fn leased(until: &str) -> String {
-    format!("<br><small>until {} UTC</small>", escaped(&moment(until)))
-}
-
 /// How old what is shown is, if its host does not answer.
-fn stale(host: &LabHost, now_s: u64) -> Option<String> {
-    let heard_s = host.heard_s.filter(|_| host.failure.is_some() && host.from == Source::Host)?;
-    Some(format!("<br><small>{}, no answer since</small>", ago(now_s.saturating_sub(heard_s))))
+fn stale(host: &LabHost, now_s: u64) -> Markup {
+    match host.heard_s.filter(|_| host.failure.is_some() && host.from == Source::Host) {
+        Some(heard_s) => html! { br; small { (ago(now_s.saturating_sub(heard_s))) ", no answer since" } },
+        None => Markup::default(),
+    }
 }
 
 /// How long ago something was, not more exactly than a minute.

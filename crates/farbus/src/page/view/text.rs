@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use maud::{Markup, PreEscaped, html};
+
 use super::super::shell::is_deceptive;
 
 /// Characters of one text of a device.
@@ -29,6 +31,16 @@ pub fn escaped_whole(text: &str) -> String {
         }
     }
     out
+}
+
+/// Others' text in an element, apart from the direction of the text around it and not longer than a line or two.
+pub fn theirs(text: &str) -> Markup {
+    PreEscaped(escaped(text))
+}
+
+/// Text in an element or in an attribute. What cannot be seen is shown as a replacement character.
+pub fn whole(text: &str) -> Markup {
+    PreEscaped(escaped_whole(text))
 }
 
 /// A text as a value in an address's query: nothing of it separates, and nothing of it needs escaping in an attribute.
@@ -81,6 +93,27 @@ pub fn span(seconds: f64) -> String {
         s @ 60..3600 => format!("{} min", s / 60),
         s @ 3600..172_800 => format!("{} h", s / 3600),
         s => format!("{} d", s / 86_400),
+    }
+}
+
+/// A table; empty without rows.
+pub fn table_of(caption: &str, headings: &[&str], rows: &[Vec<Markup>]) -> Markup {
+    html! {
+        @if !rows.is_empty() {
+            table {
+                caption { (caption) }
+                thead { tr { @for heading in headings { th scope="col" { (heading) } } } }
+                tbody {
+                    @for row in rows {
+                        tr {
+                            @for (at, (cell, heading)) in row.iter().zip(headings).enumerate() {
+                                @if at == 0 { th scope="row" { (cell) } } @else { td data-label=(heading) { (cell) } }
+                            }
+                        }
+                    }
+                }
+            }
+        }
     }
 }
 
