@@ -350,7 +350,9 @@ fn carry_out(verb: Verb) -> Result<(), Failure> {
         Verb::DemoLab { folder, listen } => demo::lab::keep(&folder, listen),
         Verb::Nearby => crate::hosts::mdns::run().map_err(Failure::local),
         Verb::PageHosts => page::hosts::run(),
-        Verb::PageHttp { no_sandbox } => crate::page::run(!no_sandbox).map_err(Failure::local),
+        Verb::PageHttp { no_sandbox } => {
+            crate::page::run(!no_sandbox, page::status_schema::describe).map_err(Failure::local)
+        }
     }
 }
 

@@ -27,7 +27,6 @@ use crate::link::meters::Meters;
 use farbus_io::sys::confine::Needs;
 use farbus_io::sys::writeback::protect_writeback_path;
 use farbus_session::block::BlockExport;
-use serde::Serialize;
 
 /// Serve block devices of this machine to programs that speak NBD.
 #[derive(Debug, clap::Args)]
@@ -193,28 +192,17 @@ impl Shown {
 
     fn status(&self) -> Answer {
         let all = self.names.iter().zip(&self.what).zip(&self.exports);
-        let devices = all.enumerate().map(|(at, ((name, what), export))| ServedStatus {
-            served: AttachmentStatus {
-                at: self.uri.clone(),
-                used_s: self.since.elapsed().as_secs_f64(),
-                // All exports are counted together.
-                meters: (at == 0).then(|| self.meters.read()),
-                ..AttachmentStatus::named(name, what, "served")
-            },
+        let devices = all.enumerate().map(|(at, ((name, what), export))| AttachmentStatus {
+            at: self.uri.clone(),
+            used_s: self.since.elapsed().as_secs_f64(),
+            // All exports are counted together.
+            meters: (at == 0).then(|| self.meters.read()),
             medium: MediumStatus::of(export),
+            ..AttachmentStatus::named(name, what, "served")
         });
         let devices = devices.collect();
         ProcessStatus { pid: std::process::id(), role: "nbd", address: self.uri.clone(), devices }.answer()
     }
-}
-
-/// A device that is served, and the medium behind it.
-#[derive(Serialize)]
-struct ServedStatus {
-    #[serde(flatten)]
-    served: AttachmentStatus,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    medium: Option<MediumStatus>,
 }
 
 #[cfg(test)]

@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 
 /// The kind of a failure (N10), named in every message, exit code and JSON state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "cli", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "cli", schemars(rename = "FailureKind"))]
 #[serde(rename_all = "lowercase")]
 pub enum Attribute {
     /// The device failed.
@@ -47,6 +49,8 @@ impl Attribute {
 
 /// A failure, as JSON reports it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "cli", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "cli", schemars(rename = "Failure", deny_unknown_fields))]
 pub struct FailureReport {
     /// The kind of the failure.
     pub attribute: Attribute,

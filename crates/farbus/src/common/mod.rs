@@ -26,6 +26,8 @@ pub mod pictures;
 pub mod process_status;
 pub mod processor_leases;
 pub mod runtime_folder;
+#[cfg(feature = "cli")]
+pub mod schema;
 pub mod socket_access;
 pub mod socket_place;
 pub mod stop_signal;

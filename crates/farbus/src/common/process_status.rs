@@ -6,6 +6,7 @@ use crate::common::control::Answer;
 
 /// A running process in `farbus status --json`.
 #[derive(Debug, Serialize)]
+#[cfg_attr(feature = "cli", derive(schemars::JsonSchema))]
 pub struct ProcessStatus<D> {
     /// Process id, as the kernel of this machine numbers it.
     pub pid: u32,

@@ -3,6 +3,7 @@
 
 mod attachment;
 mod config;
+pub mod device_status;
 pub mod directory;
 mod handover;
 mod listening;

@@ -13,14 +13,16 @@ use std::time::Duration;
 
 use farbus_io::sys::passing::Passage;
 use rustix::net::{Shutdown, shutdown};
-use serde::Deserialize;
-use serde_json::{Value, json};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use toml::Spanned;
 use tracing::{info, warn};
 
 use super::spec::Wrong;
 use crate::broker::Broker;
-use crate::common::page_address::{NAMES_MAX, site_name, tls_address};
+use crate::common::page_address::{Elsewhere, NAMES_MAX, site_name, tls_address};
+use crate::common::schema::or_null;
 
 /// After what time a page that has ended is started again.
 const RESTART_PAUSE: Duration = Duration::from_secs(5);
@@ -117,6 +119,19 @@ impl WantedPage {
     }
 }
 
+/// Where a daemon's page is, in its status.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct PageStatus {
+    /// `http://…`, or `unix:PATH`; null while it is not there.
+    at: Option<String>,
+    /// Why it is not there; null if nothing is wrong.
+    failure: Option<String>,
+    /// Where browsers of other machines find it, with `tls`; null while it is not there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "or_null::<Elsewhere>")]
+    elsewhere: Option<Value>,
+}
+
 #[derive(Debug, Default)]
 struct Has {
     wanted: Option<WantedPage>,
@@ -176,14 +191,12 @@ impl Page {
     }
 
     /// Where the page is, or why it is nowhere; `None`: the configuration wants none.
-    pub fn status(&self) -> Option<Value> {
+    pub fn status(&self) -> Option<PageStatus> {
         let has = self.state.has();
-        has.wanted.as_ref().map(|wanted| {
-            let mut said = json!({ "at": has.at, "failure": has.failure });
-            if wanted.tls.is_some() {
-                said["elsewhere"] = has.elsewhere.clone();
-            }
-            said
+        has.wanted.as_ref().map(|wanted| PageStatus {
+            at: has.at.clone(),
+            failure: has.failure.clone(),
+            elsewhere: wanted.tls.map(|_| has.elsewhere.clone()),
         })
     }
 

@@ -15,6 +15,7 @@ use tracing::{debug, info, warn};
 
 use super::attachment::{Going, Kept};
 use super::config::Config;
+use super::device_status::{DaemonStatus, FailedDevice, KeptDevice};
 use super::directory::Directory;
 use super::handover::{self, Leaving, Passed, PassedOn, ReplacementPassage, Taken, TakenOver};
 use super::modules::ReadyModules;
@@ -678,41 +679,34 @@ impl Supervisor {
         let mut devices: Vec<Value> = self.share.status().iter().map(|status| json!(status)).collect();
         for (name, offered) in &has.shares {
             if let Err(failure) = &offered.result {
-                devices.push(json!({ "name": name, "state": "failed", "failure": failure }));
+                devices.push(json!(FailedDevice::of(name, failure.clone())));
             }
         }
         let troubles = has.real.iter().flat_map(|real| real.shared().troubles());
         devices.extend(troubles.map(|usb::Trouble { name, attribute, message }| {
-            json!({ "name": name, "state": "failed", "failure": FailureReport::new(attribute, message) })
+            json!(FailedDevice::of(&name, FailureReport::new(attribute, message)))
         }));
         for kept in has.attachments.values() {
             let (status, failure) = kept.status();
-            let mut status = json!(status);
-            if let Some(failure) = failure {
-                status["failure"] = json!(failure);
-            }
-            devices.push(status);
+            devices.push(json!(KeptDevice { status, failure }));
         }
         // Clients on this machine ask the plain listener for a list, so it is named if there is one.
         let first = has.listeners.iter().min_by_key(|listens| listens.is_secure);
         let address = first.map(|listens| listens.place.as_host()).unwrap_or_default();
         let status = ProcessStatus { pid: std::process::id(), role: "daemon", address, devices }.answer();
-        match owner_answers::with_buses(&self.share, status) {
-            Answer::Ok(mut value) => {
-                value["config"] = json!(self.config_path);
-                value["takes"] = json!(TAKES);
-                if let Some(page) = self.page.status() {
-                    value["page"] = page;
-                }
-                if let Some(trust) = &self.trust {
-                    value["host"] = json!(trust.name());
-                }
-                if let Some(directory) = self.directory.status() {
-                    value["directory"] = directory;
-                }
-                Answer::Ok(value)
+        let further = DaemonStatus {
+            config: self.config_path.clone(),
+            takes: TAKES.to_vec(),
+            page: self.page.status(),
+            host: self.trust.as_ref().map(|trust| trust.name().to_string()),
+            directory: self.directory.status(),
+        };
+        match (owner_answers::with_buses(&self.share, status), json!(further)) {
+            (Answer::Ok(Value::Object(mut status)), Value::Object(further)) => {
+                status.extend(further);
+                Answer::Ok(Value::Object(status))
             }
-            refused => refused,
+            (status, _) => status,
         }
     }
 

@@ -13,6 +13,7 @@ const PLACES_MAX: usize = 64;
 
 /// A bus on which something is reserved.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "cli", derive(schemars::JsonSchema))]
 pub struct BusStatus {
     /// The bus, as `farbus status` calls it for a reservation.
     pub bus: String,
@@ -32,6 +33,7 @@ pub struct BusStatus {
 
 /// An endpoint's place in a schedule.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "cli", derive(schemars::JsonSchema))]
 pub struct PlaceStatus {
     /// The name of the device that reserved the place.
     pub device: String,

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 /// The lease that a host requested and has.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "cli", derive(schemars::JsonSchema))]
 pub struct LeaseStatus {
     /// The host, by its name at the exporter.
     pub host: String,
@@ -78,6 +79,7 @@ impl LeaseStatus {
 
 /// A lease ahead of time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "cli", derive(schemars::JsonSchema))]
 pub struct BookedStatus {
     /// The host, by its name at the exporter.
     pub host: String,

@@ -47,8 +47,10 @@ pub struct Medium {
 
 /// The identity of a disk of another host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "cli", derive(schemars::JsonSchema))]
 pub struct RemoteIdentity {
     /// The device's id.
+    #[cfg_attr(feature = "cli", schemars(with = "String"))]
     pub id: DeviceId,
     /// The device's generation when it was opened here.
     pub generation: u64,

@@ -99,6 +99,7 @@ pub fn together(requests: &[ReservationRequest]) -> Result<Option<Reservation>, 
 
 /// A reservation, as `farbus status` shows it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "cli", derive(schemars::JsonSchema))]
 pub struct ReservationStatus {
     /// `admitted`, `suspended` or `refused`.
     pub state: String,

@@ -65,6 +65,7 @@ pub fn retirement(folder: &Folder, device: DeviceId, said: Option<&Said>) -> Res
 
 /// A disk that was moved away, as `farbus status` shows it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "cli", derive(schemars::JsonSchema))]
 pub struct RetirementStatus {
     /// The host that moved it, by its name here.
     pub host: String,

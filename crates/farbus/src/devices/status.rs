@@ -22,6 +22,8 @@ use crate::link::status::LinksStatus;
 
 /// One shared device, as `farbus status` shows it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "cli", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "cli", schemars(rename = "SharedDevice"))]
 pub struct DeviceStatus {
     /// The name under which it is shared.
     pub name: String,
@@ -35,6 +37,7 @@ pub struct DeviceStatus {
     pub identity: Option<IdentityStatus>,
     /// Labels, place and comment, as its owner gave them.
     #[serde(flatten)]
+    #[cfg_attr(feature = "cli", schemars(with = "Notes"))]
     pub notes: DeviceNotes,
     /// Manufacturer and product.
     pub title: String,
@@ -123,6 +126,22 @@ pub struct DeviceStatus {
     pub meters: Option<Readings>,
 }
 
+/// [`DeviceNotes`], for the description of the status.
+#[cfg(feature = "cli")]
+#[derive(schemars::JsonSchema)]
+#[expect(dead_code, reason = "only its schema is used")]
+struct Notes {
+    /// The labels: each a name and a value.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    labels: BTreeMap<String, String>,
+    /// Where the device is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    place: Option<String>,
+    /// What else a user should know.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    comment: Option<String>,
+}
+
 /// The counters of the connection of a device's user.
 #[derive(Clone, Debug, Default)]
 pub struct Counted {
@@ -134,6 +153,7 @@ pub struct Counted {
 
 /// The medium of a block device. The device may be a part of it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "cli", derive(schemars::JsonSchema))]
 pub struct MediumStatus {
     /// `block:PATH` or `memory:SIZE`.
     pub at: String,
@@ -161,6 +181,7 @@ impl MediumStatus {
 
 /// One of several users of a device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "cli", derive(schemars::JsonSchema))]
 pub struct UserStatus {
     /// The user, as people write it.
     pub user: String,
@@ -175,6 +196,7 @@ pub struct UserStatus {
 
 /// A host that waits for a device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "cli", derive(schemars::JsonSchema))]
 pub struct WaitingStatus {
     /// The host.
     pub host: String,
@@ -190,6 +212,7 @@ pub struct WaitingStatus {
 
 /// A use that is over.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "cli", derive(schemars::JsonSchema))]
 pub struct PastStatus {
     /// The former user, as people write it.
     pub user: String,

@@ -18,6 +18,7 @@ use crate::common::failure::{Attribute, FailureReport};
 
 /// The status of a swap, as `farbus swap --json` shows it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "cli", derive(schemars::JsonSchema))]
 pub struct SwapStatus {
     pub device: String,
     /// The old medium.

@@ -14,6 +14,7 @@ const SHOWN_WITHIN: Duration = Duration::from_secs(1);
 
 /// The last migration of an attached device, as `farbus status --json` shows it (docs/control.md).
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "cli", derive(schemars::JsonSchema))]
 pub struct MigrationStatus {
     /// The other host, as its owner named it; its key if the command said no name.
     pub to: String,

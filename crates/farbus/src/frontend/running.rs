@@ -39,6 +39,7 @@ impl Running {
 
 /// What an attachment reports to `farbus status`.
 #[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "cli", derive(schemars::JsonSchema))]
 pub struct AttachmentStatus {
     /// The device's name at its exporter.
     pub name: String,

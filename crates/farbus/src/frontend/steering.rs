@@ -9,6 +9,7 @@ use crate::common::failure::{Attribute, FailureReport};
 use crate::devices::swap_run::SwapOrder;
 use crate::frontend::usb_swap::UsbSwap;
 use crate::importer::client::Target;
+use crate::importer::session::latency_history::Seconds;
 use crate::importer::session::status::SessionStatus;
 
 /// Answers a question that steers one attachment. `handle_of` finds it by the name in the question: `None` if there is
@@ -73,7 +74,7 @@ pub fn steer(question: Question, handle_of: impl FnOnce(&str) -> Option<Option<H
 
 /// Answers how long the requests of a session took in each of its last seconds; without a session there is none.
 pub(super) fn latency(session: Option<&SessionStatus>) -> Answer {
-    Answer::Ok(json!({ "seconds": session.map(SessionStatus::latency_seconds).unwrap_or_default() }))
+    Answer::Ok(json!(Seconds { seconds: session.map(SessionStatus::latency_seconds).unwrap_or_default() }))
 }
 
 /// Acts on `handle`; without one, refuses with `otherwise`.

@@ -13,6 +13,7 @@ pub struct Meters {
 
 /// The counters at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "cli", derive(schemars::JsonSchema))]
 pub struct Readings {
     /// Requests answered.
     pub urbs: u64,

@@ -42,6 +42,7 @@ impl Counts {
 
 /// A session's links, as `farbus status` shows them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "cli", derive(schemars::JsonSchema))]
 pub struct LinksStatus {
     /// How many links are up.
     pub up: usize,
@@ -51,6 +52,7 @@ pub struct LinksStatus {
 
 /// The link of one lane.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "cli", derive(schemars::JsonSchema))]
 pub struct LinkStatus {
     /// The number of the lane; the first is 0.
     pub lane: u16,

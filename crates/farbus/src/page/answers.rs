@@ -1,28 +1,131 @@
 //! The answers to questions under `/api/v1`.
 
+use schemars::JsonSchema;
+use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::api::actions::Action;
+use super::api::actions::{Action, Described};
+use super::api::offers::Offer;
+use super::api::schemas::{LabRow, device};
 use super::api::{offers, table};
 use super::lab::{Lab, LabHost};
+use super::rights::reading::OwnHost;
 use super::status::Status;
 use super::view::{Found, Wanted};
 
 /// Devices in an answer; further ones are counted.
 const DEVICES_MAX: usize = 5000;
 
+/// A process that has a device.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct ProcessPlace<'a> {
+    /// Its number.
+    #[schemars(with = "u32")]
+    pid: &'a Value,
+    /// What it does, in a word.
+    #[schemars(with = "String")]
+    role: &'a Value,
+    /// Where it listens, or what it is attached to.
+    #[schemars(with = "String")]
+    address: &'a Value,
+}
+
+impl<'a> ProcessPlace<'a> {
+    fn of(process: &'a Value) -> Self {
+        Self { pid: &process["pid"], role: &process["role"], address: &process["address"] }
+    }
+}
+
+/// A device of a process.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct DeviceLine<'a> {
+    /// The process.
+    process: ProcessPlace<'a>,
+    /// The device, as its process says it.
+    #[schemars(schema_with = "device")]
+    device: &'a Value,
+    /// What can be done with it.
+    actions: Vec<Offer>,
+}
+
+/// Devices of the processes of this user.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Devices<'a> {
+    /// The devices.
+    devices: Vec<DeviceLine<'a>>,
+    /// How many more there are.
+    left_out: usize,
+    /// How many processes gave no status.
+    silent: usize,
+}
+
+/// A page of the devices of all hosts.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct LabDevices<'a> {
+    /// The devices.
+    #[schemars(with = "Vec<LabRow>")]
+    devices: Vec<Value>,
+    /// The number of the page, from 1.
+    page: usize,
+    /// How many pages there are.
+    pages: usize,
+    /// How many devices match.
+    matching: usize,
+    /// How many there are.
+    all: usize,
+    /// How many devices and hosts are not kept.
+    left_out: usize,
+    /// How many processes of this user gave no status.
+    silent: usize,
+    /// When other hosts were asked last, seconds since 1970; null: not yet.
+    looked_s: Option<u64>,
+    /// What is wrong with the directory, if something is.
+    trouble: Option<&'a str>,
+}
+
+/// Another host that is known.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct KnownHost {
+    /// [`LabHost`] without its devices.
+    #[serde(flatten)]
+    #[schemars(with = "LabHost")]
+    host: Value,
+    /// How many devices it has.
+    devices: usize,
+    /// How many of them are used.
+    used: usize,
+}
+
+/// This host, the hosts that are paired with it, and all that are known.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Hosts<'a> {
+    #[serde(flatten)]
+    #[schemars(with = "OwnHost")]
+    own: Value,
+    /// The fingerprint of this host's key, if it has one.
+    fingerprint: Option<&'a str>,
+    /// The other hosts.
+    known: Vec<KnownHost>,
+}
+
+/// The table of actions.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Actions {
+    /// The actions.
+    actions: Vec<Described>,
+}
+
 /// The devices that are wanted, each with its process and what is offered for it.
 pub fn devices(status: &Status, is_wanted: impl Fn(&Value, &Value) -> bool) -> Value {
     let wanted = || status.devices().filter(|(process, device)| is_wanted(process, device));
-    let devices: Vec<Value> = wanted()
-        .take(DEVICES_MAX)
-        .map(|(process, device)| {
-            let of = json!({ "pid": process["pid"], "role": process["role"], "address": process["address"] });
-            json!({ "process": of, "device": device, "actions": offers::of(process, device) })
-        })
-        .collect();
+    let line = |(process, device)| DeviceLine {
+        process: ProcessPlace::of(process),
+        device,
+        actions: offers::of(process, device),
+    };
+    let devices: Vec<DeviceLine<'_>> = wanted().take(DEVICES_MAX).map(line).collect();
     let left_out = wanted().count() - devices.len();
-    json!({ "devices": devices, "left_out": left_out, "silent": status.silent })
+    json!(Devices { devices, left_out, silent: status.silent })
 }
 
 /// The devices of all hosts that are wanted, a page of them.
@@ -30,24 +133,29 @@ pub fn lab(status: &Status, wanted: &Wanted) -> Value {
     let Found { all, matching, pages, page, rows } = wanted.find(status);
     let lab = &*status.lab;
     let devices: Vec<Value> = rows.iter().map(|row| row.described(lab)).collect();
-    json!({
-        "devices": devices, "page": page + 1, "pages": pages, "matching": matching, "all": all,
-        "left_out": lab.left_out, "silent": status.silent, "looked_s": lab.looked_s, "trouble": lab.trouble,
+    json!(LabDevices {
+        devices,
+        page: page + 1,
+        pages,
+        matching,
+        all,
+        left_out: lab.left_out,
+        silent: status.silent,
+        looked_s: lab.looked_s,
+        trouble: lab.trouble.as_deref(),
     })
 }
 
 /// Adds every host that is known to what is said of this one and of those that are paired with it.
-pub fn hosts(mut said: Value, lab: &Lab) -> Value {
-    let host = |host: &LabHost| {
-        let mut described = json!(host);
+pub fn hosts(said: Value, lab: &Lab) -> Value {
+    let known = |host: &LabHost| {
         let (devices, used) = host.counts();
-        described["devices"] = json!(devices);
-        described["used"] = json!(used);
-        described
+        let mut host = json!(host);
+        // They are counted here, and named by the answer to another question.
+        host.as_object_mut().map(|host| host.remove("devices"));
+        KnownHost { host, devices, used }
     };
-    said["fingerprint"] = json!(lab.own_key);
-    said["known"] = lab.hosts.iter().map(host).collect();
-    said
+    json!(Hosts { own: said, fingerprint: lab.own_key.as_deref(), known: lab.hosts.iter().map(known).collect() })
 }
 
 /// Whether a device is shared here.
@@ -62,5 +170,5 @@ pub fn is_attached(process: &Value, device: &Value) -> bool {
 
 /// The table of actions.
 pub fn actions() -> Value {
-    json!({ "actions": table::all().map(Action::described).collect::<Vec<_>>() })
+    json!(Actions { actions: table::all().map(Action::described).collect() })
 }

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -48,7 +49,7 @@ pub struct Lab {
 }
 
 /// Who says what a host has.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Source {
     /// Nobody: its devices are not known.
@@ -61,7 +62,8 @@ pub enum Source {
 }
 
 /// A host other than this one, with what it or the directory says of its devices.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "OtherHost")]
 #[serde(default)]
 pub struct LabHost {
     /// Its name: as it is paired here, or else as it calls itself.
@@ -89,11 +91,13 @@ pub struct LabHost {
     /// How a command names it; `None`: it cannot be used from here.
     pub called: Option<String>,
     /// What it has, in the order of the names.
+    #[schemars(skip)]
     pub devices: Vec<LabDevice>,
 }
 
 /// A device of another host.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "OtherDevice")]
 #[serde(default)]
 pub struct LabDevice {
     /// Its name there.
@@ -131,7 +135,8 @@ pub struct LabDevice {
 }
 
 /// A host that waits for a device.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "Queued")]
 #[serde(default)]
 pub struct LabQueued {
     /// The host.
@@ -141,7 +146,8 @@ pub struct LabQueued {
 }
 
 /// A lease ahead of time.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "Booked")]
 #[serde(default)]
 pub struct LabBooked {
     /// The host.

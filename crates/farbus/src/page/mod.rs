@@ -24,6 +24,8 @@ mod shell;
 mod status;
 mod view;
 
+#[cfg(test)]
+pub use api::openapi::document as described;
 pub use lab::HOSTS_VERB;
 pub use rights::{PageSettings, Place, Served, serve};
 pub use server::{VERB, run};

@@ -41,6 +41,7 @@ use super::api::openapi::{self, RECORDING_TYPE};
 use super::api::refusal::Refusal;
 use super::api::requests::{object_of, text_of};
 use super::api::routes::{self, Endpoint, Found};
+use super::api::schemas::{Entered, OfStatus};
 use super::body::{Body, Events};
 use super::connection::{Clock, Connection, Limited, UNREAD_TIME_MAX};
 use super::drawn::Drawn;
@@ -88,11 +89,11 @@ const ENTER_SCRIPT: &str = include_str!("enter.js");
 const PASSED_MAX: usize = 16;
 
 /// Runs the process, with the passage on which connections come as its standard input, until the other one ends.
-/// It gives its rights away first, unless `is_sandboxed` is false.
+/// It gives its rights away first, unless `is_sandboxed` is false. `of_status` describes what processes say.
 ///
 /// # Errors
 /// It cannot give them away, or the passage failed.
-pub fn run(is_sandboxed: bool) -> io::Result<()> {
+pub fn run(is_sandboxed: bool, of_status: OfStatus) -> io::Result<()> {
     // A service manager ends all processes of a service. This one ends after the one that started it.
     for signal in [SIGINT, SIGTERM, SIGHUP] {
         signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)))?;
@@ -120,7 +121,7 @@ pub fn run(is_sandboxed: bool) -> io::Result<()> {
         let (pass, clients) = mpsc::channel(PASSED_MAX);
         thread::Builder::new().name("clients".into()).spawn(move || take_clients(&passage, &pass))?;
         line.confined(still_has);
-        let server = Arc::new(Server::new(Arc::clone(&line), begin, streams_max)?);
+        let server = Arc::new(Server::new(Arc::clone(&line), begin, streams_max, of_status)?);
         // When the line is closed, or no further connections can come, the other process has ended.
         first_of(line.run(stream, to_send), server.serve(clients)).await;
         Ok(())
@@ -172,6 +173,7 @@ struct Server {
     tls: Option<Acceptor>,
     /// What the cookie is called with which a browser shows its token; `None`: none does.
     cookie: Option<CookieName>,
+    of_status: OfStatus,
 }
 
 /// Tells the other process that a connection is closed.
@@ -187,7 +189,7 @@ impl Drop for Open {
 }
 
 impl Server {
-    fn new(line: Arc<Line>, begin: Begin, streams_max: usize) -> io::Result<Self> {
+    fn new(line: Arc<Line>, begin: Begin, streams_max: usize, of_status: OfStatus) -> io::Result<Self> {
         let Begin { port, tls, elsewhere, .. } = begin;
         let unread = Arc::new(Semaphore::new(UNREAD_KIB_MAX));
         let site = match (&tls, port) {
@@ -206,6 +208,7 @@ impl Server {
             cookie: elsewhere.as_ref().filter(|_| tls.is_some()).map(|of| CookieName::of(&of.fingerprint)),
             elsewhere,
             tls: tls.as_ref().map(Acceptor::new).transpose()?,
+            of_status,
         })
     }
 
@@ -396,7 +399,7 @@ impl Server {
                 let follower = self.line.journal.follow_after(last, before);
                 Ok(events(Events::numbered(follower, (permit, follow))))
             }
-            Endpoint::Description => Ok(json_of(StatusCode::OK, &openapi::document())),
+            Endpoint::Description => Ok(json_of(StatusCode::OK, &openapi::document(self.of_status))),
             Endpoint::Actions => Ok(json_of(StatusCode::OK, &answers::actions())),
             Endpoint::Hosts => match self.line.ask(by, Question::Hosts).await? {
                 Answer::Value(said) => {
@@ -435,7 +438,7 @@ impl Server {
         let code = if code.len() <= CODE_BYTES_MAX { code.to_owned() } else { String::new() };
         match self.line.ask(by, Question::Enter { code }).await {
             Ok(Answer::Entered { token, scope, lasts_s }) => {
-                let mut response = json_of(StatusCode::OK, &json!({ "scope": scope, "lasts_s": lasts_s }));
+                let mut response = json_of(StatusCode::OK, &json!(Entered { scope, lasts_s }));
                 let cookie = self.cookie.as_ref().and_then(|name| name.set_cookie(&token, lasts_s));
                 let cookie = cookie.ok_or_else(no_answer)?;
                 response.headers_mut().insert(SET_COOKIE, cookie);

@@ -23,23 +23,45 @@ impl Description {
     }
 
     fn fits(&self, schema: &Value, value: &Value) -> Result<(), String> {
+        if let Value::Bool(is_fine) = schema {
+            return if *is_fine { Ok(()) } else { Err(format!("nothing fits: {value}")) };
+        }
         let words = schema.as_object().ok_or("a schema is an object")?;
+        let known = words.get("properties").and_then(Value::as_object);
+        let is_known = |name: &str| known.is_some_and(|known| known.contains_key(name));
+        // Others may have more than is described; what is tested here is described completely.
+        if let (Some(_), None, Some(object)) = (known, words.get("additionalProperties"), value.as_object())
+            && let Some(name) = object.keys().find(|name| !is_known(name))
+        {
+            return Err(format!("'{name}' is not described"));
+        }
         for (word, said) in words {
             let is_kept = match word.as_str() {
                 "$ref" => {
                     let at = said.as_str().and_then(|said| said.strip_prefix('#')).ok_or("a reference")?;
-                    return self.fits(self.0.pointer(at).ok_or_else(|| format!("no {at}"))?, value);
+                    self.fits(self.0.pointer(at).ok_or_else(|| format!("no {at}"))?, value)?;
+                    true
                 }
                 "anyOf" => {
                     let all = said.as_array().ok_or("anyOf")?;
-                    all.iter().any(|schema| self.fits(schema, value).is_ok())
+                    let fits: Vec<_> = all.iter().map(|schema| self.fits(schema, value)).collect();
+                    if fits.iter().all(Result::is_err) {
+                        return Err(format!("none of {said}: {fits:?}"));
+                    }
+                    true
                 }
+                "oneOf" => {
+                    let all = said.as_array().ok_or("oneOf")?;
+                    all.iter().filter(|schema| self.fits(schema, value).is_ok()).count() == 1
+                }
+                "const" => said == value,
                 "type" => match said {
                     Value::Array(kinds) => kinds.iter().any(|kind| is_of(kind, value)),
                     kind => is_of(kind, value),
                 },
                 "enum" => said.as_array().is_some_and(|all| all.contains(value)),
                 "minimum" => value.as_f64().zip(said.as_f64()).is_none_or(|(value, least)| value >= least),
+                "maximum" => value.as_f64().zip(said.as_f64()).is_none_or(|(value, most)| value <= most),
                 "required" => said.as_array().into_iter().flatten().all(|name| {
                     value.as_object().is_none_or(|object| name.as_str().is_some_and(|name| object.contains_key(name)))
                 }),
@@ -56,9 +78,11 @@ impl Description {
                     true
                 }
                 "additionalProperties" => {
-                    let known = words.get("properties").and_then(Value::as_object);
-                    let mut names = value.as_object().into_iter().flatten().map(|(name, _)| name);
-                    said != &Value::Bool(false) || names.all(|name| known.is_some_and(|known| known.contains_key(name)))
+                    let further = value.as_object().into_iter().flatten().filter(|(name, _)| !is_known(name));
+                    for (name, value) in further {
+                        self.fits(said, value).map_err(|why| format!("{name}: {why}"))?;
+                    }
+                    true
                 }
                 "format" | "description" => true,
                 other => return Err(format!("the schema says '{other}'")),
@@ -90,12 +114,18 @@ fn an_answer_that_is_not_as_described_is_found() {
     let description = Description(serde_json::from_str(text).unwrap());
     let check = |status, body| description.check("/x", "get", status, "application/json", body).is_ok();
     assert!(check(200, r#"{"name":"a","count":1,"of":[{"name":"b"}]}"#));
+    assert!(check(200, r#"{"name":"a","open":{"kind":"a"},"named":{"x":1,"y":null}}"#));
     for wrong in [
         r#"{"count":1}"#,
         r#"{"name":1}"#,
         r#"{"name":"a","count":-1}"#,
         r#"{"name":"a","of":[{}]}"#,
         r#"{"name":"a","else":1}"#,
+        r#"{"name":"a","count":10}"#,
+        r#"{"name":"a","open":{"kind":"c"}}"#,
+        r#"{"name":"a","open":{"kind":"a","else":1}}"#,
+        r#"{"name":"a","named":{"x":"y"}}"#,
+        r#"{"name":"a","named":{"x":0}}"#,
         "[]",
         "",
     ] {

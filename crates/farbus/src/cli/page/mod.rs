@@ -2,6 +2,7 @@
 
 pub mod hosts;
 mod invite;
+pub mod status_schema;
 mod token;
 
 use std::io;

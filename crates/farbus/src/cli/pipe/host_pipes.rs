@@ -11,6 +11,7 @@ use std::time::Instant;
 
 use farbus_realtime::vcpu::{Overload, Reserve};
 use farbus_session::reserve::Processors;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::broker::SystemAccess;
@@ -129,13 +130,20 @@ pub struct Shown<A> {
 }
 
 /// A pipe in `farbus status`.
-#[derive(Serialize)]
-struct Status {
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "PipeDevice")]
+pub struct Status {
+    /// The device's name.
     name: String,
+    /// The channel and its direction, in words.
     title: String,
+    /// `kept`, `not kept`, or `not tried` if the device sends fewer messages than were asked for, so far.
     state: &'static str,
+    /// The device's host; `here`: this one.
     user: String,
+    /// For how long it has run, seconds.
     used_s: f64,
+    /// How well it keeps its promise.
     pipe: Report,
 }
 

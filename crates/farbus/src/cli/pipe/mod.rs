@@ -1,7 +1,7 @@
 //! `farbus pipe`: a device's data by a deadline.
 
 mod function;
-mod host_pipes;
+pub mod host_pipes;
 
 use std::fs::File;
 use std::io;

@@ -26,6 +26,8 @@ use farbus_directory::{Publisher, Trouble, TroubleKind, View};
 use farbus_io::link::Clock;
 use farbus_io::trust::{Fingerprint, fill_random, timestamp};
 use farbus_model::Instant;
+use schemars::JsonSchema;
+use serde::Serialize;
 use serde_json::{Value, json};
 use tracing::{info, warn};
 
@@ -161,7 +163,7 @@ impl Directory {
     }
 
     /// The state of the directory, for the owner; `None` if there is none.
-    pub fn status(&self) -> Option<Value> {
+    pub fn status(&self) -> Option<DirectoryStatus> {
         lock(&self.running).as_ref().map(|running| running.state.status(&running.settings))
     }
 
@@ -180,7 +182,7 @@ impl Directory {
 
     fn contents_of(&self, running: &Running, asked: Option<(&Query, &[String])>, known: Option<&str>) -> Value {
         let own_key = self.trust.as_ref().map(|trust| trust.fingerprint().to_string());
-        let mut contents = running.state.status(&running.settings);
+        let mut contents = json!(running.state.status(&running.settings));
         let view = lock(&running.state.view);
         let version = format!("{:016x}", view.version());
         (contents["version"], contents["own_key"]) = (json!(version), json!(own_key));
@@ -367,7 +369,7 @@ impl State {
         }
     }
 
-    fn status(&self, settings: &Settings) -> Value {
+    fn status(&self, settings: &Settings) -> DirectoryStatus {
         let trouble = self.trouble();
         let published = lock(&self.published);
         let view = lock(&self.view);
@@ -378,21 +380,60 @@ impl State {
         };
         let (hosts, devices) = view.counts();
         let heard = view.heard().map(|heard| (self.clock.now() - heard).as_secs());
-        json!({
-            "at": settings.shown(),
-            "state": state,
-            "member": published.member,
-            "is_published": published.is_told,
-            "is_known": view.is_complete(),
-            "hosts": hosts,
-            "devices": devices,
-            "unfit": view.unfit(),
-            "heard_s": heard,
-            "trouble": trouble.map(|trouble| json!({
-                "kind": trouble.kind.as_str(), "message": trouble.message, "next": trouble.next(),
-            })),
-        })
+        DirectoryStatus {
+            at: settings.shown(),
+            state,
+            member: published.member.clone(),
+            is_published: published.is_told,
+            is_known: view.is_complete(),
+            hosts,
+            devices,
+            unfit: view.unfit(),
+            heard_s: heard,
+            trouble: trouble.map(|trouble| TroubleStatus {
+                kind: trouble.kind.as_str(),
+                next: trouble.next(),
+                message: trouble.message,
+            }),
+        }
     }
+}
+
+/// The directory, in a daemon's status.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct DirectoryStatus {
+    /// Where it is.
+    at: String,
+    /// `starting`, `ok` or `trouble`.
+    state: &'static str,
+    /// The member that was talked to last, `HOST:PORT`.
+    member: String,
+    /// Whether all that this host has to say is there.
+    is_published: bool,
+    /// Whether all keys were read once.
+    is_known: bool,
+    /// How many hosts are known; this one counts.
+    hosts: usize,
+    /// How many devices are known.
+    devices: usize,
+    /// How many keys and values are there that are none of farbus's.
+    unfit: usize,
+    /// How long ago it was heard, seconds; null: not yet.
+    heard_s: Option<u64>,
+    /// What is wrong, if something is.
+    trouble: Option<TroubleStatus>,
+}
+
+/// What is wrong with the directory.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+#[schemars(rename = "DirectoryTrouble")]
+pub struct TroubleStatus {
+    /// Its kind, in a word.
+    kind: &'static str,
+    /// What happened, for a person.
+    message: String,
+    /// What to type.
+    next: &'static str,
 }
 
 /// Publishes this host.

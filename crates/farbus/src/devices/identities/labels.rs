@@ -52,8 +52,10 @@ impl Labels {
 
 /// A device's identity, as `farbus status --json` shows it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "cli", derive(schemars::JsonSchema))]
 pub struct IdentityStatus {
     /// The device's id, 32 hexadecimal digits.
+    #[cfg_attr(feature = "cli", schemars(with = "String"))]
     pub id: DeviceId,
     /// The generation: which of the device's media this is.
     pub generation: u64,

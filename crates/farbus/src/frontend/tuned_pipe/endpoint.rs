@@ -133,6 +133,7 @@ pub struct Endpoint {
 
 /// What a thread was granted.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "cli", derive(schemars::JsonSchema))]
 pub struct Granted {
     /// The scheduling policy.
     pub policy: String,

@@ -7,6 +7,7 @@ use serde::Serialize;
 
 /// Counters of a thread's jobs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "cli", derive(schemars::JsonSchema))]
 pub struct Jobs {
     /// Jobs that ran.
     pub ran: u64,

@@ -107,6 +107,8 @@ struct Counts {
 
 /// How well a pipe kept its promise.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "cli", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "cli", schemars(rename = "PipeReport"))]
 pub struct Report {
     /// Its channel.
     pub channel: usize,

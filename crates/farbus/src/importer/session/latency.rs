@@ -22,6 +22,8 @@ pub(crate) struct Samples {
 /// The durations of the stages of the latest timed requests. Their sum is what the session saw; the front end (FUSE,
 /// NBD, a kernel) adds its own time.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "cli", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "cli", schemars(rename = "LatencyStatus"))]
 pub struct Latency {
     /// How many requests were timed.
     pub samples: usize,
@@ -40,12 +42,16 @@ pub struct Latency {
 
 /// The distribution of many durations, in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "cli", derive(schemars::JsonSchema))]
 pub struct Spread {
     /// Median.
+    #[cfg_attr(feature = "cli", schemars(range(min = 0)))]
     pub p50: f64,
     /// 90th percentile: nine of ten were not longer.
+    #[cfg_attr(feature = "cli", schemars(range(min = 0)))]
     pub p90: f64,
     /// 99th percentile.
+    #[cfg_attr(feature = "cli", schemars(range(min = 0)))]
     pub p99: f64,
 }
 

@@ -21,8 +21,18 @@ const OCTAVE_MAX: u32 = 36;
 const BUCKETS: usize = ((OCTAVE_MAX - OCTAVE_MIN) as u64 * PARTS) as usize;
 const STAGES: usize = 4;
 
+/// How long the stages of an attachment's requests took lately.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[cfg_attr(feature = "cli", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "cli", schemars(rename = "Latency"))]
+pub struct Seconds {
+    /// The last [`SECONDS_MAX`] seconds, the oldest first. A second without a timed request is left out.
+    pub seconds: Vec<Second>,
+}
+
 /// The stages of a second's requests; microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "cli", derive(schemars::JsonSchema))]
 pub struct Second {
     /// Its number, counted from the first timed request of the session, which is in second 0.
     pub number: u64,
@@ -42,12 +52,16 @@ pub struct Second {
 
 /// Percentiles of one stage in one second, in microseconds, each at most 1/16 too great.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[cfg_attr(feature = "cli", derive(schemars::JsonSchema))]
 pub struct Percentiles {
     /// Median.
+    #[cfg_attr(feature = "cli", schemars(range(min = 0)))]
     pub p50: f32,
     /// 99th percentile.
+    #[cfg_attr(feature = "cli", schemars(range(min = 0)))]
     pub p99: f32,
     /// 99.9th percentile; of fewer than a thousand requests the longest.
+    #[cfg_attr(feature = "cli", schemars(range(min = 0)))]
     pub p999: f32,
 }
 

@@ -6,10 +6,12 @@
 use std::fmt;
 
 use farbus_io::trust::Scope;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::super::shell::quoted;
+use crate::common::schema::scope;
 
 /// Characters of a path.
 const PATH_CHARS_MAX: u64 = 4096;
@@ -429,7 +431,8 @@ pub const ACTIONS: &[Action] = &[
 ];
 
 /// Why an action is not begun: which parameter is wrong, and what it may be.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "WrongParameter", deny_unknown_fields)]
 pub struct Wrong {
     /// The parameter; absent if it is the whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -457,6 +460,27 @@ pub struct CommandLine {
     options: Vec<Option<usize>>,
     /// The switches that were given.
     has: Vec<&'static str>,
+}
+
+/// An action, as programs see it that find out what there is.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Action")]
+pub struct Described {
+    /// Its name, the last part of its path.
+    name: &'static str,
+    /// What it does, in a sentence.
+    summary: &'static str,
+    /// The least scope that permits it.
+    #[schemars(schema_with = "scope")]
+    scope: Scope,
+    /// The words of farbus's command line that it begins with.
+    command: &'static [&'static str],
+    /// Whether its end is not waited for.
+    is_long: bool,
+    /// The names of the parameters that have to be given.
+    required: Vec<&'static str>,
+    /// The JSON Schema of each parameter, by name.
+    parameters: Map<String, Value>,
 }
 
 impl Action {
@@ -513,13 +537,18 @@ impl Action {
     }
 
     /// The action, for programs that find out what there is.
-    pub fn described(&self) -> Value {
+    pub fn described(&self) -> Described {
         let parameters: Map<String, Value> =
             self.parameters.iter().map(|parameter| (parameter.name.to_owned(), parameter.schema())).collect();
-        json!({
-            "name": self.name, "summary": self.summary, "scope": self.scope, "command": self.words,
-            "is_long": !self.is_brief(), "required": self.required(), "parameters": parameters,
-        })
+        Described {
+            name: self.name,
+            summary: self.summary,
+            scope: self.scope,
+            command: self.words,
+            is_long: !self.is_brief(),
+            required: self.required(),
+            parameters,
+        }
     }
 
     /// Whether its end is waited for.

@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use hyper::StatusCode;
+use schemars::JsonSchema;
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 use tokio::time::timeout;
 
@@ -13,6 +15,7 @@ use super::refusal::Refusal;
 use super::remembered::{Operation, State};
 use super::routes::{Found, OPERATIONS_AT};
 use crate::common::failure::Attribute;
+use crate::common::schema::or_null;
 
 /// How long the end of a command that takes seconds is waited for; then it goes on as an operation.
 const BRIEF_TIME_MAX: Duration = Duration::from_secs(30);
@@ -39,7 +42,7 @@ pub async fn change(
     let Some(action) = found.action else { return stop(operations, found.number, caller) };
     let command = match action.command(given) {
         Ok(command) => command,
-        Err(wrong) => return Ok((StatusCode::BAD_REQUEST, in_words(&wrong))),
+        Err(wrong) => return Ok((StatusCode::BAD_REQUEST, json!(WrongBody { wrong: &wrong }))),
     };
     let (id, mut ended) = operations.begin(command, caller, counts).map_err(|refusal| match refusal {
         operations::Refusal::TooMany => Refusal::of(StatusCode::SERVICE_UNAVAILABLE, "too many actions run"),
@@ -58,7 +61,7 @@ pub async fn change(
     }
     let gone = || Refusal::of(StatusCode::INTERNAL_SERVER_ERROR, "too many actions run: this one is forgotten");
     let operation = operations.find(id).ok_or_else(gone)?;
-    Ok((status_of(&operation), with_place(&operation)))
+    Ok((status_of(&operation), json!(Told::of(&operation))))
 }
 
 fn stop(operations: &Operations, id: u64, caller: &Caller) -> Result<(StatusCode, Value), Refusal> {
@@ -69,20 +72,46 @@ fn stop(operations: &Operations, id: u64, caller: &Caller) -> Result<(StatusCode
     let nothing = Refusal::of(StatusCode::NOT_FOUND, "no operation with this number has a command that runs");
     let stopped = operations.stop(id, &caller.called, None).ok_or(nothing)?;
     let command = stopped.pid.map(|pid| format!("kill {pid}"));
-    let mut body = with_place(&stopped);
-    body["stopped_by"] = json!(command);
-    Ok((StatusCode::ACCEPTED, body))
+    Ok((StatusCode::ACCEPTED, json!(Told { stopped_by: Some(command), ..Told::of(&stopped) })))
 }
 
-fn in_words(wrong: &Wrong) -> Value {
-    json!({ "wrong": wrong })
+/// What is wrong with the body of a request.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Wrong", deny_unknown_fields)]
+pub struct WrongBody<'a> {
+    /// What is wrong.
+    wrong: &'a Wrong,
 }
 
-/// The operation, and where it can be asked about.
-fn with_place(operation: &Operation) -> Value {
-    let mut body = serde_json::to_value(operation).unwrap_or_default();
-    body["at"] = json!(format!("{OPERATIONS_AT}{}", operation.id));
-    body
+/// An operation, as answers have it.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Operation", deny_unknown_fields)]
+pub struct Told<'a> {
+    #[serde(flatten)]
+    operation: &'a Operation,
+    /// Where it can be asked about; in the answer to a change.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    at: Option<String>,
+    /// The command line that does the same as the request to stop it; null if its command ran no more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "or_null::<String>")]
+    stopped_by: Option<Option<String>>,
+}
+
+/// The operations that are remembered.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Operations")]
+pub struct ToldAll {
+    /// The latest first.
+    #[schemars(with = "Vec<Told<'_>>")]
+    pub operations: Vec<Operation>,
+}
+
+impl<'a> Told<'a> {
+    /// An operation in the answer to a change.
+    fn of(operation: &'a Operation) -> Self {
+        Self { operation, at: Some(format!("{OPERATIONS_AT}{}", operation.id)), stopped_by: None }
+    }
 }
 
 /// The status of the answer: what became of the operation so far.

@@ -18,6 +18,7 @@ pub mod refusal;
 pub mod remembered;
 pub mod requests;
 pub mod routes;
+pub mod schemas;
 pub mod subjects;
 pub mod table;
 pub mod transcript;

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
@@ -12,7 +13,8 @@ use super::table::action;
 use crate::common::host_address::DEFAULT_PORT;
 
 /// An action that is offered for a device.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+#[schemars(deny_unknown_fields)]
 pub struct Offer {
     /// The name of the action.
     pub action: &'static str,

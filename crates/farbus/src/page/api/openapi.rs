@@ -6,6 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::actions::Action;
 use super::routes::{Endpoint, Found, all};
+use super::schemas::{self, Description, Info, OfStatus};
 use crate::common::pictures::Kind;
 
 /// What a refusal is: a line of text.
@@ -37,29 +38,29 @@ const FAILURES: &[(&str, &str)] = &[
 /// The content type of a recording.
 pub const RECORDING_TYPE: &str = "application/x-pcapng";
 
-/// The description of everything that is there.
-pub fn document() -> Value {
+/// The description of everything that is there; `of_status` describes what processes say of themselves.
+pub fn document(of_status: OfStatus) -> Value {
     let paths: Map<String, Value> = all()
         .map(|(path, found)| {
             let method = if found.route.is_change() { "post" } else { "get" };
             (path.clone(), json!({ method: operation(&path, &found) }))
         })
         .collect();
-    json!({
-        "openapi": "3.1.0",
-        "info": {
-            "title": "farbus",
-            "version": env!("CARGO_PKG_VERSION"),
-            "description": "What a user's farbus processes share and attach. Each action is a command line of farbus.",
-            "license": { "name": "MIT OR Apache-2.0" },
+    json!(Description {
+        openapi: "3.1.0",
+        info: Info {
+            title: "farbus",
+            version: env!("CARGO_PKG_VERSION"),
+            description: "What a user's farbus processes share and attach. Each action is a command line of farbus.",
+            license: json!({ "name": "MIT OR Apache-2.0" }),
         },
-        "paths": paths,
-        "components": {
-            "schemas": schemas(),
+        paths,
+        components: json!({
+            "schemas": schemas::all(of_status),
             "securitySchemes": {
                 "token": { "type": "http", "scheme": "bearer", "description": "farbus page token create" },
             },
-        },
+        }),
     })
 }
 
@@ -102,10 +103,15 @@ fn operation(path: &str, found: &Found) -> Value {
         ]);
     }
     if found.route.is_change() {
-        let code =
-            [("code", json!({ "type": "string", "description": "The fragment of the URL of 'farbus page invite'." }))];
-        let known = if found.route.endpoint == Endpoint::Enter { &code[..] } else { &[] };
-        let schema = found.action.map_or_else(|| closed(known, &[]), body_of);
+        let schema = match (found.action, found.route.endpoint) {
+            (Some(action), _) => body_of(action),
+            (None, Endpoint::Enter) => {
+                let code =
+                    json!({ "type": "string", "description": "The fragment of the URL of 'farbus page invite'." });
+                closed(json!({ "code": code }), &["code"])
+            }
+            (None, _) => closed(json!({}), &[]),
+        };
         described["requestBody"] = json!({ "required": true, "content": { "application/json": { "schema": schema } } });
     }
     if let Some(action) = found.action {
@@ -118,9 +124,12 @@ fn operation(path: &str, found: &Found) -> Value {
 fn body_of(action: &'static Action) -> Value {
     let properties: Map<String, Value> =
         action.parameters.iter().map(|parameter| (parameter.name.to_owned(), parameter.schema())).collect();
-    json!({
-        "type": "object", "properties": properties, "required": action.required(), "additionalProperties": false,
-    })
+    closed(properties.into(), &action.required())
+}
+
+/// A body with these properties and no others.
+fn closed(properties: Value, required: &[&str]) -> Value {
+    json!({ "type": "object", "properties": properties, "required": required, "additionalProperties": false })
 }
 
 fn responses(found: &Found) -> Value {
@@ -250,213 +259,23 @@ fn reference(name: &str) -> Value {
     json!({ "$ref": format!("#/components/schemas/{name}") })
 }
 
-/// An object with these properties, of which those in `optional` may be absent. Later releases may add some.
-fn object(required: &[(&str, Value)], optional: &[(&str, Value)]) -> Value {
-    let properties: Map<String, Value> =
-        required.iter().chain(optional).map(|(name, schema)| ((*name).to_owned(), schema.clone())).collect();
-    let required: Vec<&str> = required.iter().map(|(name, _)| *name).collect();
-    json!({ "type": "object", "properties": properties, "required": required })
-}
-
-/// The same, and nothing else.
-fn closed(required: &[(&str, Value)], optional: &[(&str, Value)]) -> Value {
-    let mut schema = object(required, optional);
-    schema["additionalProperties"] = json!(false);
-    schema
-}
-
-fn list(of: Value) -> Value {
-    json!({ "type": "array", "items": of })
-}
-
-fn schemas() -> Value {
-    let text = || json!({ "type": "string" });
-    let text_or_null = || json!({ "type": ["string", "null"] });
-    let number = || json!({ "type": "integer", "minimum": 0 });
-    let number_or_null = || json!({ "type": ["integer", "null"], "minimum": 0 });
-    let truth = || json!({ "type": "boolean" });
-    let time = || json!({ "type": "string", "format": "date-time" });
-    let anything = || json!({});
-    let of_process = || [("pid", number()), ("role", text()), ("address", text())];
-    let device = json!({
-        "type": "object", "properties": { "name": text(), "state": text() }, "required": ["name", "state"],
-        "description": "As 'farbus status --json' has it: docs/control.md, Status.",
-    });
-    let process = object(&[&of_process()[..], &[("devices", list(reference("Device")))]].concat(), &[]);
-    let us = || json!({ "type": "number", "minimum": 0 });
-    let percentiles = || object(&[("p50", us()), ("p99", us()), ("p999", us())], &[]);
-    let second = object(
-        &[
-            ("ago_s", number()),
-            ("timed", number()),
-            ("all_us", percentiles()),
-            ("network_us", percentiles()),
-            ("bus_us", percentiles()),
-            ("back_end_us", percentiles()),
-        ],
-        &[("number", number())],
-    );
-    let attributes = ["device", "network", "refused", "gone", "local"];
-    json!({
-        "Device": device,
-        "Process": process,
-        "Status": list(reference("Process")),
-        "Failure": closed(&[("attribute", json!({ "enum": attributes })), ("message", text())], &[("limit", text())]),
-        "Offer": closed(
-            &[("action", text()), ("summary", text()), ("parameters", anything()), ("missing", list(text()))],
-            &[("command", text())],
-        ),
-        "Devices": object(
-            &[
-                ("devices", list(object(
-                    &[
-                        ("process", object(&of_process(), &[])),
-                        ("device", reference("Device")),
-                        ("actions", list(reference("Offer"))),
-                    ],
-                    &[],
-                ))),
-                ("left_out", number()),
-                ("silent", number()),
-            ],
-            &[],
-        ),
-        "Hosts": object(
-            &[
-                ("name", text()),
-                ("farbus", text()),
-                ("paired", list(object(
-                    &[
-                        ("name", text()),
-                        ("fingerprint", text()),
-                        ("address", text_or_null()),
-                        ("paired", text()),
-                        ("may_use", list(text())),
-                        ("may_reserve_high", list(text())),
-                    ],
-                    &[],
-                ))),
-                ("fingerprint", text_or_null()),
-                ("known", list(object(
-                    &[
-                        ("name", text()),
-                        ("key", text_or_null()),
-                        ("address", text_or_null()),
-                        ("farbus", text_or_null()),
-                        ("paired", text_or_null()),
-                        ("may_use", list(text())),
-                        ("is_found", truth()),
-                        ("is_in_directory", truth()),
-                        ("heard_s", number_or_null()),
-                        ("failure", text_or_null()),
-                        ("from", json!({ "enum": ["nobody", "host", "directory"] })),
-                        ("called", text_or_null()),
-                        ("devices", number()),
-                        ("used", number()),
-                    ],
-                    &[],
-                ))),
-            ],
-            &[],
-        ),
-        "LabDevices": object(
-            &[
-                ("devices", list(object(
-                    &[
-                        ("host", text()),
-                        ("name", text()),
-                        ("title", text()),
-                        ("state", text()),
-                        ("class", text()),
-                        ("user", text_or_null()),
-                        ("reason", text_or_null()),
-                        ("leased_until", text_or_null()),
-                        ("waiting", number()),
-                        ("queue", list(object(&[("host", text())], &[("priority", number())]))),
-                        ("booked", list(object(&[("host", text()), ("from", text()), ("until", text())], &[]))),
-                        ("from", json!({ "enum": ["here", "host", "directory"] })),
-                        ("actions", list(reference("Offer"))),
-                    ],
-                    &[
-                        ("process", object(&of_process(), &[])),
-                        ("target", text_or_null()),
-                        ("heard_s", number_or_null()),
-                        ("since_s", number_or_null()),
-                        ("ids", text()),
-                        ("interfaces", list(text())),
-                        ("labels", json!({ "type": "object" })),
-                        ("place", text_or_null()),
-                        ("comment", text_or_null()),
-                    ],
-                ))),
-                ("page", number()),
-                ("pages", number()),
-                ("matching", number()),
-                ("all", number()),
-                ("left_out", number()),
-                ("silent", number()),
-                ("looked_s", number_or_null()),
-                ("trouble", text_or_null()),
-            ],
-            &[],
-        ),
-        "Latency": object(&[("seconds", list(second))], &[]),
-        "Audit": object(
-            &[
-                ("lines", list(object(&[("at", time()), ("event", text()), ("outcome", text())], &[]))),
-                ("earlier", number()),
-            ],
-            &[],
-        ),
-        "Action": object(
-            &[
-                ("name", text()),
-                ("summary", text()),
-                ("scope", json!({ "enum": ["read", "observe", "own"] })),
-                ("command", list(text())),
-                ("is_long", json!({ "type": "boolean" })),
-                ("required", list(text())),
-                ("parameters", json!({ "type": "object" })),
-            ],
-            &[],
-        ),
-        "Actions": object(&[("actions", list(reference("Action")))], &[]),
-        "Operation": closed(
-            &[
-                ("id", number()),
-                ("action", text()),
-                ("subject", text()),
-                ("command", text()),
-                ("by", text()),
-                ("state", json!({ "enum": ["running", "done", "failed"] })),
-                ("begun", time()),
-            ],
-            &[
-                ("on", object(&[("pid", number()), ("name", text())], &[])),
-                ("pid", number()),
-                ("progress", json!({ "type": "object" })),
-                ("answer", anything()),
-                ("warnings", text()),
-                ("failure", reference("Failure")),
-                ("at", text()),
-                ("stopped_by", text_or_null()),
-            ],
-        ),
-        "Entered": object(&[("scope", json!({ "enum": ["read", "observe", "own"] })), ("lasts_s", number())], &[]),
-        "Operations": object(&[("operations", list(reference("Operation")))], &[]),
-        "Wrong": closed(&[("wrong", closed(&[("message", text())], &[("parameter", text())]))], &[]),
-        "Description": object(&[("openapi", text()), ("info", anything()), ("paths", anything())], &[]),
-    })
-}
-
 #[cfg(test)]
 mod tests {
+    use schemars::generate::SchemaGenerator;
+
     use super::super::table;
     use super::*;
 
+    /// Describes processes as far as other schemas name what they say.
+    fn of_status(generator: &mut SchemaGenerator) {
+        for name in ["Process", "Device", "Latency", "WaitingStatus", "BookedStatus"] {
+            generator.definitions_mut().insert(name.to_owned(), json!({}));
+        }
+    }
+
     #[test]
     fn every_route_and_every_action_is_in_the_description_with_its_method_and_scope() {
-        let document = document();
+        let document = document(of_status);
         assert_eq!(document["openapi"], "3.1.0");
         let mut ids = std::collections::BTreeSet::new();
         for (path, found) in all() {
@@ -479,7 +298,7 @@ mod tests {
 
     #[test]
     fn every_reference_leads_somewhere() {
-        let document = document();
+        let document = document(of_status);
         let text = document.to_string();
         let mut count = 0;
         for rest in text.split("\"$ref\":\"#/components/schemas/").skip(1) {

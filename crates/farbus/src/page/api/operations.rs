@@ -539,7 +539,7 @@ impl Runner {
             let said =
                 answers.into_iter().filter_map(|(_, said)| if let Answer::Ok(said) = said { Some(said) } else { None });
             let on = subjects::find(&said.collect::<Vec<_>>(), action, &device);
-            let pid = on.as_ref().and_then(|on| u32::try_from(on["pid"].as_u64()?).ok());
+            let pid = on.as_ref().and_then(|on| u32::try_from(on.pid).ok());
             if on.is_some() {
                 operations.change(id, |operation| operation.on = on);
             }

@@ -7,13 +7,15 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::mem::discriminant;
 use std::os::fd::OwnedFd;
 
+use schemars::JsonSchema;
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::callers::Caller;
 use super::kept::Kept;
 use super::picture::PICTURES_MAX;
 use crate::common::failure::FailureReport;
+use crate::common::schema::moment;
 
 /// Operations that are remembered; the oldest that has ended is forgotten of the caller that has most.
 pub const REMEMBERED_MAX: usize = 96;
@@ -47,7 +49,8 @@ const _: () = assert!(
 );
 
 /// How far an operation is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(rename = "OperationState")]
 #[serde(rename_all = "lowercase")]
 pub enum State {
     /// Its command has not done it yet.
@@ -58,8 +61,17 @@ pub enum State {
     Failed,
 }
 
+/// The device that an operation is about.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct On {
+    /// The number of the process that has it.
+    pub pid: u64,
+    /// Its name there.
+    pub name: String,
+}
+
 /// An action that was begun.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Operation {
     /// Its number in this process; the first is 1.
     pub id: u64,
@@ -67,9 +79,9 @@ pub struct Operation {
     pub action: &'static str,
     /// What it is about, as its command line names it: a device, or what is shared.
     pub subject: String,
-    /// The device that it is about: the number of its process (`pid`) and its `name`, once they are known.
+    /// The device that it is about, once it is known.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub on: Option<Value>,
+    pub on: Option<On>,
     /// The command line that does the same.
     pub command: String,
     /// Who asked for it.
@@ -77,6 +89,7 @@ pub struct Operation {
     /// How far it is.
     pub state: State,
     /// When it began: RFC 3339, UTC.
+    #[schemars(schema_with = "moment")]
     pub begun: String,
     /// The process of its command, while that runs. A share or an attachment goes on after it is done.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -85,6 +98,7 @@ pub struct Operation {
     /// whether it `is_full`; of a stream that is looked at, how many `pictures` came, their `width`, `height`, `type`
     /// and how many `per_second`, and why it `ended`, if the page ended it.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<Map<String, Value>>")]
     pub progress: Option<Value>,
     /// What the command printed with `--json`.
     #[serde(skip_serializing_if = "Option::is_none")]

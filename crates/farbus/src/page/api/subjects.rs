@@ -1,15 +1,16 @@
 //! Which device of which process a command line is about: two processes may have devices of one name.
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::super::status::devices_of;
+use super::remembered::On;
 
 /// The number of the process and the name of the device that `action` does something with, when its command line calls
 /// it `subject`: as the command finds it, the first that has the name. `None`: no process has such a device.
 ///
 /// HOST/DEVICE is one that is attached here, or ADDRESS/DEVICE one that a process shares at that address. A name alone
 /// is one that is shared here, for every action but `migrate`, which is about what is attached.
-pub fn find(processes: &[Value], action: &str, subject: &str) -> Option<Value> {
+pub fn find(processes: &[Value], action: &str, subject: &str) -> Option<On> {
     let rank = |process: &Value, device: &Value| {
         let is = |of: &Value| of.as_str().is_some_and(|text| !text.is_empty() && text == subject);
         let is_at_address = subject.rsplit_once('/').is_some_and(|(host, named)| {
@@ -26,11 +27,13 @@ pub fn find(processes: &[Value], action: &str, subject: &str) -> Option<Value> {
     let ranked = devices_of(processes).filter_map(|(process, device)| Some((rank(process, device)?, process, device)));
     // The first of several that are as good.
     let (_, process, device) = ranked.min_by_key(|(rank, ..)| *rank)?;
-    Some(json!({ "pid": process["pid"].as_u64()?, "name": device["name"].as_str()? }))
+    Some(On { pid: process["pid"].as_u64()?, name: device["name"].as_str()?.to_owned() })
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
@@ -42,17 +45,15 @@ mod tests {
             { "pid": 9, "role": "daemon", "address": "unix:/run/b.sock", "devices": [shared("keyboard")] },
         ]);
         let processes = processes.as_array().unwrap();
-        let found = |action: &str, subject: &str| {
-            find(processes, action, subject).map(|found| (found["pid"].as_u64().unwrap(), found["name"].clone()))
-        };
-        let keyboard = |pid| Some((pid, json!("keyboard")));
+        let found = |action: &str, subject: &str| find(processes, action, subject).map(|found| (found.pid, found.name));
+        let keyboard = |pid| Some((pid, "keyboard".to_owned()));
         assert_eq!(found("observe", "keyboard"), keyboard(7));
         assert_eq!(found("observe", "unix:/run/b.sock/keyboard"), keyboard(9));
         assert_eq!(found("observe", "10.0.0.7:3240/keyboard"), keyboard(7));
         assert_eq!(found("observe", "lab3/keyboard"), keyboard(3));
         assert_eq!(found("migrate", "keyboard"), keyboard(3));
-        assert_eq!(found("swap", "disk"), Some((7, json!("disk"))));
-        assert_eq!(found("swap", "1-1"), Some((7, json!("disk"))));
+        assert_eq!(found("swap", "disk"), Some((7, "disk".to_owned())));
+        assert_eq!(found("swap", "1-1"), Some((7, "disk".to_owned())));
         for nothing in ["", "mouse", "lab9/keyboard", "10.0.0.7:3240/mouse", "/keyboard"] {
             assert_eq!(found("observe", nothing), None, "{nothing}");
         }

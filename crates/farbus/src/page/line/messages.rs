@@ -8,6 +8,7 @@ use super::super::api::journal::Kind;
 use super::super::api::routes::{self, Endpoint};
 use super::super::lab::Lab;
 use super::super::status::Processes;
+pub use crate::common::page_address::Elsewhere;
 
 /// The longest message to the process that has the rights, bytes: twice a body and twice a header's line, for a text is
 /// longer in JSON.
@@ -45,15 +46,6 @@ impl std::fmt::Debug for BeginTls {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("BeginTls").field("names", &self.names).finish_non_exhaustive()
     }
-}
-
-/// Where a page is for browsers of other machines.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Elsewhere {
-    /// Its URL, without a path.
-    pub url: String,
-    /// The SHA-256 fingerprint of its certificate, as browsers show it.
-    pub fingerprint: String,
 }
 
 /// For whom something is asked.

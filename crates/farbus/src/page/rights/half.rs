@@ -23,7 +23,7 @@ use tokio::time::{sleep, timeout};
 use tracing::{debug, warn};
 
 use super::super::api::callers::{Caller, Client};
-use super::super::api::doing;
+use super::super::api::doing::{self, ToldAll};
 use super::super::api::journal::Journal;
 use super::super::api::offers;
 use super::super::api::operations::Operations;
@@ -404,7 +404,7 @@ impl Half {
             Question::Choices => Ok(Answer::Value(blocking(|| Some(reading::choices())).await.unwrap_or_default())),
             Question::Hosts => of_files(blocking(|| reading::hosts().ok()).await),
             Question::Audit => of_files(blocking(|| reading::audit().ok()).await),
-            Question::Operations => Ok(Answer::Value(json!({ "operations": operations.all() }))),
+            Question::Operations => Ok(Answer::Value(json!(ToldAll { operations: operations.all() }))),
             Question::Operation { id } => match operations.find(id) {
                 Some(operation) => Ok(Answer::Value(json!(operation))),
                 None => refused(StatusCode::NOT_FOUND, "no operation has this number, or it is forgotten"),

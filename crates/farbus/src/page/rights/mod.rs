@@ -11,7 +11,7 @@ mod entering;
 mod half;
 mod lab;
 mod locking;
-mod reading;
+pub mod reading;
 mod remote;
 mod spare;
 

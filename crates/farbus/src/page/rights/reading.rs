@@ -2,10 +2,13 @@
 
 use farbus_io::trust::{AuditReader, Folder, Peers, StateError, Tokens, host_name};
 use farbus_io::usb::Inventory;
+use schemars::JsonSchema;
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::super::view::Details;
 use crate::common::control::{Answer, Question, ask_one};
+use crate::common::schema::moment;
 
 /// Events of a device.
 const EVENTS_MAX: usize = 50;
@@ -77,23 +80,100 @@ pub fn tokens() -> Result<Tokens, StateError> {
 }
 
 /// This host, and those that are paired with it.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct OwnHost {
+    /// Its name.
+    name: String,
+    /// The version of its farbus.
+    farbus: &'static str,
+    /// The hosts that are paired with it.
+    paired: Vec<PairedHost>,
+}
+
+/// A host that is paired with this one.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct PairedHost {
+    /// Its name here.
+    name: String,
+    /// The fingerprint of its key.
+    fingerprint: String,
+    /// Where it was last, if that is known.
+    address: Option<String>,
+    /// Since when it is paired.
+    paired: String,
+    /// What it may use of this host, in words of `farbus allow`.
+    may_use: Vec<String>,
+    /// What it may reserve with high criticality, in the same words.
+    may_reserve_high: Vec<String>,
+}
+
+/// This host, and those that are paired with it.
 ///
 /// # Errors
 /// [`StateError`]: the list of paired hosts cannot be read.
 pub fn hosts() -> Result<Value, StateError> {
     let peers = Peers::load(&Folder::of_user()?)?;
-    let all: Vec<Value> = peers
+    let owned = |words: Vec<&str>| words.into_iter().map(str::to_owned).collect();
+    let paired = peers
         .iter()
         .map(|peer| {
             let (may_use, high): (Vec<&str>, Vec<&str>) =
                 (peer.allow.words().collect(), peer.reserve_high.words().collect());
-            json!({
-                "name": peer.name, "fingerprint": peer.fingerprint, "address": peer.address, "paired": peer.paired,
-                "may_use": may_use, "may_reserve_high": high,
-            })
+            PairedHost {
+                name: peer.name.to_string(),
+                fingerprint: peer.fingerprint.to_string(),
+                address: peer.address.clone(),
+                paired: peer.paired.to_string(),
+                may_use: owned(may_use),
+                may_reserve_high: owned(high),
+            }
         })
         .collect();
-    Ok(json!({ "name": host_name(), "farbus": env!("CARGO_PKG_VERSION"), "paired": all }))
+    Ok(json!(OwnHost { name: host_name(), farbus: env!("CARGO_PKG_VERSION"), paired }))
+}
+
+/// A line of the audit log, as [`farbus_io::trust::Event`] is written.
+#[derive(JsonSchema)]
+#[expect(dead_code, reason = "only its schema is used")]
+struct AuditLine {
+    /// When it happened: RFC 3339, UTC.
+    #[schemars(schema_with = "moment")]
+    at: String,
+    /// The event, in a word.
+    event: String,
+    /// `ok`, `refused` or `failed`.
+    outcome: String,
+    /// The peer's name, if it is paired.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    peer: Option<String>,
+    /// Its key, if it showed one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fingerprint: Option<String>,
+    /// Its address.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    address: Option<String>,
+    /// The device's name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    device: Option<String>,
+    /// The reason, if it was refused or failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    why: Option<String>,
+    /// How many more of this event and outcome there were without a line of their own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    count: Option<u64>,
+    /// Over how many seconds these events were counted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    seconds: Option<f64>,
+}
+
+/// The latest lines of the audit log.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Audit {
+    /// The lines, the latest last.
+    #[schemars(with = "Vec<AuditLine>")]
+    lines: Vec<Value>,
+    /// How many earlier ones there are.
+    earlier: usize,
 }
 
 /// The latest lines of the audit log, the latest last.
@@ -104,5 +184,5 @@ pub fn audit() -> Result<Value, StateError> {
     let all = AuditReader::new(Folder::of_user()?).read_all()?;
     let lines = &all[all.len().saturating_sub(LINES_MAX)..];
     let lines: Vec<Value> = lines.iter().filter_map(|line| serde_json::from_str(&line.to_string()).ok()).collect();
-    Ok(json!({ "lines": lines, "earlier": all.len() - lines.len() }))
+    Ok(json!(Audit { earlier: all.len() - lines.len(), lines }))
 }
