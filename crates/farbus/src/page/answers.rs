@@ -6,15 +6,26 @@ use serde_json::{Value, json};
 
 use super::api::actions::{Action, Described};
 use super::api::offers::Offer;
-use super::api::schemas::{LabRow, device};
-use super::api::{offers, table};
+use super::api::schemas::{Add, LabRow, device};
+use super::api::{offers, openapi, table};
 use super::lab::{Lab, LabHost};
-use super::rights::reading::OwnHost;
+use super::rights::reading::{Audit, OwnHost};
 use super::status::Status;
 use super::view::{Found, Wanted};
 
 /// Devices in an answer; further ones are counted.
 const DEVICES_MAX: usize = 5000;
+
+/// The description of everything that is there. `of_status` adds the schemas of what processes say of themselves.
+pub fn description(of_status: Add) -> Value {
+    openapi::document(&[of_status, |generator| {
+        generator.subschema_for::<Devices<'_>>();
+        generator.subschema_for::<Hosts<'_>>();
+        generator.subschema_for::<LabDevices<'_>>();
+        generator.subschema_for::<Actions>();
+        generator.subschema_for::<Audit>();
+    }])
+}
 
 /// A process that has a device.
 #[derive(Debug, Serialize, JsonSchema)]

@@ -25,7 +25,8 @@ mod status;
 mod view;
 
 #[cfg(test)]
-pub use api::openapi::document as described;
+pub use answers::description as described;
 pub use lab::HOSTS_VERB;
+pub use line::VERB;
 pub use rights::{PageSettings, Place, Served, serve};
-pub use server::{VERB, run};
+pub use server::run;

@@ -37,11 +37,11 @@ use tokio::time::sleep;
 use super::api::callers::Caller;
 use super::api::forms;
 use super::api::journal::Journal;
-use super::api::openapi::{self, RECORDING_TYPE};
+use super::api::openapi::RECORDING_TYPE;
 use super::api::refusal::Refusal;
 use super::api::requests::{object_of, text_of};
 use super::api::routes::{self, Endpoint, Found};
-use super::api::schemas::{Entered, OfStatus};
+use super::api::schemas::{Add, Entered};
 use super::body::{Body, Events};
 use super::connection::{Clock, Connection, Limited, UNREAD_TIME_MAX};
 use super::drawn::Drawn;
@@ -59,10 +59,6 @@ use crate::common::pictures::Kind;
 
 /// The type of a text.
 const PLAIN: &str = "text/plain; charset=utf-8";
-/// The hidden verb that starts this process.
-pub const VERB: &str = "page-http";
-/// The option with which it keeps its rights.
-pub const NO_SANDBOX: &str = "--no-sandbox";
 /// Streams of events at a time, of each kind of client. Fewer than connections: the page can be loaded while all are
 /// taken.
 pub const STREAMS_MAX: usize = 1024;
@@ -93,7 +89,7 @@ const PASSED_MAX: usize = 16;
 ///
 /// # Errors
 /// It cannot give them away, or the passage failed.
-pub fn run(is_sandboxed: bool, of_status: OfStatus) -> io::Result<()> {
+pub fn run(is_sandboxed: bool, of_status: Add) -> io::Result<()> {
     // A service manager ends all processes of a service. This one ends after the one that started it.
     for signal in [SIGINT, SIGTERM, SIGHUP] {
         signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)))?;
@@ -173,7 +169,7 @@ struct Server {
     tls: Option<Acceptor>,
     /// What the cookie is called with which a browser shows its token; `None`: none does.
     cookie: Option<CookieName>,
-    of_status: OfStatus,
+    of_status: Add,
 }
 
 /// Tells the other process that a connection is closed.
@@ -189,7 +185,7 @@ impl Drop for Open {
 }
 
 impl Server {
-    fn new(line: Arc<Line>, begin: Begin, streams_max: usize, of_status: OfStatus) -> io::Result<Self> {
+    fn new(line: Arc<Line>, begin: Begin, streams_max: usize, of_status: Add) -> io::Result<Self> {
         let Begin { port, tls, elsewhere, .. } = begin;
         let unread = Arc::new(Semaphore::new(UNREAD_KIB_MAX));
         let site = match (&tls, port) {
@@ -399,7 +395,7 @@ impl Server {
                 let follower = self.line.journal.follow_after(last, before);
                 Ok(events(Events::numbered(follower, (permit, follow))))
             }
-            Endpoint::Description => Ok(json_of(StatusCode::OK, &openapi::document(self.of_status))),
+            Endpoint::Description => Ok(json_of(StatusCode::OK, &answers::description(self.of_status))),
             Endpoint::Actions => Ok(json_of(StatusCode::OK, &answers::actions())),
             Endpoint::Hosts => match self.line.ask(by, Question::Hosts).await? {
                 Answer::Value(said) => {

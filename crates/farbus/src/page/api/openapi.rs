@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::actions::Action;
 use super::routes::{Endpoint, Found, all};
-use super::schemas::{self, Description, Info, OfStatus};
+use super::schemas::{self, Add, Description, Info};
 use crate::common::pictures::Kind;
 
 /// What a refusal is: a line of text.
@@ -38,8 +38,8 @@ const FAILURES: &[(&str, &str)] = &[
 /// The content type of a recording.
 pub const RECORDING_TYPE: &str = "application/x-pcapng";
 
-/// The description of everything that is there; `of_status` describes what processes say of themselves.
-pub fn document(of_status: OfStatus) -> Value {
+/// The description of everything that is there; `further` adds schemas ([`schemas::all`]).
+pub fn document(further: &[Add]) -> Value {
     let paths: Map<String, Value> = all()
         .map(|(path, found)| {
             let method = if found.route.is_change() { "post" } else { "get" };
@@ -56,7 +56,7 @@ pub fn document(of_status: OfStatus) -> Value {
         },
         paths,
         components: json!({
-            "schemas": schemas::all(of_status),
+            "schemas": schemas::all(further),
             "securitySchemes": {
                 "token": { "type": "http", "scheme": "bearer", "description": "farbus page token create" },
             },
@@ -275,7 +275,7 @@ mod tests {
 
     #[test]
     fn every_route_and_every_action_is_in_the_description_with_its_method_and_scope() {
-        let document = document(of_status);
+        let document = crate::page::answers::description(of_status);
         assert_eq!(document["openapi"], "3.1.0");
         let mut ids = std::collections::BTreeSet::new();
         for (path, found) in all() {
@@ -298,7 +298,7 @@ mod tests {
 
     #[test]
     fn every_reference_leads_somewhere() {
-        let document = document(of_status);
+        let document = crate::page::answers::description(of_status);
         let text = document.to_string();
         let mut count = 0;
         for rest in text.split("\"$ref\":\"#/components/schemas/").skip(1) {

@@ -7,36 +7,29 @@ use schemars::{JsonSchema, Schema, json_schema};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use super::super::answers::{Actions, Devices, Hosts, LabDevices, ProcessPlace};
 use super::super::lab::LabDevice;
-use super::super::rights::reading::Audit;
 use super::doing::{Told, ToldAll, WrongBody};
 use super::offers::Offer;
 use crate::common::schema::scope;
 
-/// Adds the schemas of what processes say of themselves: `Process`, `Device`, `WaitingStatus`, `BookedStatus` and
-/// `Latency`. The page passes these on and knows no types of them.
-pub type OfStatus = fn(&mut SchemaGenerator);
+/// Adds schemas of types that are not known here.
+pub type Add = fn(&mut SchemaGenerator);
 
 /// Where schemas are in the description.
 const AT: &str = "/components/schemas";
 
-/// The schemas of all answers, by name.
-pub fn all(of_status: OfStatus) -> Map<String, Value> {
+/// The schemas of all answers, by name. `further` adds those of what processes say of themselves (`Process`, `Device`,
+/// `WaitingStatus`, `BookedStatus`, `Latency`), which the page passes on, and of the answers that it makes of that.
+pub fn all(further: &[Add]) -> Map<String, Value> {
     let settings = SchemaSettings::draft2020_12().for_serialize().with(|settings| {
         settings.definitions_path = AT.into();
         settings.meta_schema = None;
         settings.transforms = vec![Box::new(RecursiveTransform(plain))];
     });
     let mut generator = settings.into_generator();
-    of_status(&mut generator);
+    further.iter().for_each(|add| add(&mut generator));
     for add in [
         SchemaGenerator::subschema_for::<Status>,
-        SchemaGenerator::subschema_for::<Devices<'_>>,
-        SchemaGenerator::subschema_for::<Hosts<'_>>,
-        SchemaGenerator::subschema_for::<LabDevices<'_>>,
-        SchemaGenerator::subschema_for::<Audit>,
-        SchemaGenerator::subschema_for::<Actions>,
         SchemaGenerator::subschema_for::<Told<'_>>,
         SchemaGenerator::subschema_for::<ToldAll>,
         SchemaGenerator::subschema_for::<Entered>,
@@ -99,6 +92,10 @@ fn process(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "array", "items": reference("Process") })
 }
 
+fn place(_: &mut SchemaGenerator) -> Schema {
+    reference("ProcessPlace")
+}
+
 fn waiting(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "array", "items": reference("WaitingStatus") })
 }
@@ -147,7 +144,8 @@ pub struct OwnRow {
     /// What it is, in words.
     title: String,
     /// The process.
-    process: ProcessPlace<'static>,
+    #[schemars(schema_with = "place")]
+    process: Value,
     /// How many hosts wait for it.
     waiting: usize,
     /// The hosts that wait for it, in the order in which they are served.

@@ -14,3 +14,8 @@ pub mod frames;
 pub mod hex;
 pub mod messages;
 pub mod places;
+
+/// The hidden verb that starts the confined process.
+pub const VERB: &str = "page-http";
+/// The option with which it keeps its rights.
+pub const NO_SANDBOX: &str = "--no-sandbox";

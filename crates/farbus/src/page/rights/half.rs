@@ -37,7 +37,7 @@ use super::super::line::messages::{
     Said, Told, Wanted,
 };
 use super::super::line::places::Places;
-use super::super::server::{NO_SANDBOX, VERB};
+use super::super::line::{NO_SANDBOX, VERB};
 use super::super::status::Processes;
 use super::asker::{Asked, Asker};
 use super::clients::{CONNECTIONS_MAX, Clients, REMOTE_MAX, Shown};
