@@ -26,7 +26,7 @@ const STAGES: usize = 4;
 #[cfg_attr(feature = "cli", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "cli", schemars(rename = "Latency"))]
 pub struct Seconds {
-    /// The last [`SECONDS_MAX`] seconds, the oldest first. A second without a timed request is left out.
+    /// The last 180 seconds, the oldest first. A second without a timed request is left out.
     pub seconds: Vec<Second>,
 }
 

@@ -46,13 +46,26 @@ pub fn all(further: &[Add]) -> Map<String, Value> {
 fn plain(schema: &mut Schema) {
     schema.remove("default");
     if let Some(Value::String(text)) = schema.get_mut("description") {
-        *text = text.split('\n').map(str::trim).collect::<Vec<_>>().join(" ").replace("[`", "`").replace("`]", "`");
+        *text = in_a_line(text);
     }
     let required: Vec<Value> = schema.get("required").and_then(Value::as_array).cloned().unwrap_or_default();
     if let Some(Value::Object(properties)) = schema.get_mut("properties") {
         let optional = properties.iter_mut().filter(|(name, _)| !required.iter().any(|one| one == name.as_str()));
         optional.for_each(|(_, property)| never_null(property));
     }
+}
+
+/// A docstring as one line, without links.
+fn in_a_line(text: &str) -> String {
+    let text = text.split('\n').map(str::trim).collect::<Vec<_>>().join(" ").replace("[`", "`");
+    let mut parts = text.split("`]");
+    let mut line = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        line.push('`');
+        // Where the link leads.
+        line += part.strip_prefix('(').and_then(|rest| rest.split_once(')')).map_or(part, |(_, rest)| rest);
+    }
+    line
 }
 
 /// A property that is absent where its field is `None`.
