@@ -3,6 +3,11 @@
 
 use serde_json::Value;
 
+use super::harness::{Harness, PATIENCE, Running, wait_until};
+use super::page::open_page;
+use super::page_actions::check;
+use super::sockets::share_at_socket;
+
 /// The page's description of itself.
 pub struct Description(pub Value);
 
@@ -132,4 +137,38 @@ fn an_answer_that_is_not_as_described_is_found() {
         assert!(!check(200, wrong), "{wrong}");
     }
     assert!(!check(201, r#"{"name":"a"}"#), "a status that is not described");
+}
+
+#[test]
+fn what_each_kind_of_process_says_of_its_devices_is_described_completely() {
+    let harness = Harness::new();
+    let image = harness.image("disk.img", 1 << 20);
+    let (_share, path) = share_at_socket(&harness, &[&format!("disk:{},name=disk", image.display()), "zero"]);
+    let config = harness.path("farbus.toml");
+    let text = format!(
+        "plain.listen = []\n[page]\nlisten = \"127.0.0.1:0\"\n[[share]]\nwhat = \"disk:/nothing\"\nname = \"lost\"\n\
+         [[attach]]\ntarget = 'unix:{}/disk'\nvia = 'nbd'\nsocket = '{}'\n\
+         [[attach]]\ntarget = 'unix:{}/none'\nvia = 'nbd'\n",
+        path.display(),
+        harness.path("nbd").display(),
+        path.display()
+    );
+    std::fs::write(&config, text).unwrap();
+    let _daemon = Running::start(harness.command(&["daemon", "--config", config.to_str().unwrap()]));
+    let nbd = Running::start(harness.command(&["nbd", "memory:1M", "--listen", "127.0.0.1:0"]));
+    nbd.wait_for_line("serving as nbd://127.0.0.1:");
+    let page = open_page(&harness);
+    let status = || page.get("/api/v1/status", "");
+    // Among them one that is not shared and one that is not attached, each with its failure.
+    wait_until(PATIENCE, "all devices are in the status", || {
+        let body = status().body;
+        ["attached", "in use", "available", "served", "failed", "\"failure\":{", "\"page\":{", "\"links\":{"]
+            .iter()
+            .all(|word| body.contains(word))
+    });
+    for path in ["/api/v1/status", "/api/v1/devices", "/api/v1/shares", "/api/v1/attachments", "/api/v1/lab/devices"] {
+        let reply = page.get(path, "");
+        assert_eq!(reply.status, 200, "{path}: {reply:?}");
+        check(&page, "get", path, &reply);
+    }
 }

@@ -89,7 +89,7 @@ mod tests {
         for closed in ["Failure", "Offer", "Operation", "Wrong", "WrongParameter"] {
             assert_eq!(schemas[closed]["additionalProperties"], false, "{closed}");
         }
-        assert!(!text.contains("(super::") && !text.contains("[`"), "a link of a docstring");
+        assert!(!text.contains("super::") && !text.contains("[`"), "a link of a docstring");
     }
 
     #[test]

@@ -22,7 +22,7 @@ pub struct Offer {
     pub summary: &'static str,
     /// The parameters that are known; the body of the request.
     pub parameters: Map<String, Value>,
-    /// Parameters that have to be added: [`super::actions::Action::required`] without those known.
+    /// Parameters that have to be added: those that are required and not known.
     pub missing: Vec<&'static str>,
     /// The command line that does the same; absent while a parameter is missing.
     #[serde(skip_serializing_if = "Option::is_none")]
