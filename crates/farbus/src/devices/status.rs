@@ -23,7 +23,7 @@ use crate::link::status::LinksStatus;
 /// One shared device, as `farbus status` shows it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "cli", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "cli", schemars(rename = "SharedDevice"))]
+#[cfg_attr(feature = "cli", schemars(rename = "SharedDeviceStatus"))]
 pub struct DeviceStatus {
     /// The name under which it is shared.
     pub name: String,

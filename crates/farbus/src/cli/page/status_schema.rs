@@ -35,13 +35,24 @@ struct Process {
 #[expect(dead_code, reason = "only its schema is used")]
 enum Device {
     /// A device that is shared.
-    Shared(DeviceStatus),
+    Shared(SharedDevice),
     /// A device that is attached, or a medium that `farbus nbd` serves.
     Attached(KeptDevice),
     /// A pipe.
     Pipe(host_pipes::Status),
     /// A device that a daemon cannot share.
     Failed(FailedDevice),
+}
+
+/// A device that is shared.
+#[derive(JsonSchema)]
+#[expect(dead_code, reason = "only its schema is used")]
+struct SharedDevice {
+    #[serde(flatten)]
+    status: DeviceStatus,
+    /// What commands call it, if another process shares a device of its name, too: the page adds this.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    called: Option<String>,
 }
 
 #[cfg(test)]
