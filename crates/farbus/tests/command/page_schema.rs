@@ -144,6 +144,7 @@ fn what_each_kind_of_process_says_of_its_devices_is_described_completely() {
     let harness = Harness::new();
     let image = harness.image("disk.img", 1 << 20);
     let (_share, path) = share_at_socket(&harness, &[&format!("disk:{},name=disk", image.display()), "zero"]);
+    let _of_the_same_name = harness.share(&["zero"]);
     let config = harness.path("farbus.toml");
     let text = format!(
         "plain.listen = []\n[page]\nlisten = \"127.0.0.1:0\"\n[[share]]\nwhat = \"disk:/nothing\"\nname = \"lost\"\n\
@@ -162,9 +163,19 @@ fn what_each_kind_of_process_says_of_its_devices_is_described_completely() {
     // Among them one that is not shared and one that is not attached, each with its failure.
     wait_until(PATIENCE, "all devices are in the status", || {
         let body = status().body;
-        ["attached", "in use", "available", "served", "failed", "\"failure\":{", "\"page\":{", "\"links\":{"]
-            .iter()
-            .all(|word| body.contains(word))
+        [
+            "attached",
+            "in use",
+            "available",
+            "served",
+            "failed",
+            "\"failure\":{",
+            "\"page\":{",
+            "\"links\":{",
+            "\"called\":\"zero@",
+        ]
+        .iter()
+        .all(|word| body.contains(word))
     });
     for path in ["/api/v1/status", "/api/v1/devices", "/api/v1/shares", "/api/v1/attachments", "/api/v1/lab/devices"] {
         let reply = page.get(path, "");
