@@ -2,6 +2,7 @@
 //!
 //! With a script the same form is sent as JSON, as a program does.
 
+use maud::Markup;
 use serde_json::{Map, Value};
 
 use super::api::actions::Wrong;
@@ -64,7 +65,7 @@ impl Sent {
 
     /// The answer if nothing is to be done yet: something is wrong, or it has to be asked whether it is meant. The
     /// status, and what the document has.
-    pub fn before(&self, status: &Status) -> Option<(u16, String)> {
+    pub fn before(&self, status: &Status) -> Option<(u16, Markup)> {
         if let Some(wrong) = self.found.action.and_then(|action| action.command(&self.given).err()) {
             return Some((400, self.again(&wrong)));
         }
@@ -88,7 +89,7 @@ impl Sent {
     }
 
     /// The answer when it was done, begun or has failed: the status, and what the document has.
-    pub fn after(&self, status: u16, body: &Value) -> (u16, String) {
+    pub fn after(&self, status: u16, body: &Value) -> (u16, Markup) {
         if let Ok(wrong) = serde_json::from_value::<Wrong>(body["wrong"].clone()) {
             return (status, self.again(&wrong));
         }
@@ -103,18 +104,18 @@ impl Sent {
             _ => "It is done.".to_owned(),
         };
         let warnings = body["warnings"].as_str().map(|warnings| format!(" It warned: {warnings}"));
-        (status, self.drawn((&(outcome + &warnings.unwrap_or_default()), false), String::new()))
+        (status, self.drawn((&(outcome + &warnings.unwrap_or_default()), false), Markup::default()))
     }
 
     /// The answer when it was not begun.
-    pub fn refused(&self, refusal: &Refusal) -> (u16, String) {
+    pub fn refused(&self, refusal: &Refusal) -> (u16, Markup) {
         let wrong = Wrong { parameter: None, message: refusal.why.to_string() };
         (refusal.status.as_u16(), self.again(&wrong))
     }
 
     /// The form again, with what was typed and what is wrong with it.
-    fn again(&self, wrong: &Wrong) -> String {
-        let form = self.found.action.map_or_else(String::new, |action| {
+    fn again(&self, wrong: &Wrong) -> Markup {
+        let form = self.found.action.map_or_else(Markup::default, |action| {
             Form {
                 action,
                 what: self.title(),
@@ -133,7 +134,7 @@ impl Sent {
         self.drawn((&outcome, true), form)
     }
 
-    fn drawn(&self, outcome: (&str, bool), form: String) -> String {
+    fn drawn(&self, outcome: (&str, bool), form: Markup) -> Markup {
         Answered { what: self.title(), outcome, line: &self.line, form, back: &self.back }.draw()
     }
 }
@@ -150,6 +151,10 @@ mod tests {
         Sent::of(path, find(path).unwrap(), body)
     }
 
+    fn said((status, html): (u16, Markup)) -> (u16, String) {
+        (status, html.into_string())
+    }
+
     fn lab() -> Status {
         status(json!([{ "pid": 7, "role": "share", "devices": [
             { "name": "disk", "bus_id": "1-1", "state": "in use", "user": "desk <b> (10.0.0.3:1)" },
@@ -159,7 +164,7 @@ mod tests {
     #[test]
     fn what_is_wrong_stands_at_its_field_and_nothing_typed_is_lost() {
         let form = sent("/do/release", "device=disk&reason=it%27s+%22mine%22&keep_out=1e9&force=on&back=%2Fnew");
-        let (code, html) = form.before(&lab()).unwrap();
+        let (code, html) = said(form.before(&lab()).unwrap());
         assert_eq!(code, 400);
         assert!(html.contains("id=\"do-release-keep_out-wrong\">a whole number from 0 to 86400<"), "{html}");
         assert!(
@@ -172,11 +177,11 @@ mod tests {
             assert!(html.contains(kept), "{kept}: {html}");
         }
         assert!(html.contains(" open><summary>"), "{html}");
-        let missing = sent("/do/migrate", "device=lab3%2Fdisk&to=").before(&lab()).unwrap().1;
+        let missing = said(sent("/do/migrate", "device=lab3%2Fdisk&to=").before(&lab()).unwrap()).1;
         assert!(missing.contains("id=\"do-migrate-to-wrong\">it is missing: Name or key"), "{missing}");
         // What its command refuses is said, and the form is there again.
         let failed = json!({ "id": 1, "state": "failed", "failure": { "message": "no host <i>" } });
-        let (code, html) = sent("/do/allow", "device=disk&host=lab9").after(404, &failed);
+        let (code, html) = said(sent("/do/allow", "device=disk&host=lab9").after(404, &failed));
         assert!(code == 404 && html.contains("It was not done: no host &lt;i&gt;"), "{html}");
         assert!(html.contains("value=\"lab9\"") && html.contains("farbus allow lab9 disk"), "{html}");
     }
@@ -184,7 +189,8 @@ mod tests {
     #[test]
     fn what_takes_something_from_somebody_is_asked_about_first_and_says_from_whom() {
         let back = "back=%2Fdevice%2F7%3Fname%3Ddisk";
-        let (code, html) = sent("/do/release", &format!("device=disk&force=on&{back}")).before(&lab()).unwrap();
+        let form = sent("/do/release", &format!("device=disk&force=on&{back}"));
+        let (code, html) = said(form.before(&lab()).unwrap());
         assert_eq!(code, 200);
         assert!(html.contains("desk &lt;b&gt; (10.0.0.3:1) uses disk and loses it."), "{html}");
         assert!(html.contains("farbus release disk --force") && html.contains("name=\"sure\" value=\"yes\""), "{html}");
@@ -198,7 +204,7 @@ mod tests {
         }
         assert!(sent("/do/attach", "target=disk").before(&lab()).is_none(), "nobody loses anything");
         let stop = sent("/do/stop/3", "");
-        assert!(stop.before(&lab()).unwrap().1.contains("This ends what"));
+        assert!(said(stop.before(&lab()).unwrap()).1.contains("This ends what"));
         let Question::Change { path, .. } = stop.question() else { panic!("a change") };
         assert_eq!(path, "/api/v1/operations/3/stop");
     }
@@ -210,7 +216,7 @@ mod tests {
         let body = |value: &str| names.map(|name| format!("{name}={value}")).join("&");
         let count = |html: &str| ['<', '>', '"'].map(|sign| html.matches(sign).count());
         for path in ["/do/release", "/do/detach", "/do/stop/3"] {
-            let of = |value: &str| sent(path, &body(value)).before(&lab()).unwrap().1;
+            let of = |value: &str| said(sent(path, &body(value)).before(&lab()).unwrap()).1;
             let (hostile, plain) = (of(evil), of("abc"));
             assert_eq!(count(&hostile), count(&plain), "{hostile}");
             assert!(!hostile.contains("<script") && !hostile.contains('\u{202e}'), "{hostile}");

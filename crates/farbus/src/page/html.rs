@@ -1,14 +1,13 @@
 //! The frame of every document. All that a document shows of devices, hosts and reasons was written by others.
 
-use std::fmt::Write;
-
 use farbus_io::trust::Scope;
+use maud::{Markup, PreEscaped, html};
 
 use super::api::callers::Caller;
 use super::api::routes::LEAVE_AT;
 use super::line::messages::Elsewhere;
 use super::status::Status;
-use super::view::{Details, Piece, Shown, View, escaped_whole};
+use super::view::{Details, List, Piece, Shown, View, whole};
 
 /// The style of the page.
 pub const STYLE: &str = include_str!("page.css");
@@ -31,7 +30,7 @@ const BEGIN: &str = "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=
     <link rel=\"stylesheet\" href=\"/page.css\">\n<script src=\"/page.js\" defer></script>\n";
 const PLOTS_BEGIN: &str = "<link rel=\"stylesheet\" href=\"/uplot-1.6.32.css\">\n\
     <script src=\"/uplot-1.6.32.js\" defer></script>\n<script src=\"/plots.js\" defer></script>\n";
-const FOOT: &str = "</main>\n<footer><p>What this page does, it does by the command that it shows. \
+const FOOT: &str = "\n<footer><p>What this page does, it does by the command that it shows. \
     <a href=\"/api/v1/status\">JSON</a> · <a href=\"/metrics\">metrics</a></p>";
 const END: &str = "</footer>\n<dialog id=\"sure\" aria-labelledby=\"sure-what\"><p id=\"sure-what\"></p>\n\
     <p><code id=\"sure-line\"></code></p>\n<p><button type=\"button\" id=\"sure-no\">Leave it</button> \
@@ -57,25 +56,23 @@ impl Viewer {
     }
 
     /// What they may do and until when, in words, with the way to sign out; empty for the page's own user.
-    fn draw(&self) -> String {
-        if !self.caller.has_token {
-            return String::new();
-        }
+    fn draw(&self) -> Markup {
         let (may, scope) = match self.may() {
             Scope::Read => ("may look", "read"),
             Scope::Observe => ("may look, and record what devices send", "observe"),
             Scope::Own => ("may do everything", "own"),
         };
-        let until = self.caller.until.as_deref().map(|until| format!(", until <time>{}</time>", escaped_whole(until)));
-        let leave = match self.is_let_in {
-            true => format!("<form method=\"post\" action=\"{LEAVE_AT}\"><button>Sign out</button></form>"),
-            false => String::new(),
-        };
-        format!(
-            "<div id=\"viewer\"><p><bdi>{}</bdi> {may} (scope <code>{scope}</code>){}</p>{leave}</div>\n",
-            escaped_whole(&self.caller.called),
-            until.unwrap_or_default()
-        )
+        html! {
+            @if self.caller.has_token {
+                div id="viewer" {
+                    p {
+                        bdi { (whole(&self.caller.called)) } " " (may) " (scope " code { (scope) } ")"
+                        @if let Some(until) = &self.caller.until { ", until " time { (whole(until)) } }
+                    }
+                    @if self.is_let_in { form method="post" action=(LEAVE_AT) { button { "Sign out" } } }
+                }
+            }
+        }
     }
 }
 
@@ -90,74 +87,70 @@ pub fn document(
 ) -> (bool, String) {
     let drawing = view.draw_with(status, details);
     let version = Shown::of(&drawing).version();
-    let mut out = begin(&drawing.title, view.path(), view.has_plots(), viewer);
-    let _ = writeln!(
-        out,
-        "<main id=\"main\" tabindex=\"-1\" data-view=\"{}\" data-version=\"{version:016x}\">",
-        escaped_whole(address)
-    );
-    for piece in drawing.pieces {
-        match piece {
-            Piece::Fixed(html) => out.push_str(&html),
-            Piece::List(list) => {
-                let _ = write!(out, "<{} id=\"{}\" data-parts>", list.element, list.id);
-                for part in list.parts {
-                    out.push_str(&part.html);
-                    out.push('\n');
+    let main = html! {
+        main id="main" tabindex="-1" data-view=(whole(address)) data-version=(format_args!("{version:016x}")) {
+            @for piece in &drawing.pieces {
+                @match piece {
+                    Piece::Fixed(html) => { (PreEscaped(html)) }
+                    Piece::List(list) => { (list_of(list)) }
                 }
-                let _ = writeln!(out, "</{}>", list.element);
             }
         }
+    };
+    let html = whole_document((&drawing.title, view.path()), view.has_plots(), &main, (viewer, elsewhere));
+    (drawing.is_there, html)
+}
+
+/// An element with its parts, whose name is the list's.
+fn list_of(List { id, element, parts }: &List) -> Markup {
+    html! {
+        (PreEscaped(format!("<{element} id=\"{id}\" data-parts>")))
+        // A space between links.
+        @for part in parts { (PreEscaped(&part.html)) "\n" }
+        (PreEscaped(format!("</{element}>\n")))
     }
-    end(&mut out, elsewhere);
-    (drawing.is_there, out)
 }
 
 /// A document that is no view: its main part is this HTML, and does not change.
-pub fn answer(title: &str, content: &str, (viewer, elsewhere): (&Viewer, Option<&Elsewhere>)) -> String {
-    let mut out = begin(title, "", false, viewer);
-    let _ = write!(out, "<main id=\"main\" tabindex=\"-1\">\n{content}");
-    end(&mut out, elsewhere);
-    out
+pub fn answer(title: &str, content: &Markup, around: (&Viewer, Option<&Elsewhere>)) -> String {
+    let main = html! { main id="main" tabindex="-1" { (content) } };
+    whole_document((title, ""), false, &main, around)
 }
 
-/// The document up to its main part. `current` is the path of the view that it is.
-fn begin(title: &str, current: &str, has_plots: bool, viewer: &Viewer) -> String {
-    let mut out = String::from(BEGIN);
-    if has_plots {
-        out.push_str(PLOTS_BEGIN);
-    }
-    let _ = write!(
-        out,
-        "<title>{}: farbus</title>\n</head>\n<body>\n<header><a class=\"skip\" href=\"#main\">To the content</a>\n\
-         <a class=\"brand\" href=\"/\">farbus</a>\n<nav aria-label=\"Views\">",
-        escaped_whole(title)
-    );
-    for (path, name) in VIEWS {
-        let current = if path == current { " aria-current=\"page\"" } else { "" };
-        let _ = write!(out, "<a href=\"{path}\"{current}>{name}</a> ");
-    }
-    let _ = write!(
-        out,
-        "</nav>\n<span id=\"live\" role=\"status\">as of when it was loaded</span>{}</header>\n",
-        viewer.draw()
-    );
-    out
-}
-
-/// The foot of the document.
-fn end(out: &mut String, elsewhere: Option<&Elsewhere>) {
-    out.push_str(FOOT);
-    if let Some(Elsewhere { url, fingerprint }) = elsewhere {
-        let _ = write!(
-            out,
-            "\n<p>On other machines: {}, for browsers with a code (<code>farbus page invite</code>). \
-             Its certificate has the SHA-256 fingerprint <code id=\"fingerprint\">{}</code></p>",
-            escaped_whole(url),
-            escaped_whole(fingerprint)
-        );
-    }
-    out.push_str(END);
+/// The document around its main part. `current` is the path of the view that it is.
+fn whole_document(
+    (title, current): (&str, &str),
+    has_plots: bool,
+    main: &Markup,
+    (viewer, elsewhere): (&Viewer, Option<&Elsewhere>),
+) -> String {
+    let document = html! {
+        (PreEscaped(BEGIN))
+        @if has_plots { (PreEscaped(PLOTS_BEGIN)) }
+        title { (whole(title)) ": farbus" }
+        (PreEscaped("</head>\n<body>\n"))
+        header {
+            a class="skip" href="#main" { "To the content" }
+            a class="brand" href="/" { "farbus" }
+            nav aria-label="Views" {
+                @for (path, name) in VIEWS {
+                    a href=(path) aria-current=[(path == current).then_some("page")] { (name) } " "
+                }
+            }
+            span id="live" role="status" { "as of when it was loaded" }
+            (viewer.draw())
+        }
+        (main)
+        (PreEscaped(FOOT))
+        @if let Some(Elsewhere { url, fingerprint }) = elsewhere {
+            p {
+                "On other machines: " (whole(url)) ", for browsers with a code (" code { "farbus page invite" } "). "
+                "Its certificate has the SHA-256 fingerprint " code id="fingerprint" { (whole(fingerprint)) }
+            }
+        }
+        (PreEscaped(END))
+    };
+    document.into_string()
 }
 
 /// What was the page's part that changes, before each view had many: the first devices.

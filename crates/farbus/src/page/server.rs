@@ -354,7 +354,7 @@ impl Server {
             Endpoint::Latency => Ok(json_of(StatusCode::OK, &self.latency(by, found.number, request.uri()).await?)),
             Endpoint::LatencyPart => {
                 let said = self.latency(by, found.number, request.uri()).await?;
-                Ok(text("text/html; charset=utf-8", view::latency(&said)))
+                Ok(text("text/html; charset=utf-8", view::latency(&said).into_string()))
             }
             Endpoint::Table => of_status(|status| text("text/html; charset=utf-8", html::table(status))).await,
             Endpoint::Metrics => {

@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::super::status::Status;
 use super::devices::{note, notes};
 use super::drawing::{Drawing, Keys, List, Part, Piece, key_of};
-use super::text::{table_of, theirs, whole};
+use super::text::{table, theirs, whole};
 use crate::common::bus_drawing::{BusDrawing, COLUMNS_MAX, Picture, PlaceDrawing};
 
 /// Buses that are drawn, of all processes together.
@@ -123,7 +123,7 @@ fn section(key: &str, process: &Value, bus: &Value) -> Markup {
                     (PreEscaped(elements))
                 }
             }
-            (table_of("What is reserved", &["Endpoint", unit, "Packets", "Time each"], &rows))
+            (table("What is reserved", &["Endpoint", unit, "Packets", "Time each"], &rows))
         }
     }
 }

@@ -1,8 +1,7 @@
 //! One device: what is known of it, what is done with it, and what can be.
 
-use std::fmt::Write;
-
 use farbus_io::trust::Scope;
+use maud::{Markup, Render, html};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -13,7 +12,7 @@ use super::devices::notes;
 use super::drawing::{Drawing, List, Part, Piece};
 use super::forms::Reader;
 use super::rows::{icon, state_of};
-use super::text::{encoded, escaped, escaped_whole, span, table, value_in};
+use super::text::{encoded, span, table, theirs, value_in, whole};
 use super::{forms, latency as over_time, operations, picture};
 use crate::common::units::format_bytes;
 
@@ -113,13 +112,15 @@ impl Which {
         let address = format!("/device/{}?name={}{role}", self.pid, encoded(&self.name));
         let reader = Reader { back: &address, may: self.may };
         let mut parts = notes(status);
-        let mut part = |key: &str, html: String| parts.push(Part { key: key.to_owned(), html });
+        let mut part = |key: &str, html: Markup| parts.push(Part { key: key.to_owned(), html: html.into_string() });
         match found {
             None => part(
                 "gone",
-                "<p id=\"gone\" role=\"alert\">This process has no such device, or has it no more. \
-                 <a href=\"/\">All devices</a></p>"
-                    .to_owned(),
+                html! {
+                    p id="gone" role="alert" {
+                        "This process has no such device, or has it no more. " a href="/" { "All devices" }
+                    }
+                },
             ),
             Some(_) => {
                 part("facts", facts(process, device));
@@ -148,56 +149,64 @@ impl Which {
         }
         let title: String = self.name.chars().filter(|c| !is_deceptive(*c)).take(60).collect();
         let mut pieces = vec![
-            Piece::Fixed(format!("<h1>{} {}</h1>\n", icon(device), escaped(&self.name))),
+            fixed(html! { h1 { (icon(device)) " " (theirs(&self.name)) } }),
             Piece::List(List { id: "device", element: "div", parts }),
         ];
         if let Some(details) = details {
-            pieces.push(Piece::Fixed(forms::hosts(&details.hosts)));
-            pieces.push(Piece::Fixed(plots("rates", "Rates over time")));
-            pieces.push(Piece::Fixed(plots("links", "Rates of its links over time")));
-            pieces.push(Piece::Fixed(self.latency(device, &details.latency)));
-            pieces.push(Piece::Fixed(descriptors::tree(&details.descriptors)));
-            pieces.push(Piece::Fixed(events(&details.events)));
+            pieces.push(fixed(forms::hosts(&details.hosts)));
+            pieces.push(fixed(plots("rates", "Rates over time")));
+            pieces.push(fixed(plots("links", "Rates of its links over time")));
+            pieces.push(fixed(self.latency(device, &details.latency)));
+            pieces.push(fixed(descriptors::tree(&details.descriptors)));
+            pieces.push(fixed(events(&details.events)));
         }
         Drawing { title, is_there: found.is_some(), pieces }
     }
 
     /// Its latency over time, which the script loads again when there is a further second.
-    fn latency(&self, device: &Value, said: &Value) -> String {
-        if !said.is_object() {
-            return String::new();
-        }
+    fn latency(&self, device: &Value, said: &Value) -> Markup {
         let second = device["latency"]["second"].as_u64().unwrap_or_default();
-        format!(
-            "{}<div id=\"latency-history\" data-live=\"/device/{}/latency?name={}{}\" data-follows=\"latency\" \
-             data-shown=\"{second}\">{}</div>\n",
-            plots("latency", "Latency over time"),
-            self.pid,
-            encoded(&self.name),
-            self.role.as_deref().map(|role| format!("&amp;role={}", encoded(role))).unwrap_or_default(),
-            over_time(said)
-        )
+        let role = self.role.as_deref().map(|role| format!("&role={}", encoded(role))).unwrap_or_default();
+        let at = format!("/device/{}/latency?name={}{role}", self.pid, encoded(&self.name));
+        html! {
+            @if said.is_object() {
+                (plots("latency", "Latency over time"))
+                div id="latency-history" data-live=(at) data-follows="latency" data-shown=(second) { (over_time(said)) }
+            }
+        }
     }
+}
+
+fn fixed(html: Markup) -> Piece {
+    Piece::Fixed(html.into_string())
 }
 
 /// Where the script draws, once it has something: without it the tables say the same.
-fn plots(what: &str, heading: &str) -> String {
-    format!("<section id=\"{what}-plots\" class=\"plots\" hidden><h2>{heading}</h2></section>\n")
+fn plots(what: &str, heading: &str) -> Markup {
+    html! { section id={ (what) "-plots" } class="plots" hidden { h2 { (heading) } } }
 }
 
 /// A heading and what stands below it, as one element; empty without content.
-fn section(id: &str, heading: &str, content: &str) -> String {
-    match content.is_empty() {
-        true => format!("<section id=\"{id}\" hidden></section>"),
-        false => format!("<section id=\"{id}\"><h2>{heading}</h2>\n{content}</section>"),
+fn section(id: &str, heading: &str, content: &Markup) -> Markup {
+    numbered_section(id, heading, content, None, &[])
+}
+
+/// The same with what the script follows: a number, and the rates that it draws: of each line `NAME:IN:OUT`, bytes a
+/// second.
+fn numbered_section(id: &str, heading: &str, content: &Markup, number: Option<u64>, rates: &[String]) -> Markup {
+    let is_empty = content.0.is_empty();
+    html! {
+        section id=(id) data-number=[number] data-rates=[(!rates.is_empty()).then(|| rates.join(" "))] hidden[is_empty] {
+            @if !is_empty { h2 { (heading) } (content) }
+        }
     }
 }
 
-fn facts(process: &Value, device: &Value) -> String {
-    let mut facts: Vec<(&str, String)> = Vec::new();
+fn facts(process: &Value, device: &Value) -> Markup {
+    let mut facts: Vec<(&str, Markup)> = Vec::new();
     let mut text = |what: &'static str, value: &Value| {
         if let Some(text) = value.as_str().filter(|text| !text.is_empty()) {
-            facts.push((what, escaped(text)));
+            facts.push((what, theirs(text)));
         }
     };
     text("What", &device["title"]);
@@ -225,44 +234,56 @@ fn facts(process: &Value, device: &Value) -> String {
     text("Reservation", &device["reservation"]["state"]);
     text("Missing", &device["reservation"]["missing"]);
     let spans = [("Since", "used_s"), ("Link lost since", "link_lost_s")];
-    facts.extend(spans.iter().filter_map(|(what, name)| Some((*what, span(device[*name].as_f64()?)))));
-    facts.extend(device["size_bytes"].as_u64().map(|bytes| ("Size", format_bytes(bytes))));
+    facts.extend(spans.iter().filter_map(|(what, name)| Some((*what, plain(span(device[*name].as_f64()?))))));
+    facts.extend(device["size_bytes"].as_u64().map(|bytes| ("Size", plain(format_bytes(bytes)))));
     let several = |list: &Value, name: &str| {
         let texts = list
             .as_array()
             .into_iter()
             .flatten()
             .filter_map(|of| if name.is_empty() { of } else { &of[name] }.as_str());
-        texts.take(ROWS_MAX).map(escaped).collect::<Vec<_>>().join(", ")
+        in_a_row(texts.take(ROWS_MAX).map(theirs))
     };
     let lists = [("Interfaces", "interfaces", ""), ("Users", "users", "user"), ("Waiting", "waiting", "host")];
     for (what, list, name) in lists.into_iter().chain([("Modules", "modules", ""), ("Drivers", "drivers", "")]) {
         facts.push((what, several(&device[list], name)));
     }
-    let label =
-        |(name, value): (&String, &Value)| format!("{}={}", escaped(name), escaped(value.as_str().unwrap_or("")));
+    let label = |(name, value): (&String, &Value)| {
+        html! { (theirs(name)) "=" (theirs(value.as_str().unwrap_or(""))) }
+    };
     let labels = device["labels"].as_object().into_iter().flatten().take(ROWS_MAX).map(label);
-    facts.push(("Labels", labels.collect::<Vec<_>>().join(", ")));
-    facts.extend(process["host"].as_str().map(|host| ("Host", escaped(host))));
+    facts.push(("Labels", in_a_row(labels)));
+    facts.extend(process["host"].as_str().map(|host| ("Host", theirs(host))));
     let (pid, role) = (process["pid"].as_u64().unwrap_or_default(), process["role"].as_str().unwrap_or_default());
-    facts.push(("Process", format!("{pid}, {}", escaped(role))));
-    let mut out = String::from("<dl id=\"facts\">\n");
-    for (what, value) in facts.iter().filter(|(_, value)| !value.is_empty()) {
-        let _ = writeln!(out, "<div><dt>{what}</dt><dd>{value}</dd></div>");
+    facts.push(("Process", html! { (pid) ", " (theirs(role)) }));
+    html! {
+        dl id="facts" {
+            @for (what, value) in facts.iter().filter(|(_, value)| !value.0.is_empty()) {
+                div { dt { (what) } dd { (value) } }
+            }
+        }
     }
-    out.push_str("</dl>");
-    out
+}
+
+/// These with commas between them.
+fn in_a_row(all: impl Iterator<Item = Markup>) -> Markup {
+    html! { @for (at, one) in all.enumerate() { @if at > 0 { ", " } (one) } }
+}
+
+/// A text of this program.
+fn plain(text: impl Render) -> Markup {
+    html! { (text) }
 }
 
 /// What passed, and how fast at present.
-fn traffic(status: &Status, process: &Value, device: &Value) -> String {
+fn traffic(status: &Status, process: &Value, device: &Value) -> Markup {
     let count = |name: &str| device["meters"][name].as_u64();
     let mut rows = Vec::new();
     let now = status.rate_of(process, device);
     for (what, name, rate) in [("From the device", "bytes_in", 0), ("To the device", "bytes_out", 1)] {
         if let Some(bytes) = count(name) {
             let rate = now.map(|rates| format!("{}/s", format_bytes(rates[rate]))).unwrap_or_default();
-            rows.push(vec![what.to_owned(), format_bytes(bytes), rate]);
+            rows.push(vec![plain(what), plain(format_bytes(bytes)), plain(rate)]);
         }
     }
     for (what, name) in [
@@ -272,18 +293,16 @@ fn traffic(status: &Status, process: &Value, device: &Value) -> String {
         ("Port resets", "resets"),
         ("Requests that the device dropped", "lost"),
     ] {
-        rows.extend(count(name).map(|count| vec![what.to_owned(), count.to_string(), String::new()]));
+        rows.extend(count(name).map(|count| vec![plain(what), plain(count), Markup::default()]));
     }
     let counts = device["counts"].as_object().into_iter().flatten().take(ROWS_MAX);
-    rows.extend(
-        counts.filter_map(|(name, count)| Some(vec![escaped(name), count.as_u64()?.to_string(), String::new()])),
-    );
-    let section =
-        section("traffic", "Traffic", &table("What passed in the present use", &["What", "So far", "Now"], &rows));
-    drawn_over_time(section, &now.map(|[from, to]| vec![format!("all:{from}:{to}")]).unwrap_or_default())
+    rows.extend(counts.filter_map(|(name, count)| Some(vec![theirs(name), plain(count.as_u64()?), Markup::default()])));
+    let table = table("What passed in the present use", &["What", "So far", "Now"], &rows);
+    let drawn = now.map(|[from, to]| vec![format!("all:{from}:{to}")]).unwrap_or_default();
+    numbered_section("traffic", "Traffic", &table, None, &drawn)
 }
 
-fn links(status: &Status, process: &Value, device: &Value) -> String {
+fn links(status: &Status, process: &Value, device: &Value) -> Markup {
     let links = device["links"]["each"].as_array().into_iter().flatten().take(ROWS_MAX);
     let mut drawn = Vec::new();
     let rows: Vec<_> = links
@@ -293,32 +312,24 @@ fn links(status: &Status, process: &Value, device: &Value) -> String {
             drawn.extend(rates.map(|[received, sent]| format!("{lane}:{received}:{sent}")));
             let bytes = |name: &str, at: usize| {
                 let so_far = link[name].as_u64().map(format_bytes).unwrap_or_default();
-                rates.map_or_else(|| so_far.clone(), |rates| format!("{so_far}, {}/s", format_bytes(rates[at])))
+                html! { (so_far) @if let Some(rates) = rates { ", " (format_bytes(rates[at])) "/s" } }
             };
             vec![
-                lane.to_string(),
-                if link["is_up"] == true { "up" } else { "lost" }.to_owned(),
-                link["since_s"].as_f64().map(span).unwrap_or_default(),
-                escaped(link["peer"].as_str().unwrap_or_default()),
+                plain(lane),
+                plain(if link["is_up"] == true { "up" } else { "lost" }),
+                plain(link["since_s"].as_f64().map(span).unwrap_or_default()),
+                theirs(link["peer"].as_str().unwrap_or_default()),
                 bytes("bytes_in", 0),
                 bytes("bytes_out", 1),
-                link["round_trip_ms"].as_f64().map(|ms| format!("{ms:.2} ms")).unwrap_or_default(),
+                plain(link["round_trip_ms"].as_f64().map(|ms| format!("{ms:.2} ms")).unwrap_or_default()),
             ]
         })
         .collect();
     let headings = ["Lane", "State", "Since", "Other end", "Received", "Sent", "Round trip"];
-    drawn_over_time(section("links", "Links", &table("The links of its session", &headings, &rows)), &drawn)
+    numbered_section("links", "Links", &table("The links of its session", &headings, &rows), None, &drawn)
 }
 
-/// The section with the rates that the script draws: of each line `NAME:IN:OUT`, bytes a second.
-fn drawn_over_time(section: String, rates: &[String]) -> String {
-    match rates.is_empty() {
-        true => section,
-        false => section.replacen("<section ", &format!("<section data-rates=\"{}\" ", rates.join(" ")), 1),
-    }
-}
-
-fn latency(device: &Value) -> String {
+fn latency(device: &Value) -> Markup {
     let latency = &device["latency"];
     let stages = [("All", "all_us"), ("Network", "network_us"), ("Exporter", "bus_us"), ("Device", "back_end_us")];
     let ms = |stage: &str, percentile: &str| {
@@ -328,27 +339,23 @@ fn latency(device: &Value) -> String {
     let rows: Vec<_> = rows
         .map(|(what, stage)| {
             let spread = ["p50", "p90", "p99"].map(|percentile| ms(stage, percentile));
-            std::iter::once((*what).to_owned()).chain(spread).collect()
+            std::iter::once(plain(what)).chain(spread.into_iter().map(plain)).collect()
         })
         .collect();
     let caption = format!("The latest {} requests that were timed", latency["samples"].as_u64().unwrap_or_default());
-    let section = section(
-        "latency",
-        "Latency",
-        &table(&caption, &["Stage", "Median", "90th percentile", "99th percentile"], &rows),
-    );
+    let table = table(&caption, &["Stage", "Median", "90th percentile", "99th percentile"], &rows);
     // What is loaded by itself follows this number.
     let second = latency["second"].as_u64().unwrap_or_default();
-    section.replacen("<section ", &format!("<section data-number=\"{second}\" "), 1)
+    numbered_section("latency", "Latency", &table, Some(second), &[])
 }
 
-fn history(device: &Value) -> String {
+fn history(device: &Value) -> Markup {
     let uses = device["history"].as_array().into_iter().flatten().take(ROWS_MAX);
     let rows: Vec<_> = uses
         .map(|past| {
-            let text = |name: &str| past[name].as_str().map(escaped).unwrap_or_default();
+            let text = |name: &str| past[name].as_str().map(theirs).unwrap_or_default();
             let time = |name: &str| past[name].as_f64().map(span).unwrap_or_default();
-            let (used, ago) = (time("used_s"), format!("{} ago", time("ago_s")));
+            let (used, ago) = (plain(time("used_s")), html! { (time("ago_s")) " ago" });
             vec![text("user"), used, ago, text("ended"), text("reason"), text("remark")]
         })
         .collect();
@@ -356,19 +363,20 @@ fn history(device: &Value) -> String {
     section("history", "History", &table("Former users, the latest first", &headings, &rows))
 }
 
-fn events(events: &[Value]) -> String {
+fn events(events: &[Value]) -> Markup {
     let rows: Vec<_> = events
         .iter()
         .map(|event| {
-            let text = |name: &str| event[name].as_str().map(escaped).unwrap_or_default();
+            let text = |name: &str| event[name].as_str().map(theirs).unwrap_or_default();
             vec![text("at"), text("event"), text("host"), text("how"), text("why")]
         })
         .collect();
     let headings = ["When", "Event", "Host", "How", "Why"];
-    let listed = table("As of when this page was loaded, the latest first", &headings, &rows);
-    let line = escaped_whole(&command("audit", &[]));
-    let more = format!("<p>More, of other hosts: <code>{line}</code></p>\n");
-    section("events", "What happened", &(listed + &more))
+    let content = html! {
+        (table("As of when this page was loaded, the latest first", &headings, &rows))
+        p { "More, of other hosts: " code { (whole(&command("audit", &[]))) } }
+    };
+    section("events", "What happened", &content)
 }
 
 #[cfg(test)]

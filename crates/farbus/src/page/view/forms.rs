@@ -3,9 +3,8 @@
 //! A form is drawn out of the table of actions: what is known stands in hidden fields, what has to be said in fields,
 //! what may be said in fields that can be unfolded.
 
-use std::fmt::Write;
-
 use farbus_io::trust::Scope;
+use maud::{Markup, html};
 use serde_json::{Map, Value};
 
 use super::super::api::actions::{Action, HOSTS, Kind, Parameter, Wrong};
@@ -16,7 +15,7 @@ use super::super::api::table;
 use super::super::shell::command;
 use super::super::status::Status;
 use super::drawing::{Drawing, Piece};
-use super::text::{escaped, escaped_whole};
+use super::text::{sent_back, table, theirs, whole};
 
 /// Choices of one list.
 const CHOICES_MAX: usize = 256;
@@ -61,7 +60,7 @@ impl Form<'_> {
     }
 
     /// The whole element. Its id is unique in a document that has one form of each action.
-    pub fn draw(&self) -> String {
+    pub fn draw(&self) -> Markup {
         let (id, name) = (self.id(), self.action.name);
         let given = match self.typed.is_empty() {
             true => self.known.clone(),
@@ -70,125 +69,90 @@ impl Form<'_> {
             }),
         };
         let (line, _) = forms::line(self.action, &given);
-        let mut out = format!("<form id=\"{id}\" class=\"do\" method=\"post\" action=\"{FORMS_AT}{name}\"");
-        if let Some(hits) = &self.hits {
-            let _ = write!(out, " data-hits=\"{}\"", escaped_whole(hits));
-        }
-        let _ = write!(out, ">\n<p class=\"what\">{}</p>{}", self.what, hidden("back", self.back));
-        for (name, value) in self.known {
-            out.push_str(&hidden(name, value.as_str().unwrap_or_default()));
-        }
-        let is_open = |parameter: &&Parameter| !self.known.contains_key(parameter.name);
-        for parameter in self.action.parameters.iter().filter(is_open).filter(|parameter| parameter.is_required()) {
-            out.push_str(&self.field(parameter));
-        }
-        let options: Vec<&Parameter> =
-            self.action.parameters.iter().filter(is_open).filter(|parameter| !parameter.is_required()).collect();
-        if !options.is_empty() {
-            // What was typed, or is wrong, is seen.
-            let is_used = |parameter: &&Parameter| {
-                !self.value(parameter).is_empty()
-                    || self.wrong.is_some_and(|wrong| wrong.parameter.as_deref() == Some(parameter.name))
-            };
-            let open = if options.iter().any(is_used) { " open" } else { "" };
-            let _ = write!(
-                out,
-                "\n<details id=\"{id}-more\" aria-label=\"Options: {0}\"{open}><summary>Options: {0}</summary>",
-                self.what
-            );
-            options.iter().for_each(|parameter| out.push_str(&self.field(parameter)));
-            out.push_str("</details>");
-        }
-        let of_whole = self.wrong.filter(|wrong| {
-            let is_field = |parameter: &Parameter| wrong.parameter.as_deref() == Some(parameter.name);
-            !self.action.parameters.iter().any(is_field)
-        });
-        let _ = write!(
-            out,
-            "\n<p class=\"line\"><code tabindex=\"0\">{}</code> <button type=\"button\" class=\"copy\" \
-             aria-label=\"Copy the command: {what}\">Copy</button> <button class=\"do\" data-action=\"{name}\" \
-             aria-label=\"Do it: {what}\">Do it</button></p><p class=\"said wrong\">{}</p></form>",
-            escaped_whole(&line),
-            of_whole.map(|wrong| escaped_whole(&wrong.message)).unwrap_or_default(),
-            what = self.what,
-        );
-        out
-    }
-
-    fn field(&self, parameter: &Parameter) -> String {
-        let (id, name) = (format!("{}-{}", self.id(), parameter.name), parameter.name);
-        let value = self.value(parameter);
-        let message = self.wrong.filter(|wrong| wrong.parameter.as_deref() == Some(name));
-        let invalid = if message.is_some() { " aria-invalid=\"true\"" } else { "" };
-        let common = format!("id=\"{id}\" name=\"{name}\" aria-describedby=\"{id}-wrong\"{invalid}");
-        let list = match (self.action.name, name, parameter.kind) {
-            ("share", "what", _) => " list=\"shareable\"",
-            ("attach", "target", _) => " list=\"targets\"",
-            (_, _, HOSTS) => " list=\"hosts\"",
-            _ => "",
-        };
-        let text = |more: &str| {
-            format!(
-                "<label for=\"{id}\">{}</label><input {common} value=\"{}\" autocapitalize=\"none\" autocomplete=\"off\" \
-                 spellcheck=\"false\"{list}{more}>",
-                escaped_whole(parameter.help),
-                escaped_whole(value)
-            )
-        };
-        let field = match parameter.kind {
-            Kind::Text { .. } | Kind::Span | Kind::Words | Kind::Path => text(""),
-            // The first line break in it is none of its text.
-            Kind::Texts { .. } => format!(
-                "<label for=\"{id}\">{} One on each line.</label><textarea {common} rows=\"1\" autocapitalize=\"none\" \
-                 autocomplete=\"off\" spellcheck=\"false\" data-kind=\"lines\">\n{}</textarea>",
-                escaped_whole(parameter.help),
-                whole(value)
-            ),
-            // A field for numbers would lose a text that is none.
-            Kind::Number { .. } => text(" inputmode=\"numeric\" data-kind=\"number\""),
-            Kind::Choice(words) => {
-                let mut options = "<option value=\"\">as the command chooses</option>".to_owned();
-                for word in words {
-                    let selected = if *word == value { " selected" } else { "" };
-                    let _ = write!(options, "<option{selected}>{word}</option>");
+        let open = self.action.parameters.iter().filter(|parameter| !self.known.contains_key(parameter.name));
+        let (required, options): (Vec<_>, Vec<_>) = open.partition(|parameter| parameter.is_required());
+        let is_wrong = |parameter: &Parameter| self.wrong_of(parameter).is_some();
+        // What was typed, or is wrong, is seen.
+        let is_used = |parameter: &&Parameter| !self.value(parameter).is_empty() || is_wrong(parameter);
+        let of_whole = self.wrong.filter(|_| !self.action.parameters.iter().any(is_wrong));
+        html! {
+            form id=(id) class="do" method="post" action={ (FORMS_AT) (name) }
+                data-hits=[self.hits.as_deref().map(whole)]
+            {
+                p class="what" { (self.what) }
+                (hidden("back", self.back))
+                @for (name, value) in self.known { (hidden(name, value.as_str().unwrap_or_default())) }
+                @for parameter in required { (self.field(parameter)) }
+                @if !options.is_empty() {
+                    details id={ (id) "-more" } aria-label={ "Options: " (self.what) } open[options.iter().any(is_used)] {
+                        summary { "Options: " (self.what) }
+                        @for parameter in &options { (self.field(parameter)) }
+                    }
                 }
-                format!(
-                    "<label for=\"{id}\">{}</label><select {common}>{options}</select>",
-                    escaped_whole(parameter.help)
-                )
+                p class="line" {
+                    code tabindex="0" { (whole(&line)) } " "
+                    button type="button" class="copy" aria-label={ "Copy the command: " (self.what) } { "Copy" } " "
+                    button class="do" data-action=(name) aria-label={ "Do it: " (self.what) } { "Do it" }
+                }
+                p class="said wrong" { @if let Some(wrong) = of_whole { (whole(&wrong.message)) } }
             }
-            Kind::Switch => {
-                let checked = if value.is_empty() { "" } else { " checked" };
-                format!(
-                    "<input type=\"checkbox\" {common}{checked}> <label for=\"{id}\">{}</label>",
-                    escaped_whole(parameter.help)
-                )
-            }
-        };
-        let message = message.map(|wrong| escaped_whole(&wrong.message)).unwrap_or_default();
-        format!("\n<div class=\"field\">{field}<span class=\"wrong\" id=\"{id}-wrong\">{message}</span></div>")
-    }
-}
-
-fn hidden(name: &str, value: &str) -> String {
-    format!("<input type=\"hidden\" name=\"{}\" value=\"{}\">", escaped_whole(name), whole(value))
-}
-
-/// A value that is sent back as it is: a character that is not seen stays, as its number.
-fn whole(value: &str) -> String {
-    let mut out = String::with_capacity(value.len());
-    for c in value.chars() {
-        match c {
-            '&' | '<' | '>' | '"' | '\'' => out.push_str(&escaped_whole(c.encode_utf8(&mut [0; 4]))),
-            // HTML has no way to write these two, and a browser sends the second as two characters.
-            '\0' | '\r' => out.push('\u{fffd}'),
-            c if super::super::shell::is_deceptive(c) => {
-                let _ = write!(out, "&#{};", u32::from(c));
-            }
-            c => out.push(c),
         }
     }
-    out
+
+    fn wrong_of(&self, parameter: &Parameter) -> Option<&Wrong> {
+        self.wrong.filter(|wrong| wrong.parameter.as_deref() == Some(parameter.name))
+    }
+
+    fn field(&self, parameter: &Parameter) -> Markup {
+        let (id, name) = (format!("{}-{}", self.id(), parameter.name), parameter.name);
+        let (value, help) = (self.value(parameter), whole(parameter.help));
+        let message = self.wrong_of(parameter);
+        let (wrong_id, invalid) = (format!("{id}-wrong"), message.map(|_| "true"));
+        let list = match (self.action.name, name, parameter.kind) {
+            ("share", "what", _) => Some("shareable"),
+            ("attach", "target", _) => Some("targets"),
+            (_, _, HOSTS) => Some("hosts"),
+            _ => None,
+        };
+        let is_number = matches!(parameter.kind, Kind::Number { .. });
+        html! {
+            div class="field" {
+                @match parameter.kind {
+                    Kind::Text { .. } | Kind::Span | Kind::Words | Kind::Path | Kind::Number { .. } => {
+                        label for=(id) { (help) }
+                        // A field for numbers would lose a text that is none.
+                        input id=(id) name=(name) aria-describedby=(wrong_id) aria-invalid=[invalid] value=(whole(value))
+                            autocapitalize="none" autocomplete="off" spellcheck="false" list=[list]
+                            inputmode=[is_number.then_some("numeric")] data-kind=[is_number.then_some("number")];
+                    }
+                    // The first line break in it is none of its text.
+                    Kind::Texts { .. } => {
+                        label for=(id) { (help) " One on each line." }
+                        textarea id=(id) name=(name) aria-describedby=(wrong_id) aria-invalid=[invalid] rows="1"
+                            autocapitalize="none" autocomplete="off" spellcheck="false" data-kind="lines"
+                        { "\n" (sent_back(value)) }
+                    }
+                    Kind::Choice(words) => {
+                        label for=(id) { (help) }
+                        select id=(id) name=(name) aria-describedby=(wrong_id) aria-invalid=[invalid] {
+                            option value="" { "as the command chooses" }
+                            @for word in words { option selected[*word == value] { (word) } }
+                        }
+                    }
+                    Kind::Switch => {
+                        input type="checkbox" id=(id) name=(name) aria-describedby=(wrong_id) aria-invalid=[invalid]
+                            checked[!value.is_empty()];
+                        " " label for=(id) { (help) }
+                    }
+                }
+                span class="wrong" id=(wrong_id) { @if let Some(wrong) = message { (whole(&wrong.message)) } }
+            }
+        }
+    }
+}
+
+fn hidden(name: &str, value: &str) -> Markup {
+    html! { input type="hidden" name=(whole(name)) value=(sent_back(value)); }
 }
 
 /// Who loses something by an action, as a question to the one who asks for it; `None`: nobody does.
@@ -215,40 +179,46 @@ pub fn hits(action: &str, device: &Value) -> Option<String> {
 
 /// A form that attaches a device of another host, in a row whose element has the id `key`; the command line alone for
 /// those who may not.
-pub fn attach_here(offer: &offers::Offer, key: &str, reader: Reader<'_>) -> String {
-    let line = escaped_whole(&offer.line);
+pub fn attach_here(offer: &offers::Offer, key: &str, reader: Reader<'_>) -> Markup {
     let may = table::action(offer.action).is_some_and(|action| reader.may >= action.scope);
-    if !may {
-        return format!("<code>{line}</code>");
+    let target = offer.parameters["target"].as_str().unwrap_or_default();
+    html! {
+        @if may {
+            form id={ (key) "-attach" } class="do" method="post" action={ (FORMS_AT) (offer.action) } {
+                (hidden("back", reader.back))
+                @for (name, value) in &offer.parameters { (hidden(name, value.as_str().unwrap_or_default())) }
+                p class="line" {
+                    code { (whole(&offer.line)) } " "
+                    button class="do" data-action=(offer.action) aria-label={ "Attach here: " (whole(target)) } {
+                        "Attach here"
+                    }
+                }
+                p class="said wrong" {}
+            }
+        } @else {
+            code { (whole(&offer.line)) }
+        }
     }
-    let known = offer.parameters.iter().map(|(name, value)| hidden(name, value.as_str().unwrap_or_default()));
-    format!(
-        "<form id=\"{key}-attach\" class=\"do\" method=\"post\" action=\"{FORMS_AT}{action}\">{}{}<p class=\"line\">\
-         <code>{line}</code> <button class=\"do\" data-action=\"{action}\" aria-label=\"Attach here: {}\">Attach here\
-         </button></p><p class=\"said wrong\"></p></form>",
-        hidden("back", reader.back),
-        known.collect::<String>(),
-        escaped_whole(offer.parameters["target"].as_str().unwrap_or_default()),
-        action = offer.action,
-    )
 }
 
 /// A form that ends an operation; empty for those who may not. `line` is the command line that does the same.
-pub fn stop(operation: &Value, line: &str, reader: Reader<'_>) -> String {
+pub fn stop(operation: &Value, line: &str, reader: Reader<'_>) -> Markup {
     let id = operation["id"].as_u64().unwrap_or_default();
     let needs = operation["action"].as_str().and_then(table::action).map_or(Scope::Own, |action| action.scope);
-    if reader.may < needs {
-        return String::new();
+    html! {
+        @if reader.may >= needs {
+            form id={ "stop-" (id) } class="do" method="post" action={ (FORMS_AT) "stop/" (id) }
+                data-at={ (OPERATIONS_AT) (id) "/stop" } data-hits=(whole(&stop_hits(operation)))
+            {
+                (hidden("back", reader.back))
+                p class="line" {
+                    span { "end it" } " " code tabindex="0" { (whole(line)) } " "
+                    button class="do" aria-label={ "End it: operation " (id) } { "End it" }
+                }
+                p class="said wrong" {}
+            }
+        }
     }
-    let hits = escaped_whole(&stop_hits(operation));
-    format!(
-        "<form id=\"stop-{id}\" class=\"do\" method=\"post\" action=\"{FORMS_AT}stop/{id}\" \
-         data-at=\"{OPERATIONS_AT}{id}/stop\" data-hits=\"{hits}\">{}<p class=\"line\"><span>end it</span> \
-         <code tabindex=\"0\">{}</code> <button class=\"do\" aria-label=\"End it: operation {id}\">End it</button></p>\
-         <p class=\"said wrong\"></p></form>",
-        hidden("back", reader.back),
-        escaped_whole(line),
-    )
 }
 
 /// What ends with an operation.
@@ -259,12 +229,11 @@ pub fn stop_hits(operation: &Value) -> String {
 }
 
 /// What can be done with a device: a form for each action that its reader may do, and the command line of the others.
-pub fn commands(process: &Value, device: &Value, reader: Reader<'_>) -> String {
-    let mut content = String::new();
+pub fn commands(process: &Value, device: &Value, reader: Reader<'_>) -> Markup {
     let offers = offers::of(process, device);
-    for offer in &offers {
-        let Some(action) = table::action(offer.action) else { continue };
-        let drawn = match reader.may >= action.scope {
+    let drawn = |offer: &offers::Offer| {
+        let action = table::action(offer.action)?;
+        Some(match reader.may >= action.scope {
             true => Form {
                 action,
                 what: offer.what,
@@ -276,38 +245,37 @@ pub fn commands(process: &Value, device: &Value, reader: Reader<'_>) -> String {
             }
             .draw(),
             false => to_type(offer.what, &offer.line),
-        };
-        let _ = writeln!(content, "<li>{drawn}</li>");
-    }
+        })
+    };
     // What can be allowed is shared here.
-    if let Some(name) = device["name"].as_str().filter(|_| offers.iter().any(|offer| offer.action == "allow")) {
-        let line = command("label", &[name, "place=TEXT"]);
-        let _ = writeln!(content, "<li>{}</li>", to_type("say where it is", &line));
-    }
-    if content.is_empty() { content } else { format!("<ul class=\"commands\">\n{content}</ul>\n") }
+    let named = device["name"].as_str().filter(|_| offers.iter().any(|offer| offer.action == "allow"));
+    let label = named.map(|name| to_type("say where it is", &command("label", &[name, "place=TEXT"])));
+    let all: Vec<Markup> = offers.iter().filter_map(drawn).chain(label).collect();
+    html! { @if !all.is_empty() { ul class="commands" { @for one in all { li { (one) } } } } }
 }
 
 /// A command line that can be copied.
-fn to_type(what: &str, line: &str) -> String {
-    format!(
-        "<p class=\"what\">{what}</p><p class=\"line\"><code tabindex=\"0\">{}</code> <button type=\"button\" \
-         class=\"copy\" aria-label=\"Copy the command: {what}\">Copy</button></p>",
-        escaped_whole(line)
-    )
+fn to_type(what: &str, line: &str) -> Markup {
+    html! {
+        p class="what" { (what) }
+        p class="line" {
+            code tabindex="0" { (whole(line)) } " "
+            button type="button" class="copy" aria-label={ "Copy the command: " (what) } { "Copy" }
+        }
+    }
 }
 
 /// A list that fields offer to choose from: values, each with what it means.
-fn choices<'c>(id: &str, all: impl Iterator<Item = (&'c str, String)>) -> String {
-    let mut out = format!("<datalist id=\"{id}\">");
-    for (value, what) in all.take(CHOICES_MAX) {
-        let _ = write!(out, "<option value=\"{}\">{}</option>", escaped_whole(value), escaped_whole(&what));
+fn choices<'c>(id: &str, all: impl Iterator<Item = (&'c str, String)>) -> Markup {
+    html! {
+        datalist id=(id) {
+            @for (value, what) in all.take(CHOICES_MAX) { option value=(whole(value)) { (whole(&what)) } }
+        }
     }
-    out.push_str("</datalist>\n");
-    out
 }
 
 /// The list of paired hosts, which fields for a host offer.
-pub fn hosts(hosts: &[String]) -> String {
+pub fn hosts(hosts: &[String]) -> Markup {
     choices("hosts", hosts.iter().map(|host| (host.as_str(), String::new())))
 }
 
@@ -325,39 +293,45 @@ const OF_EVERY_MACHINE: [(&str, &str); 6] = [
 /// chosen.
 pub fn new(status: &Status, known: Option<(&[String], &[Value])>, may: Scope) -> Drawing {
     let title = "Share and attach".to_owned();
-    let mut html = format!("<h1>{title}</h1>\n");
+    let drawn = |content: Markup| {
+        let html = html! { h1 { (title) } (content) };
+        Drawing { title: title.clone(), is_there: true, pieces: vec![Piece::Fixed(html.into_string())] }
+    };
     let Some((hosts, shareable)) = known.filter(|_| may >= Scope::Own) else {
-        html.push_str(
-            "<p>To share and attach devices here a browser needs the scope <code>own</code>: \
-             <code>farbus page invite --scope own</code></p>\n",
-        );
-        return Drawing { title, is_there: true, pieces: vec![Piece::Fixed(html)] };
+        return drawn(html! {
+            p {
+                "To share and attach devices here a browser needs the scope " code { "own" } ": "
+                code { "farbus page invite --scope own" }
+            }
+        });
     };
     let none = Map::new();
     let form = |name: &str, what| {
-        table::action(name).map_or_else(String::new, |action| {
-            Form { action, what, known: &none, typed: &[], wrong: None, hits: None, back: "/new" }.draw()
-        })
+        let action = table::action(name)?;
+        Some(Form { action, what, known: &none, typed: &[], wrong: None, hits: None, back: "/new" }.draw())
     };
-    let _ = writeln!(html, "<section id=\"share\"><h2>Share</h2>\n{}", form("share", "share a device of this machine"));
-    html.push_str(&plugged_in(shareable));
-    let _ = writeln!(
-        html,
-        "</section>\n<section id=\"attach\"><h2>Attach</h2>\n{}</section>",
-        form("attach", "use a device of another host, or of another process, here")
-    );
     let text = |of: &Value| of.as_str().unwrap_or_default().to_owned();
     let usb = shareable.iter().filter(|found| found["why_not"].is_null());
     let usb = usb.filter_map(|found| Some((found["share_as"].as_str()?, text(&found["title"]))));
     let every = OF_EVERY_MACHINE.iter().map(|(value, what)| (*value, (*what).to_owned()));
-    html.push_str(&choices("shareable", usb.chain(every)));
-    html.push_str(&targets(status, hosts));
-    Drawing { title, is_there: true, pieces: vec![Piece::Fixed(html)] }
+    drawn(html! {
+        section id="share" {
+            h2 { "Share" }
+            (form("share", "share a device of this machine").unwrap_or_default())
+            (plugged_in(shareable))
+        }
+        section id="attach" {
+            h2 { "Attach" }
+            (form("attach", "use a device of another host, or of another process, here").unwrap_or_default())
+        }
+        (choices("shareable", usb.chain(every)))
+        (targets(status, hosts))
+    })
 }
 
 /// The devices that can be attached, as far as they are known here: those that this user's processes share, and the
 /// hosts that have others.
-fn targets(status: &Status, hosts: &[String]) -> String {
+fn targets(status: &Status, hosts: &[String]) -> Markup {
     let offered: Vec<(String, String)> = status
         .devices()
         .flat_map(|(process, device)| {
@@ -373,17 +347,18 @@ fn targets(status: &Status, hosts: &[String]) -> String {
 }
 
 /// The USB devices of this machine, with what prevents that one is shared.
-fn plugged_in(shareable: &[Value]) -> String {
-    let rows: Vec<Vec<String>> = shareable
+fn plugged_in(shareable: &[Value]) -> Markup {
+    let rows: Vec<Vec<Markup>> = shareable
         .iter()
         .take(CHOICES_MAX)
         .map(|found| {
-            let text = |name: &str| escaped(found[name].as_str().unwrap_or_default());
-            let verdict = found["why_not"].as_str().map_or("yes".to_owned(), |why| format!("no: {}", escaped(why)));
+            let text = |name: &str| theirs(found[name].as_str().unwrap_or_default());
+            let why_not = found["why_not"].as_str();
+            let verdict = html! { @if let Some(why) = why_not { "no: " (theirs(why)) } @else { "yes" } };
             vec![text("share_as"), text("title"), text("ids"), verdict]
         })
         .collect();
-    super::text::table("USB devices that are plugged in", &["Share as", "Device", "Ids", "Can be shared"], &rows)
+    table("USB devices that are plugged in", &["Share as", "Device", "Ids", "Can be shared"], &rows)
 }
 
 /// What a form was answered with, without a script.
@@ -395,35 +370,32 @@ pub struct Answered<'a> {
     /// The command line.
     pub line: &'a str,
     /// The form again, or the question whether it is meant.
-    pub form: String,
+    pub form: Markup,
     /// The view from which it came.
     pub back: &'a str,
 }
 
 impl Answered<'_> {
     /// What the document's main part has.
-    pub fn draw(&self) -> String {
+    pub fn draw(&self) -> Markup {
         let (outcome, has_failed) = self.outcome;
-        let role = if has_failed { "alert" } else { "status" };
-        let form = if self.form.is_empty() { String::new() } else { format!("<section>{}</section>\n", self.form) };
-        format!(
-            "<h1>{}</h1>\n<p id=\"outcome\" role=\"{role}\">{}</p>\n<p>The command line: <code tabindex=\"0\">{}</code></p>\n\
-             {form}<p><a href=\"{}\">Back</a></p>\n",
-            escaped_whole(self.what),
-            escaped_whole(outcome),
-            escaped_whole(self.line),
-            escaped_whole(self.back)
-        )
+        html! {
+            h1 { (whole(self.what)) }
+            p id="outcome" role=(if has_failed { "alert" } else { "status" }) { (whole(outcome)) }
+            p { "The command line: " code tabindex="0" { (whole(self.line)) } }
+            @if !self.form.0.is_empty() { section { (self.form) } }
+            p { a href=(whole(self.back)) { "Back" } }
+        }
     }
 }
 
 /// The question whether what was asked for is meant: the same again, with a second button.
-pub fn question(at: &str, pairs: &[(String, String)]) -> String {
-    let again: String =
-        pairs.iter().filter(|(name, _)| name != "sure").map(|(name, value)| hidden(name, value)).collect();
-    format!(
-        "<form id=\"sure-form\" method=\"post\" action=\"{}\">{again}{}<p><button>Do it</button></p></form>",
-        escaped_whole(at),
-        hidden("sure", "yes")
-    )
+pub fn question(at: &str, pairs: &[(String, String)]) -> Markup {
+    html! {
+        form id="sure-form" method="post" action=(whole(at)) {
+            @for (name, value) in pairs.iter().filter(|(name, _)| name != "sure") { (hidden(name, value)) }
+            (hidden("sure", "yes"))
+            p { button { "Do it" } }
+        }
+    }
 }

@@ -3,6 +3,7 @@
 
 use std::fmt::Write;
 
+use maud::{Markup, html};
 use serde_json::Value;
 
 use super::text::table;
@@ -34,46 +35,48 @@ fn ago(second: &Value) -> u64 {
 }
 
 /// Tells what a process says of the seconds of an attachment; empty if no second has a timed request.
-pub fn drawn(said: &Value) -> String {
+pub fn drawn(said: &Value) -> Markup {
     let seconds = said["seconds"].as_array().map(Vec::as_slice).unwrap_or_default();
     let seconds: Vec<&Value> = seconds.iter().filter(|second| ago(second) < SECONDS_MAX).collect();
     let seconds = &seconds[seconds.len().saturating_sub(SECONDS_MAX as usize)..];
-    let Some(latest) = seconds.last() else { return String::new() };
-    let mut out = to_draw(seconds);
-    let rows: Vec<_> = STAGES
+    let Some(latest) = seconds.last() else { return Markup::default() };
+    let of_percentiles = |second: &Value, stage: &str| {
+        PERCENTILES.map(|(percentile, _)| html! { (span(number(second, stage, percentile))) }).into_iter()
+    };
+    let stages: Vec<Vec<Markup>> = STAGES
         .iter()
         .map(|(name, stage)| {
             let worst =
                 seconds.iter().max_by(|one, other| number(one, stage, "p999").total_cmp(&number(other, stage, "p999")));
-            let worst = worst.map(|worst| format!("{}, {} s ago", span(number(worst, stage, "p999")), ago(worst)));
-            let now = PERCENTILES.iter().map(|(percentile, _)| span(number(latest, stage, percentile)));
-            std::iter::once((*name).to_owned()).chain(now).chain(worst).collect()
+            let worst = worst.map(|it| html! { (span(number(it, stage, "p999"))) ", " (ago(it)) " s ago" });
+            std::iter::once(html! { (name) }).chain(of_percentiles(latest, stage)).chain(worst).collect()
         })
         .collect();
-    let caption =
-        format!("The latest second with a timed request, {} s ago, and the worst of three minutes", ago(latest));
-    out.push_str(&table(&caption, &["Stage", "Median", "99 %", "99.9 %", "Worst 99.9 %"], &rows));
-    let rows: Vec<_> = seconds
+    let each: Vec<Vec<Markup>> = seconds
         .iter()
         .rev()
         .take(ROWS_MAX)
         .map(|second| {
-            let timed = second["timed"].as_u64().unwrap_or_default().to_string();
-            let all = PERCENTILES.iter().map(|(percentile, _)| span(number(second, "all_us", percentile)));
-            [format!("{} s ago", ago(second)), timed].into_iter().chain(all).collect()
+            let timed = second["timed"].as_u64().unwrap_or_default();
+            let first = [html! { (ago(second)) " s ago" }, html! { (timed) }];
+            first.into_iter().chain(of_percentiles(second, "all_us")).collect()
         })
         .collect();
-    let table = table("All stages together", &["Second", "Timed", "Median", "99 %", "99.9 %"], &rows);
-    let _ = writeln!(
-        out,
-        "<details aria-label=\"Each of the last seconds\"><summary>Each of the last seconds</summary>\n{table}</details>"
-    );
-    out
+    let caption =
+        format!("The latest second with a timed request, {} s ago, and the worst of three minutes", ago(latest));
+    html! {
+        (to_draw(seconds))
+        (table(&caption, &["Stage", "Median", "99 %", "99.9 %", "Worst 99.9 %"], &stages))
+        details aria-label="Each of the last seconds" {
+            summary { "Each of the last seconds" }
+            (table("All stages together", &["Second", "Timed", "Median", "99 %", "99.9 %"], &each))
+        }
+    }
 }
 
 /// What the page's script draws: of each second its number, how many seconds ago it ended, and the percentiles of each
 /// stage, microseconds.
-fn to_draw(seconds: &[&Value]) -> String {
+fn to_draw(seconds: &[&Value]) -> Markup {
     let rows = seconds.iter().map(|second| {
         let number = second["number"].as_u64().map_or_else(|| "null".to_owned(), |number| number.to_string());
         let mut row = format!("[{number},{}", ago(second));
@@ -85,7 +88,7 @@ fn to_draw(seconds: &[&Value]) -> String {
         row + "]"
     });
     let rows: Vec<String> = rows.collect();
-    format!("<div id=\"latency-seconds\" hidden data-seconds=\"[{}]\"></div>\n", rows.join(","))
+    html! { div id="latency-seconds" hidden data-seconds={ "[" (rows.join(",")) "]" } {} }
 }
 
 #[cfg(test)]
@@ -104,7 +107,7 @@ mod tests {
 
     #[test]
     fn each_stage_is_given_to_the_script_with_three_percentiles_and_told_in_a_table() {
-        let html = drawn(&json!({ "seconds": [second(9, 200.0), second(8, 4000.0), second(0, 100.0)] }));
+        let html = drawn(&json!({ "seconds": [second(9, 200.0), second(8, 4000.0), second(0, 100.0)] })).0;
         let given = html.split("data-seconds=\"").nth(1).unwrap().split('"').next().unwrap();
         let given: Value = serde_json::from_str(given).unwrap();
         let stage = [4000.0, 12_000.0, 40_000.0];
@@ -114,17 +117,17 @@ mod tests {
         assert!(html.contains("<td data-label=\"Median\">100 µs</td>"), "{html}");
         assert!(html.contains("<td data-label=\"Worst 99.9 %\">40.0 ms, 8 s ago</td>"), "{html}");
         assert!(html.contains("<th scope=\"row\">9 s ago</th>"), "{html}");
-        assert_eq!(drawn(&json!({ "seconds": [] })), "");
-        assert_eq!(drawn(&Value::Null), "");
+        assert_eq!(drawn(&json!({ "seconds": [] })).0, "");
+        assert_eq!(drawn(&Value::Null).0, "");
     }
 
     #[test]
     fn numbers_of_a_process_that_make_no_sense_make_a_part_of_bounded_size() {
         for us in [f64::MAX, -1.0, 0.0, 1e-300] {
-            let html = drawn(&json!({ "seconds": vec![second(3, us); 5000] }));
+            let html = drawn(&json!({ "seconds": vec![second(3, us); 5000] })).0;
             assert!(!html.contains("NaN") && !html.contains("inf") && html.len() < 64 << 10, "{us} {}", html.len());
         }
         let odd = json!({ "seconds": [{ "ago_s": -1 }, { "ago_s": 1e99 }, "x", { "ago_s": 2, "all_us": "<b>" }] });
-        assert!(!drawn(&odd).contains("<b>"));
+        assert!(!drawn(&odd).0.contains("<b>"));
     }
 }

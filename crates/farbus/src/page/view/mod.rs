@@ -20,13 +20,13 @@ use farbus_io::trust::Scope;
 use self::device::QUERY_BYTES_MAX;
 pub use self::device::{Details, Which};
 pub use self::devices::{Found, Wanted};
-pub use self::drawing::{Drawing, Piece};
+pub use self::drawing::{Drawing, List, Piece};
 pub use self::latency::drawn as latency;
 pub use self::live::{EVENT_BYTES_MAX as VIEW_EVENT_BYTES_MAX, Look, Shown};
 #[cfg(test)]
 pub use self::text::encoded;
 use self::text::value_in;
-pub use self::text::{escaped_whole, pairs_in};
+pub use self::text::{pairs_in, whole};
 use super::status::Status;
 
 /// A view of what the processes say.

@@ -10,7 +10,7 @@ use super::super::status::Status;
 use super::devices::{notes, part};
 use super::drawing::{Drawing, List, Piece};
 use super::rows::HERE;
-use super::text::{table_of, theirs, whole};
+use super::text::{table, theirs, whole};
 use crate::common::units::format_bytes;
 
 /// Hosts and connections that are drawn and listed.
@@ -232,7 +232,7 @@ fn listed(all: &Connections) -> Markup {
     let headings = ["Has the devices", "Uses them", "Devices", "Rate", "Round trip", "Links"];
     let left_out = all.len().saturating_sub(CONNECTIONS_MAX);
     html! {
-        (table_of("Who uses whose devices", &headings, &rows))
+        (table("Who uses whose devices", &headings, &rows))
         @if left_out > 0 { p { "Further connections: " (left_out) } }
     }
 }

@@ -1,13 +1,12 @@
 //! What this page has begun with a device and what tells how far it is: recordings, swaps, migrations.
 
-use std::fmt::Write;
-
 use farbus_io::trust::Scope;
+use maud::{Markup, html};
 use serde_json::Value;
 
 use super::super::status::Status;
 use super::forms::{self, Reader};
-use super::text::{escaped, escaped_whole, span};
+use super::text::{span, theirs, whole};
 use crate::common::units::format_bytes;
 
 /// Operations of a device that are drawn, the latest first.
@@ -34,48 +33,47 @@ fn is_console(operation: &Value) -> bool {
 }
 
 /// Items of operations as a list; empty without one.
-pub fn list(items: String) -> String {
-    if items.is_empty() { items } else { format!("<ul class=\"operations\">\n{items}</ul>\n") }
+pub fn list(items: impl Iterator<Item = Markup>) -> Markup {
+    let mut items = items.peekable();
+    html! { @if items.peek().is_some() { ul class="operations" { @for item in items { (item) } } } }
 }
 
 /// A form that ends an operation, with the command line that does the same; empty if nothing runs, and for those who
 /// may not end it.
-pub fn stop(operation: &Value, reader: Reader<'_>) -> String {
-    match operation["pid"].as_u64().filter(|_| operation["state"] == "running") {
-        Some(pid) => forms::stop(operation, &format!("kill {pid}"), reader),
-        None => String::new(),
-    }
+pub fn stop(operation: &Value, reader: Reader<'_>) -> Markup {
+    let pid = operation["pid"].as_u64().filter(|_| operation["state"] == "running");
+    html! { @if let Some(pid) = pid { (forms::stop(operation, &format!("kill {pid}"), reader)) } }
 }
 
 /// Why something failed, and below it what to type next.
-fn why(failed: &Value) -> String {
-    let Some(message) = failed["failure"]["message"].as_str() else { return String::new() };
-    let mut lines = message.lines().filter(|line| !line.trim().is_empty());
-    let first = lines.next().unwrap_or_default();
-    let mut out = format!(" <span class=\"failed\">{}</span>", escaped(first));
-    for line in lines.take(NEXT_LINES_MAX) {
-        let _ = write!(out, "<br>\n<span>{}</span>", escaped(line.trim()));
+fn why(failed: &Value) -> Markup {
+    let message = failed["failure"]["message"].as_str();
+    let mut lines = message.into_iter().flat_map(str::lines).filter(|line| !line.trim().is_empty());
+    html! {
+        @if message.is_some() {
+            " " span class="failed" { (theirs(lines.next().unwrap_or_default())) }
+            @for line in lines.take(NEXT_LINES_MAX) { br; span { (theirs(line.trim())) } }
+        }
     }
-    out
 }
 
 /// The command line of an operation, how far it is, and who began it.
-pub fn heading(operation: &Value) -> String {
-    let (id, by) = (operation["id"].as_u64().unwrap_or_default(), operation["by"].as_str().unwrap_or_default());
-    let state = match operation["state"].as_str() {
-        Some("running") => "runs",
-        Some("done") => "has ended",
+pub fn heading(operation: &Value) -> Markup {
+    let text = |name: &str| operation[name].as_str().unwrap_or_default();
+    let state = match text("state") {
+        "running" => "runs",
+        "done" => "has ended",
         _ => "failed",
     };
-    let line = operation["command"].as_str().unwrap_or_default();
-    let begun = operation["begun"].as_str().unwrap_or_default();
-    format!(
-        "<p><code tabindex=\"0\">{}</code> {state}{} <small>operation {id}, begun {} by {}</small></p>\n",
-        escaped_whole(line),
-        why(operation),
-        escaped(begun),
-        escaped(by)
-    )
+    html! {
+        p {
+            code tabindex="0" { (whole(text("command"))) } " " (state) (why(operation)) " "
+            small {
+                "operation " (operation["id"].as_u64().unwrap_or_default()) ", begun " (theirs(text("begun"))) " by "
+                (theirs(text("by")))
+            }
+        }
+    }
 }
 
 /// The steps of a swap, in their order (docs/control.md).
@@ -89,140 +87,128 @@ const MIGRATION_STEPS: [(&str, &str); 4] = [
 ];
 
 /// Steps as a list; the one that goes on is the current one.
-fn steps<'a>(all: impl Iterator<Item = &'a str>, current: usize) -> String {
-    let mut out = String::from("<ol class=\"steps\">");
-    for (at, step) in all.enumerate() {
-        let (mark, done) = match at.cmp(&current) {
-            std::cmp::Ordering::Less => ("", " (done)"),
-            std::cmp::Ordering::Equal => (" aria-current=\"step\"", ""),
-            std::cmp::Ordering::Greater => ("", ""),
-        };
-        let _ = write!(out, "<li{mark}>{step}{done}</li>");
+fn steps<'a>(all: impl Iterator<Item = &'a str>, current: usize) -> Markup {
+    html! {
+        ol class="steps" {
+            @for (at, step) in all.enumerate() {
+                li aria-current=[(at == current).then_some("step")] { (step) @if at < current { " (done)" } }
+            }
+        }
     }
-    out.push_str("</ol>\n");
-    out
 }
 
 /// How far a swap is, as its process says.
-fn swap(progress: &Value) -> String {
+fn swap(progress: &Value) -> Markup {
     let number = |name: &str| progress[name].as_u64().unwrap_or_default();
     let text = |name: &str| progress[name].as_str().unwrap_or_default();
     let (total, left) = (number("total_bytes"), number("left_bytes"));
     let done = total.saturating_sub(left);
     let percent = (done as f64 / total.max(1) as f64 * 100.0).floor();
     let rate = number("bytes_per_s");
-    let rest = left.checked_div(rate).map(|seconds| format!(", about {} left", span(seconds as f64)));
-    let bar = match total {
-        // A USB device has no bytes to be copied.
-        0 => "<progress aria-label=\"Progress of the swap\"></progress>".to_owned(),
-        _ => format!(
-            "<progress aria-label=\"Progress of the swap\" max=\"{total}\" value=\"{done}\">{percent} %</progress>"
-        ),
-    };
-    let bytes = match total {
-        0 => String::new(),
-        _ => format!(
-            "{percent} %: {} of {}, {}/s{}; round {}, copied in all {}. ",
-            format_bytes(done),
-            format_bytes(total),
-            format_bytes(rate),
-            rest.unwrap_or_default(),
-            number("round"),
-            format_bytes(number("copied_bytes"))
-        ),
-    };
-    let elapsed = span(progress["elapsed_s"].as_f64().unwrap_or_default());
+    let quiet_ms = progress["quiet_ms"].as_f64().unwrap_or_default();
     let current = SWAP_STEPS.iter().position(|step| *step == text("phase")).unwrap_or(0);
-    format!(
-        "<p>From {} to {}</p>\n{bar}\n<p>{bytes}It runs for {elapsed}; the longest that a request waited is {:.1} ms.</p>\n{}",
-        escaped(text("from")),
-        escaped(text("to")),
-        progress["quiet_ms"].as_f64().unwrap_or_default(),
-        steps(SWAP_STEPS.into_iter(), current)
-    )
+    // A USB device has no bytes to be copied.
+    let has_bytes = total > 0;
+    html! {
+        p { "From " (theirs(text("from"))) " to " (theirs(text("to"))) }
+        progress aria-label="Progress of the swap" max=[has_bytes.then_some(total)] value=[has_bytes.then_some(done)] {
+            @if has_bytes { (percent) " %" }
+        }
+        p {
+            @if has_bytes {
+                (percent) " %: " (format_bytes(done)) " of " (format_bytes(total)) ", " (format_bytes(rate)) "/s"
+                @if let Some(seconds) = left.checked_div(rate) { ", about " (span(seconds as f64)) " left" }
+                "; round " (number("round")) ", copied in all " (format_bytes(number("copied_bytes"))) ". "
+            }
+            "It runs for " (span(progress["elapsed_s"].as_f64().unwrap_or_default()))
+            "; the longest that a request waited is " (format_args!("{quiet_ms:.1}")) " ms."
+        }
+        (steps(SWAP_STEPS.into_iter(), current))
+    }
 }
 
 /// How far a migration is, as the device's state tells.
-fn migration(device: &Value) -> String {
+fn migration(device: &Value) -> Markup {
     let state = device["state"].as_str().unwrap_or_default();
     let current = MIGRATION_STEPS.iter().position(|(name, _)| *name == state).unwrap_or(0);
-    let goes = device["migration"]["to"].as_str().map(|to| format!(" It goes to {}.", escaped(to))).unwrap_or_default();
-    let runs = device["migration"]["elapsed_s"].as_f64().map(|s| format!(" It runs for {}.", span(s)));
-    let runs = runs.unwrap_or_default();
-    let held = device["hold_ms"].as_u64().map(|ms| format!(" Its user waits {ms} ms at most.")).unwrap_or_default();
-    format!(
-        "<progress aria-label=\"Progress of the migration\" max=\"{}\" value=\"{current}\"></progress>\n\
-         <p>Step {} of {}: {}.{goes}{held}{runs}</p>\n{}",
-        MIGRATION_STEPS.len(),
-        current + 1,
-        MIGRATION_STEPS.len(),
-        MIGRATION_STEPS[current].1,
-        steps(MIGRATION_STEPS.into_iter().map(|(_, what)| what), current)
-    )
+    let of_all = MIGRATION_STEPS.len();
+    html! {
+        progress aria-label="Progress of the migration" max=(of_all) value=(current) {}
+        p {
+            "Step " (current + 1) " of " (of_all) ": " (MIGRATION_STEPS[current].1) "."
+            @if let Some(to) = device["migration"]["to"].as_str() { " It goes to " (theirs(to)) "." }
+            @if let Some(ms) = device["hold_ms"].as_u64() { " Its user waits " (ms) " ms at most." }
+            @if let Some(s) = device["migration"]["elapsed_s"].as_f64() { " It runs for " (span(s)) "." }
+        }
+        (steps(MIGRATION_STEPS.into_iter().map(|(_, what)| what), current))
+    }
 }
 
 /// A move that has ended: `what`, how long it took, or why it failed and what to type next.
-fn ended(what: &str, moved: &Value) -> String {
+fn ended(what: &Markup, moved: &Value) -> Markup {
     let begun = moved["begun"].as_str().filter(|begun| !begun.is_empty());
-    let begun = begun.map(|begun| format!(" <small>begun {}</small>", escaped(begun))).unwrap_or_default();
+    let begun = html! { @if let Some(begun) = begun { " " small { "begun " (theirs(begun)) } } };
     let took = moved["elapsed_s"].as_f64().unwrap_or_default();
-    match moved["state"].as_str() {
-        Some("done") => format!("<p data-ended=\"done\">{what} is done: it took {took:.1} s.{begun}</p>"),
-        _ => format!("<p data-ended=\"failed\">{what} failed:{}{begun}</p>", why(moved)),
+    html! {
+        @if moved["state"] == "done" {
+            p data-ended="done" { (what) " is done: it took " (format_args!("{took:.1}")) " s." (begun) }
+        } @else {
+            p data-ended="failed" { (what) " failed:" (why(moved)) (begun) }
+        }
     }
 }
 
 /// The swap and the migration of a device that run, or the last ones, begun by a page or by a command.
-fn latest(status: &Status, process: &Value, device: &Value) -> Vec<String> {
+fn latest(status: &Status, process: &Value, device: &Value) -> Vec<Markup> {
     let told = Some(&device["swap"]).filter(|swap| swap.is_object());
     // A process of an earlier release says how far a swap is when it is asked.
     let swapping = told.or_else(|| status.swap_of(process, device));
-    let text = |of: &Value, name: &str| escaped(of[name].as_str().unwrap_or_default());
+    let text = |of: &Value, name: &str| theirs(of[name].as_str().unwrap_or_default());
     let swapped = swapping.map(|progress| match progress["state"].as_str() {
         Some("running") => swap(progress),
-        _ => ended(&format!("The swap from {} to {}", text(progress, "from"), text(progress, "to")), progress),
+        _ => {
+            let what = html! { "The swap from " (text(progress, "from")) " to " (text(progress, "to")) };
+            ended(&what, progress)
+        }
     });
     let migrating = Some(&device["migration"]).filter(|migration| migration.is_object());
     let is_on_its_way = ["following", "handed over"].iter().any(|state| device["state"] == *state);
     let migrated = match migrating {
         Some(migrating) if migrating["state"] == "running" => Some(migration(device)),
-        Some(migrating) => Some(ended(&format!("The migration to {}", text(migrating, "to")), migrating)),
+        Some(migrating) => Some(ended(&html! { "The migration to " (text(migrating, "to")) }, migrating)),
         None => is_on_its_way.then(|| migration(device)),
     };
     let successor = device["successor"].as_str().filter(|_| device["bus_id"].is_string()).map(|to| {
         let left_ms = device["successor_left_ms"].as_u64().unwrap_or_default();
-        format!("<p>Its user hands it over: {} has {} s to attach it.</p>", escaped(to), left_ms.div_ceil(1000))
+        html! { p { "Its user hands it over: " (theirs(to)) " has " (left_ms.div_ceil(1000)) " s to attach it." } }
     });
     [swapped, migrated, successor].into_iter().flatten().collect()
 }
 
 /// Swaps and migrations of a device: how far one is that runs, begun by a page or by a command, how the last one ended,
 /// and how the commands of this page ended. Empty if there is nothing to tell.
-pub fn moves(status: &Status, process: &Value, device: &Value, reader: Reader<'_>) -> String {
-    let mut out = String::new();
+pub fn moves(status: &Status, process: &Value, device: &Value, reader: Reader<'_>) -> Markup {
     let latest = latest(status, process, device);
-    for drawn in &latest {
-        let _ = writeln!(out, "<li>{drawn}</li>");
-    }
     let is_told =
         |name: &str| device[name].is_object() || (name == "swap" && status.swap_of(process, device).is_some());
     let is_move =
         |operation: &&Value| !is_recording(operation) && !is_console(operation) && operation["action"] != "picture";
-    for operation in about(status, process, device).filter(is_move) {
+    let has_latest = !latest.is_empty();
+    let of_page = about(status, process, device).filter(is_move).map(|operation| {
         let is_running = operation["state"] == "running";
         let drawn = match operation["action"].as_str() {
             Some("swap") if is_running && !is_told("swap") => swap(&operation["progress"]),
-            Some("migrate") if is_running && latest.is_empty() => migration(device),
-            _ => String::new(),
+            Some("migrate") if is_running && !has_latest => migration(device),
+            _ => Markup::default(),
         };
-        let _ = writeln!(out, "<li>{}{drawn}{}</li>", heading(operation), stop(operation, reader));
-    }
-    list(out)
+        html! { li { (heading(operation)) (drawn) (stop(operation, reader)) } }
+    });
+    list(latest.into_iter().map(|drawn| html! { li { (drawn) } }).chain(of_page))
 }
 
 /// What the recordings and consoles of a device hold, as text: each by itself, so that only its text changes. The key
 /// of each.
-pub fn texts(status: &Status, process: &Value, device: &Value, reader: Reader<'_>) -> Vec<(String, String)> {
+pub fn texts(status: &Status, process: &Value, device: &Value, reader: Reader<'_>) -> Vec<(String, Markup)> {
     if reader.may < Scope::Observe {
         return Vec::new();
     }
@@ -232,11 +218,13 @@ pub fn texts(status: &Status, process: &Value, device: &Value, reader: Reader<'_
             true => ("console", format!("Console {id}: what its serial ports send")),
             false => ("recording", format!("What recording {id} holds, as text")),
         };
-        let html = format!(
-            "<section id=\"text-{id}\"><h2>{what}</h2>\n<pre tabindex=\"0\" role=\"region\" \
-             aria-label=\"{what}\" data-live=\"/api/v1/operations/{id}/text\" \
-             data-follows=\"{of}-{id}\"></pre></section>"
-        );
+        let html = html! {
+            section id={ "text-" (id) } {
+                h2 { (what) }
+                pre tabindex="0" role="region" aria-label=(what) data-live={ "/api/v1/operations/" (id) "/text" }
+                    data-follows={ (of) "-" (id) } {}
+            }
+        };
         (format!("text-{id}"), html)
     };
     let all = about(status, process, device).filter(|operation| is_recording(operation) || is_console(operation));
@@ -244,45 +232,49 @@ pub fn texts(status: &Status, process: &Value, device: &Value, reader: Reader<'_
 }
 
 /// The consoles of a device that this page has begun; empty without one.
-pub fn consoles(status: &Status, process: &Value, device: &Value, reader: Reader<'_>) -> String {
-    let mut out = String::new();
-    for operation in about(status, process, device).filter(|operation| is_console(operation)) {
-        let id = operation["id"].as_u64().unwrap_or_default();
-        let bytes = operation["progress"]["bytes"].as_u64().unwrap_or_default();
-        let _ = writeln!(out, "<li id=\"console-{id}\" data-number=\"{bytes}\">{}", heading(operation));
-        if operation["is_recorded"] == true && bytes > 0 && reader.may >= Scope::Observe {
-            let _ = writeln!(
-                out,
-                "<p>It has printed {}. <a href=\"/api/v1/operations/{id}/text\" download=\"farbus-{id}.txt\">Download the \
-                 latest of console {id} (text)</a></p>",
-                format_bytes(bytes)
-            );
-        }
-        let _ = writeln!(out, "{}</li>", stop(operation, reader));
-    }
-    if out.is_empty() { out } else { format!("<ul class=\"operations\">\n{out}</ul>\n") }
+pub fn consoles(status: &Status, process: &Value, device: &Value, reader: Reader<'_>) -> Markup {
+    let all = about(status, process, device).filter(|operation| is_console(operation));
+    list(all.map(|operation| {
+        kept("console", operation, reader, |id, bytes| {
+            html! {
+                "It has printed " (format_bytes(bytes)) ". "
+                a href={ "/api/v1/operations/" (id) "/text" } download={ "farbus-" (id) ".txt" } {
+                    "Download the latest of console " (id) " (text)"
+                }
+            }
+        })
+    }))
 }
 
 /// The recordings of a device that this page has begun; empty without one.
-pub fn recordings(status: &Status, process: &Value, device: &Value, reader: Reader<'_>) -> String {
-    let mut out = String::new();
-    for operation in about(status, process, device).filter(|operation| is_recording(operation)) {
-        let id = operation["id"].as_u64().unwrap_or_default();
-        let bytes = operation["progress"]["bytes"].as_u64().unwrap_or_default();
-        let is_kept = operation["is_recorded"] == true && bytes > 0;
-        let _ = writeln!(out, "<li id=\"recording-{id}\" data-number=\"{bytes}\">{}", heading(operation));
-        if is_kept && reader.may >= Scope::Observe {
-            let full = if operation["progress"]["is_full"] == true { ", and is full" } else { "" };
-            let _ = writeln!(
-                out,
-                "<p>It has {}{full}. <a href=\"/api/v1/operations/{id}/recording\" download=\"farbus-{id}.pcapng\">Download \
-                 recording {id} (pcapng)</a>, <a href=\"/api/v1/operations/{id}/text\">read it as text</a></p>",
-                format_bytes(bytes)
-            );
+pub fn recordings(status: &Status, process: &Value, device: &Value, reader: Reader<'_>) -> Markup {
+    let all = about(status, process, device).filter(|operation| is_recording(operation));
+    list(all.map(|operation| {
+        let full = if operation["progress"]["is_full"] == true { ", and is full" } else { "" };
+        kept("recording", operation, reader, |id, bytes| {
+            html! {
+                "It has " (format_bytes(bytes)) (full) ". "
+                a href={ "/api/v1/operations/" (id) "/recording" } download={ "farbus-" (id) ".pcapng" } {
+                    "Download recording " (id) " (pcapng)"
+                }
+                ", " a href={ "/api/v1/operations/" (id) "/text" } { "read it as text" }
+            }
+        })
+    }))
+}
+
+/// An operation that keeps what a device sends, and what can be read of it by one who may.
+fn kept(of: &str, operation: &Value, reader: Reader<'_>, read: impl Fn(u64, u64) -> Markup) -> Markup {
+    let id = operation["id"].as_u64().unwrap_or_default();
+    let bytes = operation["progress"]["bytes"].as_u64().unwrap_or_default();
+    let is_read = operation["is_recorded"] == true && bytes > 0 && reader.may >= Scope::Observe;
+    html! {
+        li id={ (of) "-" (id) } data-number=(bytes) {
+            (heading(operation))
+            @if is_read { p { (read(id, bytes)) } }
+            (stop(operation, reader))
         }
-        let _ = writeln!(out, "{}</li>", stop(operation, reader));
     }
-    list(out)
 }
 
 #[cfg(test)]
@@ -320,17 +312,17 @@ mod tests {
         ]));
         let process = json!({ "pid": 7, "role": "share", "address": "127.0.0.1:3240" });
         let keyboard = json!({ "name": "keyboard", "bus_id": "1-1" });
-        let html = recordings(&status, &process, &keyboard, OWNER);
+        let html = recordings(&status, &process, &keyboard, OWNER).into_string();
         assert_eq!(html.matches("<li ").count(), 2, "{html}");
         assert!(html.contains("kill 77") && html.matches("<button class=\"do\"").count() == 1, "{html}");
         assert!(html.contains("href=\"/api/v1/operations/3/recording\""), "{html}");
-        assert_eq!(recordings(&status, &process, &json!({ "name": "disk" }), OWNER), "");
+        assert_eq!(recordings(&status, &process, &json!({ "name": "disk" }), OWNER).into_string(), "");
         // Another process has a device of the same name.
-        let other = recordings(&status, &json!({ "pid": 8, "role": "share" }), &keyboard, OWNER);
+        let other = recordings(&status, &json!({ "pid": 8, "role": "share" }), &keyboard, OWNER).into_string();
         assert!(other.contains("id=\"recording-2\"") && other.matches("<li ").count() == 1, "{other}");
         // One who may only look sees no button, no link and no text.
         let looks = Reader { may: Scope::Read, ..OWNER };
-        let html = recordings(&status, &process, &keyboard, looks);
+        let html = recordings(&status, &process, &keyboard, looks).into_string();
         assert!(html.matches("<li ").count() == 2 && !html.contains("<button") && !html.contains("href"), "{html}");
         assert!(texts(&status, &process, &keyboard, looks).is_empty());
         assert_eq!(texts(&status, &process, &keyboard, OWNER).len(), 2);
@@ -347,20 +339,21 @@ mod tests {
         };
         let (status, device) = (console("running", Some(77), true), json!({ "name": "serial" }));
         let process = json!({ "pid": 7, "role": "share" });
-        let html = consoles(&status, &process, &device, OWNER);
+        let html = consoles(&status, &process, &device, OWNER).into_string();
         assert!(html.contains("id=\"console-5\" data-number=\"1200\"") && html.contains("kill 77"), "{html}");
         assert!(html.contains("farbus observe --console serial</code> runs"), "{html}");
         let [(key, text)] = &texts(&status, &process, &device, OWNER)[..] else { panic!("one") };
-        assert!(key == "text-5" && text.contains("data-follows=\"console-5\""), "{text}");
-        assert_eq!(recordings(&status, &process, &device, OWNER) + &moves(&status, &process, &device, OWNER), "");
+        assert!(key == "text-5" && text.0.contains("data-follows=\"console-5\""), "{text:?}");
+        assert_eq!(recordings(&status, &process, &device, OWNER).into_string(), "");
+        assert_eq!(moves(&status, &process, &device, OWNER).into_string(), "");
         let forgotten = console("done", None, false);
-        assert!(!consoles(&forgotten, &process, &device, OWNER).contains("/text"));
-        assert_eq!(texts(&forgotten, &process, &device, OWNER), []);
+        assert!(!consoles(&forgotten, &process, &device, OWNER).0.contains("/text"));
+        assert!(texts(&forgotten, &process, &device, OWNER).is_empty());
         // One who may only look sees that it runs, and neither its text nor a button.
         let looks = Reader { may: Scope::Read, ..OWNER };
-        let html = consoles(&status, &process, &device, looks);
+        let html = consoles(&status, &process, &device, looks).into_string();
         assert!(html.contains("id=\"console-5\"") && !html.contains("<button") && !html.contains("href"), "{html}");
-        assert_eq!(texts(&status, &process, &device, looks), []);
+        assert!(texts(&status, &process, &device, looks).is_empty());
     }
 
     #[test]
@@ -376,28 +369,28 @@ mod tests {
         });
         let (process, device) = (json!({ "pid": 7 }), json!({ "name": "disk", "state": "in use" }));
         let mut status = with(json!([operation]));
-        let of_page = moves(&status, &process, &device, OWNER);
+        let of_page = moves(&status, &process, &device, OWNER).into_string();
         assert!(of_page.contains("max=\"8000000\" value=\"2000000\""), "{of_page}");
         assert!(of_page.contains("25 %: 2.00 MB of 8.00 MB, 1.00 MB/s, about 6 s left"), "{of_page}");
         assert!(of_page.contains("<li aria-current=\"step\">copying</li>"), "{of_page}");
         assert!(of_page.contains("<li>beginning (done)</li>") && !of_page.contains("<b>"), "{of_page}");
         status.swaps.push(Swapping { pid: 7, name: "disk".into(), progress });
-        assert_eq!(moves(&status, &process, &device, OWNER).matches("<progress").count(), 1);
+        assert_eq!(moves(&status, &process, &device, OWNER).0.matches("<progress").count(), 1);
         status.operations.clear();
-        assert_eq!(moves(&status, &process, &device, OWNER).matches("<progress").count(), 1, "a command began it");
-        assert_eq!(moves(&status, &json!({ "pid": 8 }), &device, OWNER), "", "another process's");
+        assert_eq!(moves(&status, &process, &device, OWNER).0.matches("<progress").count(), 1, "a command began it");
+        assert_eq!(moves(&status, &json!({ "pid": 8 }), &device, OWNER).into_string(), "", "another process's");
     }
 
     #[test]
     fn a_migration_is_drawn_as_the_step_that_its_device_is_in() {
         let device = |state: &str| json!({ "name": "disk", "title": "lab3/disk", "state": state, "hold_ms": 4000 });
-        let drawn = |state: &str| moves(&with(json!([])), &Value::Null, &device(state), OWNER);
+        let drawn = |state: &str| moves(&with(json!([])), &Value::Null, &device(state), OWNER).into_string();
         assert_eq!((drawn("attached"), drawn("held")), (String::new(), String::new()), "nobody migrates it");
         let html = drawn("following");
         assert!(html.contains("Step 2 of 4: wait until its user leaves. Its user waits 4000 ms at most."), "{html}");
         let on = json!({ "pid": 3, "name": "disk" });
         let operation = json!({ "id": 1, "action": "migrate", "on": on, "state": "running", "pid": 7 });
-        let html = moves(&with(json!([operation])), &json!({ "pid": 3 }), &device("held"), OWNER);
+        let html = moves(&with(json!([operation])), &json!({ "pid": 3 }), &device("held"), OWNER).into_string();
         assert!(html.contains("Step 3 of 4") && html.contains("kill 7"), "{html}");
     }
 
@@ -412,19 +405,19 @@ mod tests {
             json!({ "name": "scope", "bus_id": "1-1", "state": "in use", name: moved })
         };
         let running = json!({ "phase": "switching", "total_bytes": 0, "elapsed_s": 2.0 });
-        let html = moves(&none, &process, &device("swap", "running", running), OWNER);
+        let html = moves(&none, &process, &device("swap", "running", running), OWNER).into_string();
         assert!(html.contains("<progress") && html.contains("<li aria-current=\"step\">switching</li>"), "{html}");
         assert!(html.contains("&lt;rack&gt;") && !html.contains("<rack>"), "{html}");
         for name in ["swap", "migration"] {
-            let html = moves(&none, &process, &device(name, "done", json!({ "elapsed_s": 1.26 })), OWNER);
+            let html = moves(&none, &process, &device(name, "done", json!({ "elapsed_s": 1.26 })), OWNER).into_string();
             assert!(html.contains("is done: it took 1.3 s.") && !html.contains("<progress"), "{html}");
             let failure = json!({ "failure": { "message": "it was <cancelled>\n  type: this\n" } });
-            let html = moves(&none, &process, &device(name, "failed", failure), OWNER);
+            let html = moves(&none, &process, &device(name, "failed", failure), OWNER).into_string();
             assert!(html.contains("failed:") && html.contains("it was &lt;cancelled&gt;"), "{html}");
             assert!(html.contains("type: this") && !html.contains("<progress"), "{html}");
         }
         let waits = json!({ "name": "a", "bus_id": "1-1", "successor": "rack", "successor_left_ms": 1200 });
-        let html = moves(&none, &process, &waits, OWNER);
+        let html = moves(&none, &process, &waits, OWNER).into_string();
         assert!(html.contains("<bdi>rack</bdi> has 2 s to attach it"), "{html}");
     }
 
@@ -434,7 +427,7 @@ mod tests {
             let names = ["total_bytes", "left_bytes", "bytes_per_s", "elapsed_s", "quiet_ms", "round", "phase"];
             let progress: serde_json::Map<_, _> =
                 names.iter().map(|name| ((*name).to_owned(), number.clone())).collect();
-            let html = swap(&Value::Object(progress));
+            let html = swap(&Value::Object(progress)).into_string();
             assert!(html.contains("<progress") && !html.contains("NaN"), "{html}");
         }
     }
@@ -446,7 +439,7 @@ mod tests {
             "id": 1, "action": "observe", "on": { "pid": 7, "name": "a" }, "command": evil, "by": evil, "state": "failed",
             "begun": evil, "failure": { "message": evil },
         }]));
-        let html = recordings(&status, &json!({ "pid": 7 }), &json!({ "name": "a" }), OWNER);
+        let html = recordings(&status, &json!({ "pid": 7 }), &json!({ "name": "a" }), OWNER).into_string();
         assert!(!html.contains("<script") && !html.contains('\u{202e}') && html.contains("&lt;script"), "{html}");
     }
 }

@@ -1,14 +1,13 @@
 //! The picture of a stream, while an operation of this page shows it.
 
-use std::fmt::Write;
-
 use farbus_io::trust::Scope;
+use maud::{Markup, html};
 use serde_json::Value;
 
 use super::super::status::Status;
 use super::forms::Reader;
 use super::operations::{about, heading, list, stop};
-use super::text::{escaped, escaped_whole};
+use super::text::{theirs, whole};
 
 /// The greatest number that is believed to be a size of a picture.
 const SIDE_MAX: u64 = 16_384;
@@ -18,44 +17,45 @@ fn is_picture(operation: &Value) -> bool {
 }
 
 /// The operations of this page that show a device's picture, and how to see it if none does; empty if it has none.
-pub fn pictures(status: &Status, process: &Value, device: &Value, reader: Reader<'_>) -> String {
-    let mut out = String::new();
-    for operation in about(status, process, device).filter(|operation| is_picture(operation)) {
+pub fn pictures(status: &Status, process: &Value, device: &Value, reader: Reader<'_>) -> Markup {
+    let item = |operation: &Value| {
         let id = operation["id"].as_u64().unwrap_or_default();
         let progress = &operation["progress"];
-        let count = progress["pictures"].as_u64().unwrap_or_default();
-        let _ = writeln!(out, "<li id=\"picture-{id}\" data-number=\"{count}\">{}", heading(operation));
-        if let Some((width, height)) = size_shown(operation).filter(|_| reader.may >= Scope::Observe) {
-            let _ = writeln!(
-                out,
-                "<p>{width} × {height}, {:.1} pictures a second. <a href=\"/api/v1/operations/{id}/picture\">The picture \
-                 of now</a></p>",
-                progress["per_second"].as_f64().unwrap_or_default()
-            );
+        let per_second = progress["per_second"].as_f64().unwrap_or_default();
+        html! {
+            li id={ "picture-" (id) } data-number=(progress["pictures"].as_u64().unwrap_or_default()) {
+                (heading(operation))
+                @if let Some((width, height)) = size_shown(operation).filter(|_| reader.may >= Scope::Observe) {
+                    p {
+                        (width) " × " (height) ", " (format_args!("{per_second:.1}")) " pictures a second. "
+                        a href={ "/api/v1/operations/" (id) "/picture" } { "The picture of now" }
+                    }
+                }
+                @if let Some(why) = progress["ended"].as_str() { p { "It has ended: " (theirs(why)) "." } }
+                (stop(operation, reader))
+            }
         }
-        if let Some(why) = progress["ended"].as_str() {
-            let _ = writeln!(out, "<p>It has ended: {}.</p>", escaped(why));
-        }
-        let _ = writeln!(out, "{}</li>", stop(operation, reader));
-    }
-    let shown = list(out);
-    if shown.is_empty() { hint(device) } else { shown }
+    };
+    let all = about(status, process, device).filter(|operation| is_picture(operation));
+    let shown = list(all.map(item));
+    if shown.0.is_empty() { hint(device) } else { shown }
 }
 
 /// What its owner does so that it can be seen; empty if that is offered, or it is nothing with a picture.
-fn hint(device: &Value) -> String {
+fn hint(device: &Value) -> Markup {
     let is_of_stream = device["stream"].as_str().is_some_and(|format| format != "bytes");
     let mut interfaces = device["interfaces"].as_array().into_iter().flatten();
-    if is_of_stream && device["is_observable"] != true {
-        return "<p>Its picture is shown here if it is shared with <code>--observable</code>.</p>\n".to_owned();
+    html! {
+        @if is_of_stream && device["is_observable"] != true {
+            p { "Its picture is shown here if it is shared with " code { "--observable" } "." }
+        } @else if interfaces.any(|class| class == "video") {
+            p {
+                "The picture of a USB camera is not shown here: the driver of the host that uses it makes it of what the \
+                 camera sends. What a program reads of the camera can be shared as a stream, and is shown then: "
+                code { "farbus share stream:PATH,size=640x480,format=rgb24 --observable" } "."
+            }
+        }
     }
-    if interfaces.any(|class| class == "video") {
-        return "<p>The picture of a USB camera is not shown here: the driver of the host that uses it makes it of what the \
-                camera sends. What a program reads of the camera can be shared as a stream, and is shown then: \
-                <code>farbus share stream:PATH,size=640x480,format=rgb24 --observable</code>.</p>\n"
-            .to_owned();
-    }
-    String::new()
 }
 
 /// Width and height of the picture that an operation shows now.
@@ -67,7 +67,7 @@ fn size_shown(operation: &Value) -> Option<(u64, u64)> {
 }
 
 /// The pictures themselves: each a part by itself, so that it stays while numbers beside it change. The key of each.
-pub fn images(status: &Status, process: &Value, device: &Value, reader: Reader<'_>) -> Vec<(String, String)> {
+pub fn images(status: &Status, process: &Value, device: &Value, reader: Reader<'_>) -> Vec<(String, Markup)> {
     if reader.may < Scope::Observe {
         return Vec::new();
     }
@@ -76,11 +76,12 @@ pub fn images(status: &Status, process: &Value, device: &Value, reader: Reader<'
         let id = operation["id"].as_u64()?;
         let at = format!("/api/v1/operations/{id}/picture");
         let name: String = device["name"].as_str().unwrap_or_default().chars().take(160).collect();
-        let html = format!(
-            "<figure id=\"image-{id}\"><img class=\"live\" src=\"{at}\" alt=\"What {} shows now\" \
-             width=\"{width}\" height=\"{height}\" data-live=\"{at}\" data-follows=\"picture-{id}\"></figure>",
-            escaped_whole(&name)
-        );
+        let html = html! {
+            figure id={ "image-" (id) } {
+                img class="live" src=(at) alt={ "What " (whole(&name)) " shows now" } width=(width) height=(height)
+                    data-live=(at) data-follows={ "picture-" (id) };
+            }
+        };
         Some((format!("image-{id}"), html))
     };
     about(status, process, device).filter(|operation| is_picture(operation)).filter_map(image).collect()
@@ -113,35 +114,35 @@ mod tests {
         let progress = json!({ "pictures": 9, "width": 640, "height": 480, "per_second": 3.96, "type": "image/png" });
         let device = json!({ "name": "cam" });
         let status = with(operation("running", progress.clone()));
-        let html = pictures(&status, &json!({ "pid": 7 }), &device, OWNER);
+        let html = pictures(&status, &json!({ "pid": 7 }), &device, OWNER).into_string();
         assert!(html.contains("640 × 480, 4.0 pictures a second") && html.contains("kill 77"), "{html}");
         assert!(html.contains("id=\"picture-4\" data-number=\"9\""), "{html}");
         let [(key, image)] = &images(&status, &json!({ "pid": 7 }), &device, OWNER)[..] else { panic!("one") };
         assert_eq!(key, "image-4");
         assert!(
-            image.contains("src=\"/api/v1/operations/4/picture\" alt=\"What cam shows now\" width=\"640\""),
-            "{image}"
+            image.0.contains("src=\"/api/v1/operations/4/picture\" alt=\"What cam shows now\" width=\"640\""),
+            "{image:?}"
         );
         // One who may only look sees that it runs, and neither the picture nor a button.
         let looks = Reader { may: Scope::Read, ..OWNER };
-        let html = pictures(&status, &json!({ "pid": 7 }), &device, looks);
+        let html = pictures(&status, &json!({ "pid": 7 }), &device, looks).into_string();
         assert!(html.contains("id=\"picture-4\"") && !html.contains("<button") && !html.contains("href"), "{html}");
-        assert_eq!(images(&status, &json!({ "pid": 7 }), &device, looks), []);
+        assert!(images(&status, &json!({ "pid": 7 }), &device, looks).is_empty());
         for (state, progress) in [("running", Value::Null), ("done", progress.clone()), ("failed", progress.clone())] {
-            assert_eq!(images(&with(operation(state, progress)), &json!({ "pid": 7 }), &device, OWNER), []);
+            assert!(images(&with(operation(state, progress)), &json!({ "pid": 7 }), &device, OWNER).is_empty());
         }
         let mut ended = progress;
         ended["ended"] = json!("nobody has looked for 20 s");
         let status = with(operation("done", ended));
         assert!(
-            pictures(&status, &json!({ "pid": 7 }), &device, OWNER).contains("It has ended: <bdi>nobody has looked")
+            pictures(&status, &json!({ "pid": 7 }), &device, OWNER).0.contains("It has ended: <bdi>nobody has looked")
         );
-        assert_eq!(pictures(&status, &json!({ "pid": 7 }), &json!({ "name": "disk" }), OWNER), "");
+        assert_eq!(pictures(&status, &json!({ "pid": 7 }), &json!({ "name": "disk" }), OWNER).into_string(), "");
     }
 
     #[test]
     fn it_is_said_how_a_picture_can_be_seen_that_is_not_offered() {
-        let said = |device: Value| pictures(&with(json!({})), &Value::Null, &device, OWNER);
+        let said = |device: Value| pictures(&with(json!({})), &Value::Null, &device, OWNER).into_string();
         assert!(said(json!({ "name": "cam", "stream": "rgb24 640x480" })).contains("--observable"));
         assert_eq!(said(json!({ "name": "cam", "stream": "rgb24 640x480", "is_observable": true })), "");
         assert_eq!(said(json!({ "name": "cam", "stream": "bytes" })), "", "it is none");
@@ -156,14 +157,14 @@ mod tests {
             let progress =
                 json!({ "pictures": number, "width": number, "height": number, "per_second": number, "ended": evil });
             let status = with(operation("running", progress));
-            let html = pictures(&status, &json!({ "pid": 7 }), &json!({ "name": "cam" }), OWNER);
+            let html = pictures(&status, &json!({ "pid": 7 }), &json!({ "name": "cam" }), OWNER).into_string();
             assert!(!html.contains("<script") && !html.contains('\u{202e}'), "{html}");
-            assert_eq!(images(&status, &json!({ "pid": 7 }), &json!({ "name": "cam" }), OWNER), [], "{number}");
+            assert!(images(&status, &json!({ "pid": 7 }), &json!({ "name": "cam" }), OWNER).is_empty(), "{number}");
         }
         let mut named = operation("running", json!({ "pictures": 1, "width": 8, "height": 8 }));
         named["subject"] = json!(evil);
         named["on"]["name"] = json!(evil);
         let drawn = images(&with(named), &json!({ "pid": 7 }), &json!({ "name": evil }), OWNER);
-        assert!(drawn.len() == 1 && !drawn[0].1.contains("<script"), "{drawn:?}");
+        assert!(drawn.len() == 1 && !drawn[0].1.0.contains("<script"), "{drawn:?}");
     }
 }

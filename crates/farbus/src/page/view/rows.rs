@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::ptr;
 
-use maud::{Markup, PreEscaped, html};
+use maud::{Markup, html};
 use serde_json::{Value, json};
 
 use super::super::api::offers::{self, Offer};
@@ -105,8 +105,8 @@ fn class_of_own(device: &Value) -> &'static str {
 }
 
 /// A sign for the device's class, and the class in words for those who do not see it.
-pub fn icon(device: &Value) -> String {
-    icon_of(class_of_own(device)).into_string()
+pub fn icon(device: &Value) -> Markup {
+    icon_of(class_of_own(device))
 }
 
 fn icon_of(class: &str) -> Markup {
@@ -357,7 +357,7 @@ impl<'a> Row<'a> {
             }
             Row::Other(..) => {
                 let offer = self.offers(&status.lab).into_iter().next();
-                PreEscaped(offer.map(|offer| attach_here(&offer, key, reader)).unwrap_or_default())
+                offer.map(|offer| attach_here(&offer, key, reader)).unwrap_or_default()
             }
         }
     }

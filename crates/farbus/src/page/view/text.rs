@@ -10,14 +10,30 @@ use super::super::shell::is_deceptive;
 const TEXT_CHARS_MAX: usize = 160;
 
 /// Others' text in an element, apart from the direction of the text around it and not longer than a line or two.
-pub fn escaped(text: &str) -> String {
+pub fn theirs(text: &str) -> Markup {
     let is_longer = text.chars().nth(TEXT_CHARS_MAX).is_some();
     let short: String = text.chars().take(TEXT_CHARS_MAX).collect();
-    format!("<bdi>{}{}</bdi>", escaped_whole(&short), if is_longer { "…" } else { "" })
+    html! { bdi { (whole(&short)) @if is_longer { "…" } } }
 }
 
-/// Text in an element or in a quoted attribute. What cannot be seen is shown as a replacement character.
-pub fn escaped_whole(text: &str) -> String {
+/// Text in an element or in an attribute. What cannot be seen is shown as a replacement character.
+pub fn whole(text: &str) -> Markup {
+    written(text, |_| "\u{fffd}".to_owned())
+}
+
+/// A value that is sent back as it is: a character that is not seen stays, as its number. HTML has no way to write two
+/// of them.
+pub fn sent_back(value: &str) -> Markup {
+    let number = |c| match c {
+        // A browser sends the second as two characters.
+        '\0' | '\r' => "\u{fffd}".to_owned(),
+        c => format!("&#{};", u32::from(c)),
+    };
+    written(value, number)
+}
+
+/// A text with what stands for each character that is not seen.
+fn written(text: &str, unseen: impl Fn(char) -> String) -> Markup {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
         match c {
@@ -26,21 +42,11 @@ pub fn escaped_whole(text: &str) -> String {
             '>' => out.push_str("&gt;"),
             '"' => out.push_str("&quot;"),
             '\'' => out.push_str("&#39;"),
-            c if is_deceptive(c) => out.push('\u{fffd}'),
+            c if c == '\0' || c == '\r' || is_deceptive(c) => out.push_str(&unseen(c)),
             c => out.push(c),
         }
     }
-    out
-}
-
-/// Others' text in an element, apart from the direction of the text around it and not longer than a line or two.
-pub fn theirs(text: &str) -> Markup {
-    PreEscaped(escaped(text))
-}
-
-/// Text in an element or in an attribute. What cannot be seen is shown as a replacement character.
-pub fn whole(text: &str) -> Markup {
-    PreEscaped(escaped_whole(text))
+    PreEscaped(out)
 }
 
 /// A text as a value in an address's query: nothing of it separates, and nothing of it needs escaping in an attribute.
@@ -97,7 +103,7 @@ pub fn span(seconds: f64) -> String {
 }
 
 /// A table; empty without rows.
-pub fn table_of(caption: &str, headings: &[&str], rows: &[Vec<Markup>]) -> Markup {
+pub fn table(caption: &str, headings: &[&str], rows: &[Vec<Markup>]) -> Markup {
     html! {
         @if !rows.is_empty() {
             table {
@@ -115,27 +121,6 @@ pub fn table_of(caption: &str, headings: &[&str], rows: &[Vec<Markup>]) -> Marku
             }
         }
     }
-}
-
-/// A table; empty without rows. Cells are HTML.
-pub fn table(caption: &str, headings: &[&str], rows: &[Vec<String>]) -> String {
-    if rows.is_empty() {
-        return String::new();
-    }
-    let head: String = headings.iter().map(|heading| format!("<th scope=\"col\">{heading}</th>")).collect();
-    let mut out = format!("<table><caption>{caption}</caption>\n<thead><tr>{head}</tr></thead>\n<tbody>\n");
-    for row in rows {
-        out.push_str("<tr>");
-        for (at, (cell, heading)) in row.iter().zip(headings).enumerate() {
-            let _ = match at {
-                0 => write!(out, "<th scope=\"row\">{cell}</th>"),
-                _ => write!(out, "<td data-label=\"{heading}\">{cell}</td>"),
-            };
-        }
-        out.push_str("</tr>\n");
-    }
-    out.push_str("</tbody></table>\n");
-    out
 }
 
 #[cfg(test)]
