@@ -39,9 +39,17 @@ fn picture(page: &Page, id: u64, headers: &str) -> (u16, String, Vec<u8>) {
 
 /// Begins to look at a shared stream as the page's button does. Returns what was begun, once it shows a picture.
 fn look(page: &Page, share: &Share) -> (u16, Value) {
+    look_beside(page, share, &[])
+}
+
+/// The same while others are looked at, so that they do not end meanwhile.
+fn look_beside(page: &Page, share: &Share, others: &[(u16, Value)]) -> (u16, Value) {
     let begun = act(page, "picture", &json!({ "target": share.target("stream") }));
     assert_eq!(begun.0, 202, "{begun:?}");
-    wait_until(PATIENCE, "a picture is shown", || picture(page, id_of(&begun), "").0 == 200);
+    wait_until(PATIENCE, "a picture is shown", || {
+        others.iter().for_each(|other| assert_eq!(picture(page, id_of(other), "").0, 200));
+        picture(page, id_of(&begun), "").0 == 200
+    });
     begun
 }
 
@@ -185,7 +193,10 @@ fn so_many_streams_are_looked_at_at_a_time_and_one_that_nobody_looks_at_ends() {
     let share = harness.share(&[CAMERA, "--observable"]);
     let page = open_page(&harness);
     let given = json!({ "target": share.target("stream") });
-    let all: Vec<_> = (0..4).map(|_| look(&page, &share)).collect();
+    let mut all = Vec::new();
+    for _ in 0..4 {
+        all.push(look_beside(&page, &share, &all));
+    }
     let refused = post(&page, "/api/v1/actions/picture", &of_browser(&page), &given.to_string());
     assert_eq!(refused.status, 503, "{refused:?}");
     // Nobody looks at the first any more.

@@ -466,8 +466,7 @@ fn a_browser_whose_cookie_has_gone_is_told_what_to_type_and_asks_no_more() {
     let page = open(&harness);
     let browser = Browser::start(&harness, &["--ignore-certificate-errors"]);
     let code = page.invite(&harness, &["--name", "phone"]);
-    browser.open(&format!("https://localhost:{}/enter#{code}", page.port));
-    browser.wait_for("document.querySelector('#live')?.textContent === 'live'");
+    browser.open_invitation(&format!("https://localhost:{}/enter#{code}", page.port));
     browser.devtools("Network.clearBrowserCookies", &json!({}));
     browser.script(
         "window.waiting = new Set(); const [begin, end] = [setTimeout, clearTimeout]; \
