@@ -30,7 +30,7 @@ pub fn description(of_status: Add) -> Value {
 /// A process that has a device.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct ProcessPlace<'a> {
-    /// Its number.
+    /// Its process id.
     #[schemars(with = "u32")]
     pid: &'a Value,
     /// What it does, in a word.
@@ -50,7 +50,7 @@ impl<'a> ProcessPlace<'a> {
 /// A device of a process.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct DeviceLine<'a> {
-    /// The process.
+    /// The process that shares it or has attached it.
     process: ProcessPlace<'a>,
     /// The device, as its process says it.
     #[schemars(schema_with = "device")]

@@ -38,7 +38,7 @@ enum Device {
     Shared(SharedDevice),
     /// A device that is attached, or a medium that `farbus nbd` serves.
     Attached(KeptDevice),
-    /// A pipe.
+    /// A pipe with a reservation that this host runs (`farbus pipe`).
     Pipe(host_pipes::Status),
     /// A device that a daemon cannot share.
     Failed(FailedDevice),

@@ -96,7 +96,7 @@ pub fn device(_: &mut SchemaGenerator) -> Schema {
     reference("Device")
 }
 
-/// All processes.
+/// What every process of this user says of itself.
 #[derive(JsonSchema)]
 #[expect(dead_code, reason = "only its schema is used")]
 struct Status(#[schemars(schema_with = "process")] Vec<Value>);
@@ -152,11 +152,11 @@ struct RowStatus {
 pub struct OwnRow {
     #[serde(flatten)]
     status: RowStatus,
-    /// Its name.
+    /// The name under which it is shared or attached.
     name: String,
     /// What it is, in words.
     title: String,
-    /// The process.
+    /// The process that shares it or has attached it.
     #[schemars(schema_with = "place")]
     process: Value,
     /// How many hosts wait for it.
@@ -209,7 +209,7 @@ pub struct Entered {
 pub struct Description {
     /// The version of OpenAPI.
     pub openapi: &'static str,
-    /// What is described.
+    /// Name, version and licence of the program that is described.
     pub info: Info,
     /// The operations, by path and method.
     pub paths: Map<String, Value>,
@@ -217,15 +217,15 @@ pub struct Description {
     pub components: Value,
 }
 
-/// What is described.
+/// The program that a description is of.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Info {
-    /// Its name.
+    /// The name of the program.
     pub title: &'static str,
     /// The version of farbus.
     pub version: &'static str,
     /// What it is, in a sentence.
     pub description: &'static str,
-    /// Its licence.
+    /// Its licence, by its SPDX expression.
     pub license: Value,
 }
