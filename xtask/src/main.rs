@@ -114,7 +114,7 @@ enum Command {
     Package(package::Arguments),
     /// List what the release program consists of, by section and by crate
     Size(size::Arguments),
-    /// Print where axe-core is, for tests of the page (FARBUS_AXE); fetched by npm if it is not there yet
+    /// Print where axe-core is, for tests of the page (FARBUS_AXE); fetched by pip if it is not there yet
     Axe,
     /// Generate shell completions and man pages
     Man(man::Arguments),

@@ -84,8 +84,8 @@ const PACKAGES: &[Package] = &[
     Package { name: "eject", steps: &["rig"] },
     Package { name: "usb.ids", steps: &["rig"] },
     Package { name: "tshark", steps: &["test", "machine", "rig"] },
-    // Fetches a client that is written in Python.
-    Package { name: "python3-pip", steps: &["rig"] },
+    // Fetches a client that is written in Python, and axe-core.
+    Package { name: "python3-pip", steps: &["machine", "rig"] },
     Package { name: "xz-utils", steps: &["rig"] },
     // A Debian package, what Debian says of it, and a Debian to install it in.
     Package { name: "dpkg-dev", steps: &["package"] },
