@@ -93,7 +93,7 @@ async function refresh() {
         const isAtEnd = part.scrollTop + part.clientHeight + 8 >= part.scrollHeight;
         part.textContent = text;
         if (isAtEnd) { part.scrollTop = part.scrollHeight; }
-      } else if (answer.ok) {
+      } else if (answer.status === 200) {
         const isOpen = part.querySelector("details")?.open ?? false;
         part.replaceChildren(...parser.parseFromString(text, "text/html").body.children);
         if (isOpen) { part.querySelector("details").open = true; }

@@ -353,8 +353,13 @@ impl Server {
             },
             Endpoint::Latency => Ok(json_of(StatusCode::OK, &self.latency(by, found.number, request.uri()).await?)),
             Endpoint::LatencyPart => {
-                let said = self.latency(by, found.number, request.uri()).await?;
-                Ok(text("text/html; charset=utf-8", view::latency(&said).into_string()))
+                // A view that asks as its device goes is told about that by its list: a browser would write an error of
+                // its own into its log.
+                Ok(match self.latency(by, found.number, request.uri()).await {
+                    Ok(said) => text("text/html; charset=utf-8", view::latency(&said).into_string()),
+                    Err(refusal) if refusal.status == StatusCode::NOT_FOUND => no_content(),
+                    Err(refusal) => return Err(refusal),
+                })
             }
             Endpoint::Table => of_status(|status| text("text/html; charset=utf-8", html::table(status))).await,
             Endpoint::Metrics => {
@@ -630,6 +635,13 @@ fn text(kind: &'static str, text: String) -> Response<Body> {
 fn kept(kind: &'static str, text: &'static str) -> Response<Body> {
     let mut response = response(StatusCode::OK, kind, Body::Whole(Some(Bytes::from_static(text.as_bytes()))));
     response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("private, max-age=31536000, immutable"));
+    response
+}
+
+/// An answer for a script that changes nothing of what is seen.
+fn no_content() -> Response<Body> {
+    let mut response = text("text/html; charset=utf-8", String::new());
+    *response.status_mut() = StatusCode::NO_CONTENT;
     response
 }
 

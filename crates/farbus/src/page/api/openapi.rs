@@ -168,8 +168,12 @@ fn responses(found: &Found) -> Value {
     if found.route.is_for_others() {
         add("404", "It is there for browsers of other machines alone.", "text/plain", text());
     }
-    if matches!(found.route.endpoint, Endpoint::Latency | Endpoint::LatencyPart) {
-        add("404", "This process has no such device, or does not time it.", "text/plain", text());
+    let no_device = "This process has no such device, or does not time it.";
+    if found.route.endpoint == Endpoint::Latency {
+        add("404", no_device, "text/plain", text());
+    }
+    if found.route.endpoint == Endpoint::LatencyPart {
+        add("204", no_device, "text/html", text());
     }
     if found.route.endpoint == Endpoint::NewestPicture {
         add("200", "What is asked for.", Kind::Jpeg.media_type(), text());
