@@ -1,5 +1,5 @@
-//! axe-core, which the tests of the page run in a browser: one version with a known checksum, which `pip` fetches, as the
-//! rig's client in Python is.
+//! axe-core, which the tests of the page run in a browser: one version with a known checksum, which `pip` fetches, as
+//! the client in Python of the rig.
 //!
 //! No package of Debian has it. It is a test's tool alone: nothing of it is kept in the sources or shipped (MPL-2.0).
 
