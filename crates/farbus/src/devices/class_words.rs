@@ -1,11 +1,23 @@
 //! Describes a device's classes in words.
 
+use farbus_model::Descriptors;
 use farbus_session::DeviceRecord;
 pub use farbus_session::registry::name_of;
+
+/// How many interfaces of another host's device are described. What a configuration may have is limited by its length
+/// alone, which leaves room for thousands.
+const CLASSES_MAX: usize = 32;
 
 /// The classes of a record's interfaces, in words (usb.org's defined class codes).
 pub fn classes(record: &DeviceRecord) -> Vec<String> {
     class_words(record.class, record.interfaces.iter().copied())
+}
+
+/// The classes of the interfaces of a device's first configuration, in words, [`CLASSES_MAX`] at most.
+pub fn classes_of(descriptors: &Descriptors) -> Vec<String> {
+    let first = descriptors.configurations.first();
+    let interfaces = first.into_iter().flat_map(|configuration| configuration.interfaces().map(|each| each.class));
+    class_words(descriptors.device.class, interfaces.take(CLASSES_MAX))
 }
 
 /// The classes of the interfaces, or of the device if it has none.

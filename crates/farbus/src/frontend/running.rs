@@ -100,6 +100,9 @@ pub struct AttachmentStatus {
     /// Its migration that runs, or the last one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub migration: Option<MigrationStatus>,
+    /// The classes of its interfaces, in words, if it is attached as the USB device that it is; 32 at most.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub interfaces: Vec<String>,
     /// How many programs have it open: a file, or an NBD export.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub open: Option<usize>,
@@ -137,6 +140,7 @@ impl AttachmentStatus {
             replaced_by: None,
             swap: None,
             migration: None,
+            interfaces: Vec::new(),
             open: None,
             processes: Vec::new(),
             drivers: None,
@@ -166,6 +170,7 @@ impl AttachmentStatus {
             replaced_by: handle.replaced_by(),
             swap: handle.swap_status(),
             migration: handle.migration(),
+            interfaces: handle.usb_swap().map(UsbSwap::interfaces).unwrap_or_default(),
             open: handle.open_count(),
             processes: handle.processes(),
             drivers: handle.drivers().and_then(Drivers::names),
@@ -189,7 +194,8 @@ impl AttachmentStatus {
         let known = Self { user: target.address.clone(), at, ..named };
         let Some((since, swap)) = now else { return known };
         let (used_s, replaced_by) = (since.elapsed().as_secs_f64(), swap.replaced_by());
-        let known = Self { user: swap.host(), used_s, replaced_by, swap: swap.status(), ..known };
+        let (user, interfaces) = (swap.host(), swap.interfaces());
+        let known = Self { user, used_s, replaced_by, interfaces, swap: swap.status(), ..known };
         swap.session().map_or_else(|| known.clone(), |session| known.clone().in_session(&session))
     }
 

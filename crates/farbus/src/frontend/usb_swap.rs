@@ -41,6 +41,7 @@ use tracing::{info, warn};
 use crate::common::events::{Event, Kind, publish};
 use crate::common::failure::{Attribute, FailureReport};
 use crate::common::passed_files::Files;
+use crate::devices::class_words::classes_of;
 use crate::devices::local_twin::{self, EXCHANGE_TIME_MAX, not_begun};
 use crate::devices::swap_run::{DONE, FAILED, Run, SwapStatus};
 use crate::frontend::Ended;
@@ -174,7 +175,17 @@ impl SwapUsb {
     pub fn new(device: FarDevice, swap: UsbSwap) -> Self {
         let clock = device.clock();
         swap.with(|state| (state.clock, state.session) = (Some(clock), device.status()));
-        Self { device: Twinned::new(Box::new(AttachedUsb::far(device, clock))), swap }
+        let device = Self { device: Twinned::new(Box::new(AttachedUsb::far(device, clock))), swap };
+        device.note_interfaces();
+        device
+    }
+
+    /// Shows in the status what it is. A device that another host has yet to hand over says so once it is open.
+    fn note_interfaces(&self) {
+        if self.is_open() {
+            let interfaces = classes_of(Device::descriptors(&self.device));
+            self.swap.with(|state| state.interfaces = interfaces);
+        }
     }
 
     /// Continues with a device that another process saved ([`SwapUsb::save_to`]), which may have open requests.
@@ -312,6 +323,7 @@ impl SwapUsb {
 
     /// As [`FarDevice::take_migration_state`].
     pub fn take_migration_state(&mut self) -> Vec<u8> {
+        self.note_interfaces();
         self.far_mut().map(FarDevice::take_migration_state).unwrap_or_default()
     }
 
@@ -436,6 +448,8 @@ struct State {
     replaced_by: Option<String>,
     /// The session of the device that serves the attachment, if it is in one.
     session: Option<SessionStatus>,
+    /// The classes of the device's interfaces, in words. A twin has the same.
+    interfaces: Vec<String>,
     /// The swap that runs, or the last one.
     run: Option<Arc<Run>>,
     /// Whether the attachment has ended.
@@ -519,6 +533,11 @@ impl UsbSwap {
     /// The status of the session that serves the attachment now.
     pub fn session(&self) -> Option<SessionStatus> {
         self.with(|state| state.session.clone())
+    }
+
+    /// The classes of the device's interfaces, in words, 32 at most; none while another host has yet to hand it over.
+    pub fn interfaces(&self) -> Vec<String> {
+        self.with(|state| state.interfaces.clone())
     }
 
     /// Whether a swap is under way.

@@ -93,6 +93,7 @@ fn device_of_a_program_in_farbus_run_has_its_latency_over_time_on_its_page() {
     run.wait_for_line("ready");
     let status = harness.json(&["status", "--json"]);
     let process = status.as_array().unwrap().iter().find(|process| process["role"] == "run").unwrap();
+    assert_eq!(process["devices"][0]["interfaces"], json!(["vendor specific"]), "{process}");
     let (_page, url) = open_page(&harness);
     let browser = Browser::start(&harness, &[]);
     browser.open(&format!("{url}/device/{}?name=zero", process["pid"]));

@@ -167,6 +167,10 @@ fn a_guest_uses_a_device_goes_and_another_finds_it_reset() {
     let attached = status.as_array().unwrap().iter().find(|process| process["role"] == "attach").expect("it runs");
     assert_eq!(attached["devices"][0]["at"], socket.to_str().unwrap());
     assert!(attached["devices"][0]["meters"]["bytes_in"].as_u64().unwrap() >= 300_000, "{attached}");
+    let shared = status.as_array().unwrap().iter().find(|process| process["role"] == "share").expect("it runs");
+    let of_zero = serde_json::json!(["vendor specific"]);
+    assert_eq!(shared["devices"][0]["interfaces"], of_zero);
+    assert_eq!(attached["devices"][0]["interfaces"], of_zero, "what its host says of it");
     assert_without_rights(&attached["pid"]);
     let mut guest = Guest::connect(&socket);
     guest.configure();

@@ -264,7 +264,8 @@ fn device_that_follows_serves_its_guest_until_it_leaves_and_sends_elsewhere_what
         attach.wait_for_line("handed over");
         drop(still_connected);
         attach = successor;
-        assert_eq!(attached(&cluster.hosts[to], "zero")["state"], "attached");
+        let here = attached(&cluster.hosts[to], "zero");
+        assert_eq!((&here["state"], &here["interfaces"]), (&"attached".into(), &vec!["vendor specific"].into()));
     }
     assert_eq!(guest.bulk(99, 0x81, 1024, Payload::Empty).length, 1024);
 }
