@@ -82,6 +82,8 @@ pub struct Parameter {
     pub at: At,
     /// What it means.
     pub help: &'static str,
+    /// What it is about, if its action has so many that a form shows them in groups.
+    pub group: Option<&'static str>,
 }
 
 /// The type of a parameter, with its limits.
@@ -130,7 +132,7 @@ pub enum At {
 }
 
 pub const fn parameter(name: &'static str, kind: Kind, at: At, help: &'static str) -> Parameter {
-    Parameter { name, kind, at, help }
+    Parameter { name, kind, at, help, group: None }
 }
 
 pub const fn device(help: &'static str) -> Parameter {
@@ -140,6 +142,13 @@ pub const fn device(help: &'static str) -> Parameter {
 pub const fn switch(name: &'static str, option: &'static str, help: &'static str) -> Parameter {
     parameter(name, Kind::Switch, At::Option(option), help)
 }
+
+const APPEARS: &str = "Where it appears here";
+const USED: &str = "How it is used";
+const WAY: &str = "The way to it";
+const KEPT: &str = "Who keeps it shared";
+const SERVED: &str = "Who reaches it, and where";
+const PERMITTED: &str = "What its users may do";
 
 pub const SHARED: &str = "Name or bus id of the shared device.";
 pub const ATTACHED: &str = "Name of the attached device, or HOST[:PORT]/DEVICE.";
@@ -164,19 +173,24 @@ pub const ACTIONS: &[Action] = &[
         scope: Scope::Own,
         parameters: &[
             parameter("what", Kind::Words, At::Word, "What to share, as 'farbus share' takes it."),
-            switch("keep", "--keep", "Let the running daemon keep it."),
-            switch("save", "--save", "The same, and add it to the daemon's configuration."),
-            switch("observable", "--observable", "Who may use it may observe it while another uses it."),
-            parameter("listen", ADDRESSES, At::Option("--listen"), "Where to listen without encryption."),
-            parameter("secure", ADDRESS, At::Option("--secure"), "Where to serve paired hosts: ADDR[:PORT]."),
-            parameter("allow_module", MODULES, At::Option("--allow-module"), "Modules that importers may use."),
-            parameter("reserve", MODULES, At::Option("--reserve"), "What is reserved for every user of a device."),
+            switch("keep", "--keep", "Let the running daemon keep it.").about(KEPT),
+            switch("save", "--save", "The same, and add it to the daemon's configuration.").about(KEPT),
+            switch("observable", "--observable", "Who may use it may observe it while another uses it.")
+                .about(PERMITTED),
+            parameter("listen", ADDRESSES, At::Option("--listen"), "Where to listen without encryption.").about(SERVED),
+            parameter("secure", ADDRESS, At::Option("--secure"), "Where to serve paired hosts: ADDR[:PORT].")
+                .about(SERVED),
+            parameter("allow_module", MODULES, At::Option("--allow-module"), "Modules that importers may use.")
+                .about(PERMITTED),
+            parameter("reserve", MODULES, At::Option("--reserve"), "What is reserved for every user of a device.")
+                .about(PERMITTED),
             parameter(
                 "hold",
                 Kind::Number { min: 1, max: 120 },
                 At::Option("--hold"),
                 "How long it may wait to move, s.",
-            ),
+            )
+            .about(PERMITTED),
         ],
         runs: Runs::OnAfterLine { line: "listening on ", unless: &["keep", "save"] },
     },
@@ -247,55 +261,68 @@ pub const ACTIONS: &[Action] = &[
                 Kind::Choice(&["auto", "kernel", "uas", "fuse", "nbd", "redir"]),
                 At::Option("--via"),
                 "How it appears here.",
-            ),
-            parameter("at", Kind::Path, At::Option("--at"), "fuse: the folder for the disk's file."),
-            parameter("socket", Kind::Path, At::Option("--socket"), "nbd, redir: the socket for programs."),
-            parameter("mode", Kind::Choice(&["exclusive", "read"]), At::Option("--mode"), "fuse, nbd, uas: how."),
+            )
+            .about(APPEARS),
+            parameter("at", Kind::Path, At::Option("--at"), "fuse: the folder for the disk's file.").about(APPEARS),
+            parameter("socket", Kind::Path, At::Option("--socket"), "nbd, redir: the socket for programs.")
+                .about(APPEARS),
+            parameter("mode", Kind::Choice(&["exclusive", "read"]), At::Option("--mode"), "fuse, nbd, uas: how.")
+                .about(USED),
             parameter(
                 "wait",
                 Kind::Number { min: 0, max: DAY_S },
                 At::Option("--wait"),
                 "How many seconds to wait while another host uses it.",
-            ),
-            parameter("reason", Kind::Text { chars_max: REASON_CHARS_MAX }, At::Option("--reason"), REASON),
-            parameter("address", ADDRESS, At::Option("--address"), "Where the paired host is now."),
+            )
+            .about(USED),
+            parameter("reason", Kind::Text { chars_max: REASON_CHARS_MAX }, At::Option("--reason"), REASON).about(USED),
+            parameter("address", ADDRESS, At::Option("--address"), "Where the paired host is now.").about(WAY),
             parameter(
                 "cache",
                 Kind::Choice(&["none", "ahead", "writeback"]),
                 At::Option("--cache"),
                 "What is kept here of a distant disk.",
-            ),
+            )
+            .about(WAY),
             parameter(
                 "grace",
                 Kind::Number { min: 0, max: 120 },
                 At::Option("--grace"),
                 "How long to wait for a lost link, s.",
-            ),
-            parameter("links", Kind::Number { min: 1, max: 8 }, At::Option("--links"), "Links of the session."),
-            parameter("over", Kind::Choice(&["tcp", "quic"]), At::Option("--over"), "What links are made of."),
-            parameter("module", MODULES, At::Option("--module"), "Modules that everything passes through."),
+            )
+            .about(WAY),
+            parameter("links", Kind::Number { min: 1, max: 8 }, At::Option("--links"), "Links of the session.")
+                .about(WAY),
+            parameter("over", Kind::Choice(&["tcp", "quic"]), At::Option("--over"), "What links are made of.")
+                .about(WAY),
+            parameter("module", MODULES, At::Option("--module"), "Modules that everything passes through.").about(USED),
             parameter(
                 "hold",
                 Kind::Number { min: 1, max: 120 },
                 At::Option("--hold"),
                 "How long it may wait to move, s.",
-            ),
+            )
+            .about(WAY),
             parameter(
                 "ahead",
                 Kind::Choice(&["auto", "off"]),
                 At::Option("--ahead"),
                 "kernel: fetch ahead of its requests.",
-            ),
-            parameter("reserve", MODULES, At::Option("--reserve"), "What to reserve of bus, processor and path."),
-            switch("inherit", "--inherit", "redir, nbd: take it over with a virtual machine."),
-            parameter("listen", ADDRESS, At::Option("--listen"), "nbd, redir: a TCP address in place of the socket."),
+            )
+            .about(WAY),
+            parameter("reserve", MODULES, At::Option("--reserve"), "What to reserve of bus, processor and path.")
+                .about(USED),
+            switch("inherit", "--inherit", "redir, nbd: take it over with a virtual machine.").about(APPEARS),
+            parameter("listen", ADDRESS, At::Option("--listen"), "nbd, redir: a TCP address in place of the socket.")
+                .about(APPEARS),
             parameter(
                 "socket_mode",
                 Kind::Choice(&["600", "660", "666"]),
                 At::Option("--socket-mode"),
                 "Mode of the socket.",
-            ),
-            parameter("socket_group", HOSTS, At::Option("--socket-group"), "Group of the socket."),
+            )
+            .about(APPEARS),
+            parameter("socket_group", HOSTS, At::Option("--socket-group"), "Group of the socket.").about(APPEARS),
         ],
         runs: Runs::OnAfterValue,
     },
@@ -563,6 +590,12 @@ impl Action {
 }
 
 impl Parameter {
+    /// The same, in this group of its form.
+    const fn about(mut self, group: &'static str) -> Self {
+        self.group = Some(group);
+        self
+    }
+
     /// Whether it has to be given.
     pub fn is_required(&self) -> bool {
         !matches!(self.at, At::Option(_) | At::WordIf)

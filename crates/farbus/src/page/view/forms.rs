@@ -71,6 +71,12 @@ impl Form<'_> {
         let (line, _) = forms::line(self.action, &given);
         let open = self.action.parameters.iter().filter(|parameter| !self.known.contains_key(parameter.name));
         let (required, options): (Vec<_>, Vec<_>) = open.partition(|parameter| parameter.is_required());
+        let mut groups: Vec<&str> = Vec::new();
+        for group in options.iter().filter_map(|parameter| parameter.group) {
+            if !groups.contains(&group) {
+                groups.push(group);
+            }
+        }
         let is_wrong = |parameter: &Parameter| self.wrong_of(parameter).is_some();
         // What was typed, or is wrong, is seen.
         let is_used = |parameter: &&Parameter| !self.value(parameter).is_empty() || is_wrong(parameter);
@@ -86,7 +92,17 @@ impl Form<'_> {
                 @if !options.is_empty() {
                     details id={ (id) "-more" } aria-label={ "Options: " (self.what) } open[options.iter().any(is_used)] {
                         summary { "Options: " (self.what) }
-                        @for parameter in &options { (self.field(parameter)) }
+                        @for parameter in options.iter().filter(|parameter| parameter.group.is_none()) {
+                            (self.field(parameter))
+                        }
+                        @for group in groups {
+                            fieldset {
+                                legend { (group) }
+                                @for parameter in options.iter().filter(|parameter| parameter.group == Some(group)) {
+                                    (self.field(parameter))
+                                }
+                            }
+                        }
                     }
                 }
                 p class="line" {
@@ -396,6 +412,33 @@ pub fn question(at: &str, pairs: &[(String, String)]) -> Markup {
             @for (name, value) in pairs.iter().filter(|(name, _)| name != "sure") { (hidden(name, value)) }
             (hidden("sure", "yes"))
             p { button { "Do it" } }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::page::api::table;
+
+    /// How many options a form shows without groups.
+    const UNGROUPED_MAX: usize = 8;
+
+    #[test]
+    fn options_of_an_action_with_many_are_shown_in_groups_and_each_of_them_once() {
+        let known = Map::new();
+        for action in table::all() {
+            let form = Form { action, what: "x", known: &known, typed: &[], wrong: None, hits: None, back: "/" };
+            let html = form.draw().into_string();
+            let options: Vec<_> = action.parameters.iter().filter(|parameter| !parameter.is_required()).collect();
+            for parameter in &options {
+                let field = format!("name=\"{}\"", parameter.name);
+                assert_eq!(html.matches(&field).count(), 1, "{} {field}", action.name);
+            }
+            let ungrouped = options.iter().filter(|parameter| parameter.group.is_none()).count();
+            assert!(ungrouped == 0 || options.len() <= UNGROUPED_MAX, "{} has {} options", action.name, options.len());
+            let legends = html.matches("<legend>").count();
+            assert_eq!(legends == 0, ungrouped == options.len(), "{}: {html}", action.name);
         }
     }
 }
