@@ -40,6 +40,23 @@ pub fn assert_no_complaint(browser: &Browser) {
 }
 
 #[test]
+fn wait_goes_on_in_the_document_that_replaces_the_one_it_began_in() {
+    if !has_browser() {
+        return;
+    }
+    let harness = Harness::new();
+    let next = Pages::serve("<!doctype html><title>next</title><p>next".to_owned());
+    let first = Pages::serve(format!(
+        "<!doctype html><title>first</title><script>setTimeout(() => {{ location = 'http://{}/'; }}, 500)</script>",
+        next.address
+    ));
+    let browser = Browser::start(&harness, &[]);
+    browser.open(&format!("http://{}/", first.address));
+    browser.wait_for("document.title === 'next'");
+    assert_eq!(browser.script("return document.querySelector('p').textContent"), "next");
+}
+
+#[test]
 fn device_that_comes_and_goes_is_seen_within_a_second_and_without_a_reload() {
     if !has_browser() {
         return;

@@ -1,11 +1,12 @@
 //! Chromium without a window, driven by its WebDriver (W3C WebDriver, and Chromium's own commands for DevTools).
 
+use std::cell::Cell;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use base64::Engine;
 use rustix::process::{Pid, Signal, kill_process};
@@ -24,6 +25,9 @@ pub const TAB: &str = "\u{e004}";
 /// The key *Enter*.
 pub const ENTER: &str = "\u{e007}";
 
+/// For how long a document is waited in before it is asked whether it is still the one that is shown.
+const DOCUMENT_TIME_MAX: Duration = Duration::from_secs(3);
+
 /// Names the browser's profile in the environment of its processes.
 const MARK: &str = "FARBUS_TEST_BROWSER";
 
@@ -34,6 +38,8 @@ pub struct Browser {
     session: String,
     /// A variable that its driver and all of its processes have in their environment.
     mark: String,
+    /// For how long it waits for a script.
+    gives_up_after: Cell<Duration>,
 }
 
 /// Whether this machine has Chromium and its driver. If not, the test says so, and fails where it is required.
@@ -57,7 +63,7 @@ impl Browser {
         let line = driver.wait_for_line("started successfully on port ");
         let port = line.trim_end_matches('.').rsplit(' ').next().and_then(|port| port.parse().ok()).expect("a port");
         let (address, mark) = (SocketAddr::from((Ipv4Addr::LOCALHOST, port)), format!("{MARK}={profile}"));
-        let mut browser = Self { driver, address, session: String::new(), mark };
+        let mut browser = Self { driver, address, session: String::new(), mark, gives_up_after: Cell::new(PATIENCE) };
         let profile = format!("--user-data-dir={profile}");
         let mut arguments =
             vec!["--headless=new", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", &profile];
@@ -107,12 +113,28 @@ impl Browser {
 
     /// What a script passes to `done` sometime. It is given up after [`PATIENCE`].
     pub fn script_with_done(&self, script: &str) -> Value {
+        self.give_up_after(PATIENCE);
+        let (status, value) = self.try_script_with_done(script);
+        assert_eq!(status, 200, "{script}: {value}\n{}", self.driver.log());
+        value
+    }
+
+    fn try_script_with_done(&self, script: &str) -> (u16, Value) {
         let script = format!("const done = arguments[arguments.length - 1];\n{script}");
-        self.command("execute/async", &json!({ "script": script, "args": [] }))
+        let body = json!({ "script": script, "args": [] });
+        self.try_request("POST", &self.path("execute/async"), Some(&body)).expect("the driver answers")
+    }
+
+    /// For how long scripts are waited for from now on.
+    fn give_up_after(&self, time_max: Duration) {
+        if self.gives_up_after.replace(time_max) != time_max {
+            self.command("timeouts", &json!({ "script": time_max.as_millis() as u64 }));
+        }
     }
 
     /// Waits, by the document's own changes, until a condition is true; returns the moment by the browser's clock, as
-    /// milliseconds since 1970.
+    /// milliseconds since 1970. What waits in a document that another one replaces is never told: it is asked for again
+    /// in the new one.
     pub fn wait_for(&self, condition: &str) -> f64 {
         let script = format!(
             "const is_so = () => {{ if ({condition}) {{ watch.disconnect(); done(Date.now()); return true; }} }};\n\
@@ -120,7 +142,16 @@ impl Browser {
              watch.observe(document, {{ subtree: true, childList: true, characterData: true, attributes: true }});\n\
              is_so();"
         );
-        self.script_with_done(&script).as_f64().expect("a time")
+        let start = Instant::now();
+        self.give_up_after(DOCUMENT_TIME_MAX);
+        loop {
+            let (status, said) = self.try_script_with_done(&script);
+            let is_left = said["error"] == "script timeout" || said["message"].to_string().contains("unloaded");
+            if status == 200 {
+                return said.as_f64().expect("a time");
+            }
+            assert!(is_left && start.elapsed() < PATIENCE, "{condition}: {said}\n{}", self.driver.log());
+        }
     }
 
     /// Presses and releases keys, one after the other.
