@@ -60,22 +60,15 @@ fn a_browser_stays_let_in_at_one_users_page_when_it_enters_anothers() {
     let harness = Harness::new();
     let (first, second) = of_two_users(&harness);
     let browser = Browser::start(&harness, &["--ignore-certificate-errors"]);
-    // A script that waits would be lost where the entry leads to another document.
-    let wait_until_live = || {
-        wait_until(PATIENCE, "the page is live", || {
-            browser.script("return document.querySelector('#live')?.textContent ?? null") == "live"
-        });
-    };
     let enter = |page: &Remote, code: &str| {
-        browser.open(&format!("https://localhost:{}/enter#{code}", page.port));
-        wait_until_live();
+        browser.open_invitation(&format!("https://localhost:{}/enter#{code}", page.port));
     };
     enter(&first, &first.invite(&harness, &[]));
     enter(&second, &invite_second(&harness));
     for page in [&first, &second] {
         let url = format!("https://localhost:{}/", page.port);
         browser.open(&url);
-        wait_until_live();
+        browser.wait_for("document.querySelector('#live')?.textContent === 'live'");
         assert_eq!(browser.script("return location.href"), url);
     }
 }

@@ -98,12 +98,10 @@ impl Browser {
         self.command("url", &json!({ "url": url }));
     }
 
-    /// Opens the link of an invitation, and waits until the page has let this browser in and is live. Its script leads
-    /// from one document to another: what waits in the first would not be answered.
+    /// Opens the link of an invitation, and waits until the page has let this browser in and is live.
     pub fn open_invitation(&self, url: &str) {
         self.open(url);
-        wait_until(PATIENCE, "the browser is let in", || self.script("return location.pathname") == "/");
-        self.wait_for("document.querySelector('#live')?.textContent === 'live'");
+        self.wait_for("location.pathname === '/' && document.querySelector('#live')?.textContent === 'live'");
     }
 
     /// What a script returns: the body of a function.
@@ -140,6 +138,7 @@ impl Browser {
             "const is_so = () => {{ if ({condition}) {{ watch.disconnect(); done(Date.now()); return true; }} }};\n\
              const watch = new MutationObserver(is_so);\n\
              watch.observe(document, {{ subtree: true, childList: true, characterData: true, attributes: true }});\n\
+             window.watchOfTest?.disconnect(); window.watchOfTest = watch;\n\
              is_so();"
         );
         let start = Instant::now();
