@@ -8,6 +8,8 @@ const GAP_S = 5;
 const CALM_S = 60;
 const HEIGHT = 130;
 const AXIS_WIDTH = 72;
+// No button enlarges more than that.
+const LEAST_S = 5;
 const SAMPLE_S = 0.25;
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
@@ -78,6 +80,8 @@ class Plots {
   constructor(section, kind) {
     this.kind = kind;
     this.zoom = null;
+    // The time that was read last.
+    this.at = null;
     this.hidden = new Set();
     this.whole = [0, 1];
     this.bounds = [0.1, 1];
@@ -89,6 +93,8 @@ class Plots {
       button.append(name);
       button.addEventListener("click", () => this.toggle(at, button));
     });
+    const closer = made("button", legend, { type: "button" }, "Enlarge");
+    closer.addEventListener("click", () => this.halve());
     this.all = made("button", legend, { type: "button", hidden: "" }, "Show all");
     this.all.addEventListener("click", () => this.enlarge(null));
     this.section = section;
@@ -169,6 +175,7 @@ class Plots {
   // Says what the lines have where the cursor is, or else at last.
   read(u, reading) {
     const [times] = u.data;
+    if (u.cursor.idx !== null && u.cursor.idx !== undefined) { this.at = times[u.cursor.idx]; }
     const at = u.cursor.idx ?? times.length - 1;
     if (at < 0) { return; }
     reading.textContent = clock(times[at]);
@@ -193,8 +200,18 @@ class Plots {
 
   enlarge(zoom) {
     this.zoom = zoom;
+    if (zoom === null) { this.at = null; }
     this.all.hidden = zoom === null;
     this.scale();
+  }
+
+  // Shows half of the time, around what is read, or else the last half: fingers and keys draw no frame.
+  halve() {
+    const [min, max] = this.shown();
+    const half = (max - min) / 2;
+    if (half < LEAST_S) { return; }
+    const from = Math.min(Math.max((this.at ?? max) - half / 2, min), max - half);
+    this.enlarge([from, from + half]);
   }
 
   scale() {

@@ -8,7 +8,7 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use super::browser::{Browser, has_browser};
-use super::harness::{Harness, PATIENCE, finish, wait_until};
+use super::harness::{Harness, PATIENCE, finish};
 use super::page::open_page;
 use super::page_remote::{Remote, cookie_of, open, open_of};
 use super::page_tokens::make;

@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use super::browser::{Browser, MadeUp, PID, has_browser};
+use super::browser::{Browser, ENTER, MadeUp, PID, has_browser};
 use super::harness::Harness;
 use super::page_accessible::assert_accessible;
 use super::page_browser::{SCRIPT_MS_MAX, assert_no_complaint, open_page};
@@ -155,6 +155,26 @@ fn plot_of_latency_is_read_with_the_keyboard_and_has_a_name_and_the_tables_besid
     browser.wait_for("document.querySelector('#reading-latency-all').textContent.includes('median 900 µs')");
     browser.press(&["\u{e012}", "\u{e012}", "\u{e014}"]);
     browser.wait_for("document.querySelector('#reading-latency-device').textContent.includes('median 400 µs')");
+    // What is read is enlarged around it, by a button as fingers press it, down to some seconds.
+    let whole = shown(&browser);
+    let read = whole.1 - 5.0;
+    let press = |name: &str| {
+        let button = "[...document.querySelectorAll('#latency-plots button')].find((button) => button.textContent ===";
+        browser.script(&format!("{button} '{name}').focus()"));
+        browser.press(&[ENTER]);
+    };
+    let mut width = whole.1 - whole.0;
+    for _ in 0..5 {
+        press("Enlarge");
+        width /= 2.0;
+        let (from, to) = shown(&browser);
+        assert!((to - from - width).abs() < 0.01 && from <= read && read <= to, "{from} {read} {to}");
+    }
+    assert!(width < 10.0);
+    press("Enlarge");
+    assert!((shown(&browser).1 - shown(&browser).0 - width).abs() < 0.01, "that is all");
+    press("Show all");
+    assert_eq!(shown(&browser), whole);
     let tree = browser.devtools("Accessibility.getFullAXTree", &json!({}));
     let pictures: Vec<&Value> = tree["nodes"]
         .as_array()

@@ -12,7 +12,7 @@ use base64::Engine;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
-use super::harness::{Harness, PATIENCE, Running, has, has_program, wait_until};
+use super::harness::{Harness, PATIENCE, Running, has, has_program};
 
 mod made_up;
 mod server;
