@@ -25,7 +25,7 @@ mod native;
 mod nbd;
 mod overhead;
 mod page;
-mod page_crowd;
+mod page_clients;
 mod pipes;
 mod program;
 mod realtime;

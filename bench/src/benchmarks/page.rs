@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use super::{
     database::Folder,
-    page_crowd::{Crowded, TOKENS},
+    page_clients::{ManyClients, TOKENS},
 };
 use crate::{
     lab::Lab,
@@ -312,7 +312,7 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
     ];
     let make = ["page", "token", "create", "--scope", "read", "--json"];
     let tokens = (0..TOKENS).map(|_| said(&make, "token")).collect::<Result<Vec<String>>>()?;
-    let crowded = Crowded {
+    let many_clients = ManyClients {
         pid: page.0.id(),
         plain: url.trim_start_matches("http://").trim_end_matches('/'),
         tls: place["listen"].as_str().and_then(|at| at.parse().ok()).context("its address")?,
@@ -320,9 +320,9 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
         tokens: &tokens,
         retitle: &retitle,
     };
-    let (of_crowd, chart) = crowded.run(NAME, rounds)?;
-    lab.plot("page-crowd", &chart.render())?;
-    findings.extend(of_crowd);
+    let (of_clients, chart) = many_clients.run(NAME, rounds)?;
+    lab.plot("page-clients", &chart.render())?;
+    findings.extend(of_clients);
     Ok(findings)
 }
 

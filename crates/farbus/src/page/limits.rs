@@ -4,8 +4,8 @@
 //! counts for each. What a stream of events takes counts for the owner's programs and for browsers of other machines.
 //!
 //! 1,024 clients of either kind that follow events are what the total is for: 1,000 people and programs of a laboratory
-//! look at one host's page. One of this machine costs 19 KiB and 48 KiB at most (debug build; `page_crowd.rs` measures
-//! it), one over TLS 34 KiB and 80 KiB at most (`page_crowd_tls.rs`).
+//! look at one host's page. One of this machine costs 19 KiB and 48 KiB at most (debug build; `page_many.rs` measures
+//! it), one over TLS 34 KiB and 80 KiB at most (`page_many_tls.rs`).
 
 use farbus_model::budget::sum;
 

@@ -163,14 +163,15 @@ async fn follow(
     let _ = told.send((usize::MAX, Instant::now()));
 }
 
-struct Crowd {
+/// The readers, and what they are told of.
+struct Readers {
     made_up: MadeUp,
     round: Arc<AtomicUsize>,
     told: mpsc::UnboundedReceiver<(usize, Instant)>,
     readers: usize,
 }
 
-impl Crowd {
+impl Readers {
     /// Changes something; returns how long each reader took to be told of it, the longest last.
     async fn change(&mut self, all: bool) -> Vec<Duration> {
         let round = self.round.load(Ordering::Acquire) + 1;
@@ -244,7 +245,7 @@ fn a_thousand_browsers_follow_over_tls_and_those_that_stall_or_are_too_many_take
             each(0),
             each(1)
         );
-        let mut crowd = Crowd { made_up, round, told, readers: CLIENTS - SILENT };
+        let mut all_readers = Readers { made_up, round, told, readers: CLIENTS - SILENT };
 
         // Some begin a handshake and stop: the first bytes of a record that says it is longer.
         let mut stalled: Vec<StdTcpStream> = (0..STALLED)
@@ -259,13 +260,13 @@ fn a_thousand_browsers_follow_over_tls_and_those_that_stall_or_are_too_many_take
         // Events that are too long for those that do not read.
         let open_before = descriptors_of(http);
         for _ in 0..2 {
-            let took = crowd.change(true).await;
+            let took = all_readers.change(true).await;
             println!("all devices changed: the last of {} was told after {:?}", took.len(), took[took.len() - 1]);
         }
         let silent_since = Instant::now();
         let mut slowest = Vec::new();
         for _ in 0..ROUNDS {
-            let took = crowd.change(false).await;
+            let took = all_readers.change(false).await;
             let at = |part: usize| took[(took.len() - 1) * part / 100];
             println!("one device changed: told after {:?} (half), {:?} (99 %), {:?} (all)", at(50), at(99), at(100));
             slowest.push(at(100));
@@ -286,7 +287,7 @@ fn a_thousand_browsers_follow_over_tls_and_those_that_stall_or_are_too_many_take
             }
         }
         assert!(more.len() <= 24 + SILENT && refused >= 56, "{} more, {refused} refused", more.len());
-        let took = crowd.change(false).await;
+        let took = all_readers.change(false).await;
         println!("with {refused} refused: the last was told after {:?}", took[took.len() - 1]);
         let own = StdTcpStream::connect(&page.local).unwrap();
         let request = format!("GET / HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", page.local);
@@ -309,7 +310,7 @@ fn a_thousand_browsers_follow_over_tls_and_those_that_stall_or_are_too_many_take
         let took = silent_since.elapsed();
         println!("the last that did not read was gone after {took:?}");
         assert!(took < CLOSED_WITHIN, "{took:?}");
-        let took = crowd.change(false).await;
+        let took = all_readers.change(false).await;
         println!("without them: the last was told after {:?}", took[took.len() - 1]);
         let grown: u64 = (0..2).map(|n| resident_kib([http, rights][n]).saturating_sub(before[n])).sum();
         println!("{grown} KiB for all of it");

@@ -30,7 +30,7 @@ const TOLD_MS_MAX: f64 = 1000.0;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A page, and how its clients are let in.
-pub struct Crowded<'a> {
+pub struct ManyClients<'a> {
     /// The number of its process that has the rights.
     pub pid: u32,
     /// Where its owner's programs connect, as `ADDRESS:PORT`.
@@ -75,7 +75,7 @@ fn children(pid: u32) -> Result<BTreeSet<u32>> {
     Ok(text.split_whitespace().filter_map(|word| word.parse().ok()).collect())
 }
 
-impl Crowded<'_> {
+impl ManyClients<'_> {
     /// A client that follows the devices, of whose answer the head has come.
     fn follow(&self, number: usize, is_tls: bool) -> Result<Client> {
         let (mut client, host, more) = match is_tls {
