@@ -11,7 +11,7 @@ use super::durable::Nbd;
 use super::harness::{Harness, PATIENCE, Running, Share, wait_until};
 use super::page::{Page, open_page, page_of};
 use super::page_accessible::{assert_accessible, assert_accessible_without_script};
-use super::page_actions::{act, end_all, get};
+use super::page_actions::{act, done, end_all, get};
 use super::page_browser::{assert_complaints_of, assert_no_complaint, assert_runs_nothing, hostile_texts};
 use super::trust::{Host, three};
 
@@ -317,8 +317,7 @@ fn what_a_daemon_shares_is_unshared_by_its_button_and_medium_and_session_by_prog
     assert_eq!(status, 202, "{shared}");
     wait_until(PATIENCE, "it is shared", || device(&harness, "daemon", "disk")["state"] == "available");
     for action in ["eject", "insert", "unshare"] {
-        let (status, done) = act(&looked.page, action, &json!({ "device": "disk" }));
-        assert_eq!((status, &done["state"]), (200, &json!("done")), "{done}");
+        let done = done(&looked.page, action, &json!({ "device": "disk" }));
         assert_eq!(done["command"], format!("farbus {action} disk"));
     }
     assert_eq!(device(&harness, "daemon", "disk"), Value::Null);
