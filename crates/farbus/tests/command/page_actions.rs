@@ -102,8 +102,8 @@ pub fn ended(page: &Page, begun: &(u16, Value)) -> Value {
     now
 }
 
-/// What came of an action that takes seconds, once it is done. A page answers before if it takes longer than 30 s, as on
-/// a machine that stands still meanwhile.
+/// What came of an action that takes seconds, once it is done. A page answers before if it takes longer than 30 s, as
+/// on a machine that stands still meanwhile.
 pub fn done(page: &Page, action: &str, given: &Value) -> Value {
     let done = match act(page, action, given) {
         (200, done) => done,
