@@ -527,14 +527,19 @@ struct ControlAddress {
     folder: Arc<RuntimeFolder>,
 }
 
-/// The sockets of running processes, in the order of their process ids.
+/// The sockets of running processes, that of the oldest process first.
 fn control_sockets() -> io::Result<Vec<ControlAddress>> {
+    control_sockets_in(runtime_folder::all()?)
+}
+
+/// Those in these folders. Process ids begin again at their greatest: they do not tell which process is older.
+fn control_sockets_in(folders: Vec<RuntimeFolder>) -> io::Result<Vec<ControlAddress>> {
     let mut control_sockets = Vec::new();
-    for folder in runtime_folder::all()?.into_iter().map(Arc::new) {
+    for folder in folders.into_iter().map(Arc::new) {
         let pids = folder.names()?.into_iter().filter_map(|name| name.strip_suffix(".sock")?.parse().ok());
         control_sockets.extend(pids.map(|pid| ControlAddress { pid, folder: Arc::clone(&folder) }));
     }
-    control_sockets.sort_by_key(|control_socket| control_socket.pid);
+    control_sockets.sort_by_cached_key(|ControlAddress { pid, folder }| (folder.made_at(&socket_of(*pid)), *pid));
     Ok(control_sockets)
 }
 
@@ -546,7 +551,7 @@ pub fn running() -> io::Result<BTreeSet<u32>> {
     Ok(control_sockets()?.into_iter().map(|control_socket| control_socket.pid).collect())
 }
 
-/// Asks every running process. Returns the answers with their process ids, in that order. The socket of a process that
+/// Asks every running process. Returns the answers with their process ids, that of the oldest process first. The socket of a process that
 /// has ended is removed.
 ///
 /// # Errors
@@ -649,6 +654,9 @@ fn ask_with(control_socket: &ControlAddress, question: &Question, fds: &[Borrowe
 #[cfg(test)]
 mod tests {
     use std::io::Read;
+    use std::os::unix::fs::DirBuilderExt;
+
+    use rustix::fs::{AtFlags, CWD, Timespec, Timestamps};
 
     use super::*;
 
@@ -672,6 +680,25 @@ mod tests {
             let question: Question = serde_json::from_str(asked).unwrap();
             assert_eq!(text(question), asked, "and are understood");
         }
+    }
+
+    #[test]
+    fn processes_are_listed_in_the_order_in_which_they_began_whatever_their_ids() {
+        let path = std::env::temp_dir().join(format!("farbus-order-{}", std::process::id()));
+        std::fs::DirBuilder::new().mode(0o700).create(&path).unwrap();
+        let folder = || RuntimeFolder::open(&path, rustix::process::geteuid().as_raw()).unwrap().unwrap();
+        let began: [(u32, i64); 4] = [(32_760, 100), (301, 200), (9, 300), (10, 300)];
+        let sockets = began.map(|(pid, at_s)| {
+            let socket = folder().listen(&socket_of(pid)).unwrap();
+            let at = Timespec { tv_sec: at_s, tv_nsec: 0 };
+            let times = Timestamps { last_access: at, last_modification: at };
+            rustix::fs::utimensat(CWD, path.join(socket_of(pid)), &times, AtFlags::empty()).unwrap();
+            socket
+        });
+        let pids: Vec<u32> = control_sockets_in(vec![folder()]).unwrap().iter().map(|socket| socket.pid).collect();
+        std::fs::remove_dir_all(&path).unwrap();
+        drop(sockets);
+        assert_eq!(pids, began.map(|(pid, _)| pid));
     }
 
     #[test]

@@ -13,6 +13,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
+use std::time::SystemTime;
 
 use farbus_io::sys::peer::Credentials;
 use farbus_io::trust::Folder;
@@ -205,6 +206,11 @@ impl RuntimeFolder {
     pub fn names(&self) -> io::Result<Vec<String>> {
         let entries = fs::read_dir(self.at("."))?;
         Ok(entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect())
+    }
+
+    /// When the socket of this name was made, by the clock of the file system; `None` if it is gone.
+    pub fn made_at(&self, name: &str) -> Option<SystemTime> {
+        fs::symlink_metadata(self.at(name)).and_then(|found| found.modified()).ok()
     }
 
     /// Removes the file of this name, if it exists.
