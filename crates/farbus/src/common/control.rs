@@ -551,8 +551,8 @@ pub fn running() -> io::Result<BTreeSet<u32>> {
     Ok(control_sockets()?.into_iter().map(|control_socket| control_socket.pid).collect())
 }
 
-/// Asks every running process. Returns the answers with their process ids, that of the oldest process first. The socket of a process that
-/// has ended is removed.
+/// Asks every running process. Returns the answers with their process ids, that of the oldest process first. The socket
+/// of a process that has ended is removed.
 ///
 /// # Errors
 /// The folder cannot be read.
