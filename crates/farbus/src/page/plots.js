@@ -175,7 +175,7 @@ class Plots {
   // Says what the lines have where the cursor is, or else at last.
   read(u, reading) {
     const [times] = u.data;
-    if (u.cursor.idx !== null && u.cursor.idx !== undefined) { this.at = times[u.cursor.idx]; }
+    this.at = times[u.cursor.idx] ?? this.at;
     const at = u.cursor.idx ?? times.length - 1;
     if (at < 0) { return; }
     reading.textContent = clock(times[at]);

@@ -6,6 +6,7 @@ use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -102,12 +103,19 @@ pub fn ended(page: &Page, begun: &(u16, Value)) -> Value {
     now
 }
 
-/// What came of an action that takes seconds, once it is done. A page answers before if it takes longer than 30 s, as
-/// on a machine that stands still meanwhile.
+/// For how long a page waits for an action that takes seconds.
+const BRIEF_TIME_MAX: Duration = Duration::from_secs(30);
+
+/// What came of an action that takes seconds, once it is done. A page answers before if it takes longer than that,
+/// as on a machine that stands still meanwhile.
 pub fn done(page: &Page, action: &str, given: &Value) -> Value {
+    let asked = Instant::now();
     let done = match act(page, action, given) {
         (200, done) => done,
-        begun => ended(page, &begun),
+        begun => {
+            assert!(asked.elapsed() >= BRIEF_TIME_MAX, "{action} was not waited for: {begun:?}");
+            ended(page, &begun)
+        }
     };
     assert_eq!(done["state"], "done", "{action}: {done}");
     done
