@@ -65,6 +65,27 @@ impl Tally {
     }
 }
 
+/// Requests of one kind, one at a time, until the time is over. `operate` carries one out; it gets the number of those
+/// before it.
+///
+/// # Errors
+/// A request's own.
+pub fn one_at_a_time(limit: Duration, bytes: usize, mut operate: impl FnMut(u64) -> Result<()>) -> Result<Tally> {
+    let mut tally = Tally::nothing();
+    let began = Instant::now();
+    let mut now = began;
+    while now - began < limit {
+        operate(tally.urbs)?;
+        let done = Instant::now();
+        tally.latency_ns.saturating_record((done - now).as_nanos() as u64);
+        tally.urbs += 1;
+        tally.bytes += bytes as u64;
+        now = done;
+    }
+    tally.seconds = (now - began).as_secs_f64();
+    Ok(tally)
+}
+
 /// An imported and configured device.
 pub struct Client<S = TcpStream> {
     stream: S,

@@ -7,6 +7,7 @@
 //! its target). Why so: absolute figures of a shared machine say little, ratios of interleaved
 //! rounds say what is asked.
 
+mod against;
 mod benchmarks;
 mod contest;
 mod frames;
@@ -43,6 +44,8 @@ use crate::{
     name = "farbus-bench",
     after_help = "Examples:
   farbus-bench list
+  farbus-bench against --before old/farbus
+                                          what another version of farbus did better
   farbus-bench round-trip deep --quick
   farbus-bench device                     20 MB raw in 4 KiB requests, a row a path
   farbus-bench --markdown > table.md
@@ -100,6 +103,10 @@ struct Arguments {
 enum Action {
     /// Name the benchmarks and their targets
     List,
+    /// Compare two versions of farbus, in turns, by what their users notice
+    ///
+    /// The newer one is the farbus beside this program, or the one that '--farbus' names before 'against'.
+    Against(against::AgainstArgs),
     /// Serve as one of the peers
     #[command(hide = true)]
     Peer {
@@ -136,6 +143,11 @@ impl Arguments {
             }
             Some(Action::Peer { kind, ref told }) => peers::serve(kind, told.as_deref()).map(|()| ExitCode::SUCCESS),
             Some(Action::Inside) => peers::inside::serve().map(|()| ExitCode::SUCCESS),
+            Some(Action::Against(ref arguments)) => {
+                let lab = self.lab()?;
+                lab.farbus_program()?;
+                against::run(arguments, &lab)
+            }
             None => self.measure(),
         }
     }
@@ -145,17 +157,7 @@ impl Arguments {
         if let Some(folder) = &self.plots {
             std::fs::create_dir_all(folder).with_context(|| format!("cannot make the folder {}", folder.display()))?;
         }
-        let lab = Lab {
-            subject: self.subject,
-            farbus: match self.farbus {
-                Some(ref path) => path.clone(),
-                None => std::env::current_exe()?.with_file_name("farbus"),
-            },
-            placement: self.pin,
-            plots: self.plots.clone(),
-            rules: self.rules(),
-            quick: self.quick,
-        };
+        let lab = self.lab()?;
         lab.placement.place_client()?;
 
         let mut findings = Vec::new();
@@ -187,6 +189,20 @@ impl Arguments {
             ExitCode::from(2)
         } else {
             ExitCode::from(u8::from(findings.iter().any(report::Finding::missed)))
+        })
+    }
+
+    fn lab(&self) -> Result<Lab> {
+        Ok(Lab {
+            subject: self.subject,
+            farbus: match self.farbus {
+                Some(ref path) => path.clone(),
+                None => std::env::current_exe()?.with_file_name("farbus"),
+            },
+            placement: self.pin,
+            plots: self.plots.clone(),
+            rules: self.rules(),
+            quick: self.quick,
         })
     }
 

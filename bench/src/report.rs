@@ -228,7 +228,7 @@ fn machine_line(machine: &Value) -> String {
 }
 
 /// Three significant digits, which is more than the spread allows.
-fn figure(value: f64) -> String {
+pub fn figure(value: f64) -> String {
     let magnitude = value.abs();
     if magnitude >= 100.0 || magnitude == 0.0 {
         format!("{value:.0}")

@@ -17,6 +17,9 @@ pub struct Peer(&'static str);
 const STOCK: Peer = Peer("Linux `usbip` + `vhci_hcd`");
 const FARBUS_KERNEL: Peer = Peer("`farbus attach --via kernel`");
 const FARBUS_UAS: Peer = Peer("`farbus attach --via uas`");
+const IN_PORT: Peer =
+    Peer("`farbus run`; `farbus attach --via kernel`; QEMU `usb-redir`, by `farbus attach --via redir`");
+const ROUTES: Peer = Peer("`farbus attach` and `farbus daemon`, via kernel and via uas");
 const FARBUS_FUSE: Peer = Peer("`farbus attach --via fuse`");
 const DAEMON: Peer = Peer("`farbus daemon`, `[[attach]]` via kernel");
 const FARBUS_REDIR: Peer = Peer("QEMU `usb-redir`, by `farbus attach --via redir`");
@@ -95,6 +98,10 @@ const OTHERS: &[(&str, Peer, Peer)] = &[
     ("topology-hosts", Peer("two `farbus daemon`, joined by `farbus topology up`, via kernel"), Peer("each other")),
     ("usbfs-lsusb", STOCK, SHARE_USB),
     ("usbfs-killed", STOCK, SHARE_USB),
+    ("routes", ROUTES, SHARE),
+    ("routes-all", ROUTES, SHARE),
+    ("usbfs-in-port", IN_PORT, SHARE_USB),
+    ("usbfs-in-port-often", IN_PORT, SHARE_USB),
     ("program-lsusb", Peer("`lsusb` in `farbus run`"), SHARE_USB),
     ("program-mtp", Peer("libmtp (`mtp-detect`, `mtp-files`, `mtp-getfile`) in `farbus run`"), SHARE_USB),
     ("program-smartcard", Peer("`pcscd` with libccid, and `opensc-tool`, in `farbus run`"), SHARE_USB),
@@ -135,7 +142,7 @@ const TESTS: &[(Peer, Peer, &str, &str)] = &[
     ),
     (
         Peer("`dfu-util`, `fastboot`, OpenOCD, pyOCD of Debian"),
-        Peer("`farbus run` over `farbus share`"),
+        Peer("`farbus run` over `farbus share`, plain and paired"),
         "they flash a device and read it back; they halt a Cortex-M behind a debug probe, write its memory and read it back",
         "crates/farbus/tests/command/run_tools.rs",
     ),

@@ -89,6 +89,16 @@ pub fn program() -> Result<PathBuf, String> {
     Ok(program)
 }
 
+/// The program that is shipped of the sources in `root`, built with their lock file into the folder `target`.
+pub fn program_in(root: &Path, target: &Path) -> Result<PathBuf, String> {
+    let mut build = cargo(&["build", "--locked", "--release", "--package", "farbus", "--bin", PROGRAM]);
+    build.current_dir(root).env("CARGO_TARGET_DIR", target);
+    let built = cargo::program(&cargo::executables(build)?, PROGRAM)?;
+    let folder = target.join("dist");
+    split(&built, &folder)?;
+    Ok(folder.join(PROGRAM))
+}
+
 /// Builds the program of the sources in `root` as it is built everywhere: neither the folder of the sources nor that of
 /// the downloaded crates nor `target` is named in it.
 fn build_reproducibly(root: &Path, target: &Path) -> Result<PathBuf, String> {

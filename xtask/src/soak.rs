@@ -3,14 +3,19 @@
 //! that the gate may leave out.
 
 mod beside;
+mod command_suite;
 
 use crate::cargo::{self, cargo};
 use crate::steps::Done;
-use crate::{attack, book, durability, fuzz, package, prerequisites, rig, sanitize, test, upgrade};
+use crate::{attack, bench, book, durability, fuzz, package, prerequisites, rig, sanitize, test, upgrade};
 use clap::Args;
 use std::time::{Duration, Instant};
 
 #[derive(Args)]
+#[command(after_help = "Examples:
+  cargo xtask soak --minutes 600       over night
+  cargo xtask soak --only-beside 3     whether a test needs a machine of its own
+  cargo xtask soak --only-command 20   whether a test of the command fails by chance, and which are slow")]
 pub struct Arguments {
     /// Begin no new round after so many minutes
     #[arg(long, default_value_t = 60)]
@@ -24,6 +29,10 @@ pub struct Arguments {
     /// Only run the suite so often, beside a daemon, a share, spinning processes and the suite of another checkout
     #[arg(long, value_name = "PASSES", value_parser = clap::value_parser!(u32).range(1..))]
     only_beside: Option<u32>,
+    /// Only run the command's tests so often beside nothing, and a quarter as often twice at once beside two spinning
+    /// processes; count what fails and list the slowest
+    #[arg(long, value_name = "PASSES", value_parser = clap::value_parser!(u32).range(1..), conflicts_with = "only_beside")]
+    only_command: Option<u32>,
 }
 
 /// Passes of the whole suite beside other work, in one round.
@@ -44,11 +53,14 @@ const WORLDS: [(&str, &str, &str); 9] = [
 const WORLDS_VARIABLE: &str = "FARBUS_SEEDS";
 /// Cuts of one disk's link in one round.
 const CUTS: (&str, &str) = ("FARBUS_CUTS", "300");
+/// All routes of the table of capabilities.
+const ROUTES: (&str, &str) = ("FARBUS_ROUTES", "all");
 /// Cuts and kills of disks at several front ends at once, in one round.
 const FAULTS: (&str, &str) = ("FARBUS_FAULTS", "300");
 /// The same of the kernel's own front end in a virtual machine, in passes of three; and in passes of eight, under a
 /// medium that fails.
-const RIG_FAULTS: [(&str, u32); 2] = [("nothing-lost-uas", 100), ("durability-uas", 12)];
+const RIG_FAULTS: [(&str, u32); 4] =
+    [("nothing-lost-uas", 100), ("durability-uas", 12), ("usbfs-in-port-often", 1), ("routes-all", 1)];
 /// How long each attacker goes on in one round, in seconds.
 const ATTACKED: u32 = 60;
 /// Faults of all kinds under writers of several disks, in one round. Each round has other ones.
@@ -76,6 +88,10 @@ const PACE: [&str; 5] = ["pipes", "mixed", "congestion", "thousand", "page"];
 const RIG_TIMES: u32 = 10;
 
 pub fn run(arguments: &Arguments) -> Result<(), String> {
+    if let Some(passes) = arguments.only_command {
+        prerequisites::check(&["test", "machine"], false)?;
+        return command_suite::run(passes);
+    }
     let steps = ["fuzz", "machine", "upgrade", "rig", "package"];
     prerequisites::check(if arguments.skip_rig { &steps[..3] } else { &steps }, false)?;
     if let Some(passes) = arguments.only_beside {
@@ -99,6 +115,7 @@ fn one_round(arguments: &Arguments, round: u32) -> Result<(), String> {
     play_worlds()?;
     bring_up()?;
     cut_links()?;
+    prove_routes()?;
     cut_and_kill()?;
     durability::run_for(DURABILITY_FAULTS, round.into())?;
     move_disks()?;
@@ -109,6 +126,7 @@ fn one_round(arguments: &Arguments, round: u32) -> Result<(), String> {
     carry_streams()?;
     run_programs()?;
     measure_pace()?;
+    compare_with_previous()?;
     test::run_machine_tests()?;
     if let Done::Skipped(why) = upgrade::run(&[("FARBUS_REQUIRE_RIG", "1")])? {
         println!("SKIPPED: {why}");
@@ -148,6 +166,13 @@ fn cut_links() -> Result<(), String> {
         cargo(&["test", "--package", "farbus", "--test", "command", "outlives_cut_links", "--", "--nocapture"]);
     cut.env(CUTS.0, CUTS.1).env("FARBUS_REQUIRE_RIG", "1");
     cargo::run(cut)
+}
+
+/// Each capability on each route of the table in `docs/interop.md`.
+fn prove_routes() -> Result<(), String> {
+    let mut prove = cargo(&["test", "--package", "farbus", "--test", "command", "routes::", "--", "--nocapture"]);
+    prove.env(ROUTES.0, ROUTES.1).env("FARBUS_REQUIRE_RIG", "1");
+    cargo::run(prove)
 }
 
 fn cut_and_kill() -> Result<(), String> {
@@ -191,6 +216,17 @@ fn run_programs() -> Result<(), String> {
     let mut run = cargo(&["test", "--package", "farbus", "--test", "command", "run_programs", "--", "--nocapture"]);
     run.envs(PROGRAMS).env("FARBUS_REQUIRE_RIG", "1");
     cargo::run(run)
+}
+
+/// Both releases are measured in turns, so that a machine that stalls does so for both: a loss ends the soak.
+fn compare_with_previous() -> Result<(), String> {
+    match upgrade::previous_commit()? {
+        Some(commit) => bench::compare_with(&commit, &[]),
+        None => {
+            println!("SKIPPED: the previous release is not in this history; 'git fetch --unshallow --tags' brings it");
+            Ok(())
+        }
+    }
 }
 
 /// A machine that is shared stalls, and misses what it would keep alone: a miss is printed, and ends no soak.

@@ -118,7 +118,7 @@ fn steps_of(chosen: &[&'static str], plan: &Plan) -> Vec<Step> {
                 let at = axe.as_ref().map(|path| path.display().to_string());
                 let mut variables = vec![(REQUIRE_VARIABLE, "1")];
                 variables.extend(at.as_deref().map(|at| (axe::VARIABLE, at)));
-                rerun::run(&variables, Some(rerun::SKIPPED_MAX))?;
+                rerun::run(&variables, rerun::MayBeSkipped::ThoseOfOtherSteps)?;
                 Ok(if axe.is_some() { Done::All } else { Done::Without(vec![axe::LEFT_OUT.to_owned()]) })
             })
         }
@@ -170,7 +170,7 @@ fn step(name: &'static str) -> Step {
         "deny" => Step::new(name, "licences, duplicates, sources and advisories of dependencies", || {
             deny::run(&deny::Arguments::default())
         }),
-        "test" => Step::new(name, "every test of every crate", || rerun::run(&[], None)),
+        "test" => Step::new(name, "every test of every crate", || rerun::run(&[], rerun::MayBeSkipped::Any)),
         "book" => Step::new(name, "mdBook makes the pages of the documents", book::build),
         "examples" => Step::new(name, "every example does what it shows", run_examples),
         "fuzz" => Step::new(name, "a short run of every fuzz target", || fuzz::gate(FUZZ_SECONDS)),

@@ -20,6 +20,7 @@
 //! | `unfinished` | `todo!`, `unimplemented!`, `dbg!` |
 //! | `ignored` | a test that is never run |
 //! | `no-assert` | a test that cannot fail |
+//! | `wait` | a test of farbus's crate that lets time pass without a reason (`// waits: REASON`) |
 //! | `retired` | an identifier or a file with a name that was given up (docs/glossary.md) |
 //! | `wide` | a comment of more than 120 columns |
 //! | `prose` | folders of one machine in the documents |
@@ -48,6 +49,7 @@ mod tests_assert;
 mod tree;
 mod unfinished;
 mod violation;
+mod waits;
 
 #[cfg(test)]
 mod fixtures;
@@ -72,6 +74,15 @@ pub fn run() -> Result<(), String> {
         }
         count => Err(format!("tidy: {count} to mend")),
     }
+}
+
+/// The waits by time that are left in the tests of farbus's crate, by their reasons.
+///
+/// # Errors
+/// The workspace cannot be read.
+pub fn waits_left() -> Result<String, String> {
+    let tree = Tree::read(&workspace::root()).map_err(|trouble| format!("cannot read the workspace: {trouble}"))?;
+    Ok(waits::table(&tree))
 }
 
 /// What `ARCHITECTURE.toml` says of packages, for others than these rules.
@@ -109,6 +120,7 @@ fn check(tree: &Tree) -> Result<Vec<Violation>, String> {
     violations.extend(length::check(&architecture, &sources));
     violations.extend(unfinished::check(&sources));
     violations.extend(tests_assert::check(&sources));
+    violations.extend(waits::check(tree));
     violations.extend(prose::check(&architecture, tree));
     violations.extend(links::check(tree));
     violations.extend(proofs::check(tree, &sources));

@@ -58,6 +58,11 @@ pub fn previous_program() -> Result<Option<PathBuf>, String> {
     commit_of(&root, &previous).map(|commit| program_of(&root, &previous, &commit)).transpose()
 }
 
+/// The commit of the previous release; `None` if the history lacks that release.
+pub fn previous_commit() -> Result<Option<String>, String> {
+    Ok(commit_of(&workspace::root(), &previous()?))
+}
+
 /// What [`NAMED`] says.
 fn previous() -> Result<Previous, String> {
     let text = fs::read_to_string(workspace::root().join(NAMED))

@@ -14,6 +14,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal};
 
 use crate::{
     report::{Finding, Quantity},
@@ -178,6 +179,12 @@ impl Process {
         let said = self.said.lines();
         let at = said.lines.iter().filter(|(_, line)| line == what).map(|(at, _)| at);
         at.filter_map(|at| at.checked_duration_since(began)).map(|at| at.as_secs_f64()).collect()
+    }
+
+    /// Tells it to end, as Ctrl-C does.
+    pub fn interrupt(&self) {
+        // One that has ended already is what was asked for.
+        let _ = rustix::process::kill_process(Pid::from_child(&self.child), Signal::INT);
     }
 
     /// Waits for its end, which has to be a success.

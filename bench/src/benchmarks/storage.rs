@@ -6,7 +6,7 @@
 use std::{
     fs,
     path::{Path, PathBuf},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
@@ -16,14 +16,14 @@ use super::naming::size;
 use crate::{
     contest::{Contest, Share, Side},
     lab::{Lab, Subject},
-    load::Tally,
+    load::{Tally, one_at_a_time},
     peers::nbdkit::{NbdPeer, Verb},
     report::{Finding, Quantity},
     stats::Target,
 };
 
 pub const NAME: &str = "storage";
-pub(super) const DISK_BYTES: u64 = 256 << 20;
+pub(crate) const DISK_BYTES: u64 = 256 << 20;
 const BLOCK_BYTES: usize = 128 * 1024;
 const FILL: u8 = 0xa5;
 
@@ -96,11 +96,16 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
 }
 
 /// A full disk image in memory, gone when dropped.
-pub(super) struct Image(pub PathBuf);
+pub(crate) struct Image(pub PathBuf);
 
 impl Image {
     pub fn create() -> Result<Self> {
-        let image = Self(Path::new("/dev/shm").join(format!("farbus-bench-{}.img", std::process::id())));
+        Self::named("disk")
+    }
+
+    /// One of several at the same time.
+    pub fn named(name: &str) -> Result<Self> {
+        let image = Self(Path::new("/dev/shm").join(format!("farbus-bench-{}-{name}.img", std::process::id())));
         fs::write(&image.0, vec![FILL; DISK_BYTES as usize]).context("the image belongs on a tmpfs")?;
         Ok(image)
     }
@@ -115,17 +120,5 @@ impl Drop for Image {
 /// Block after block, one at a time, cyclically.
 fn in_turn(limit: Duration, bytes: usize, mut operate: impl FnMut(u64, &mut [u8]) -> Result<()>) -> Result<Tally> {
     let mut block = vec![FILL; bytes];
-    let mut tally = Tally::nothing();
-    let began = Instant::now();
-    let mut now = began;
-    while now - began < limit {
-        operate(tally.bytes % DISK_BYTES, &mut block)?;
-        let done = Instant::now();
-        tally.latency_ns.saturating_record((done - now).as_nanos() as u64);
-        tally.urbs += 1;
-        tally.bytes += bytes as u64;
-        now = done;
-    }
-    tally.seconds = (now - began).as_secs_f64();
-    Ok(tally)
+    one_at_a_time(limit, bytes, |number| operate(number * bytes as u64 % DISK_BYTES, &mut block))
 }

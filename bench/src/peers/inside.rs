@@ -20,6 +20,10 @@ use crate::{load::Tally, usbip::Direction};
 /// The hidden subcommand.
 pub const VERB: &str = "inside";
 
+/// The setup packet that asks for the device's descriptor.
+const GET_DEVICE_DESCRIPTOR: [u8; 8] = [0x80, 6, 0, 1, 0, 0, DESCRIPTOR_BYTES as u8, 0];
+const DESCRIPTOR_BYTES: usize = 18;
+
 /// How long a transfer may take.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -28,6 +32,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 pub enum Work {
     /// The cheapest command that is answered at once, without the device: what a request costs by itself.
     Ask,
+    /// The device's descriptor, again and again.
+    Control,
     /// Bulk transfers of this many bytes, so many at once.
     Bulk(Direction, usize, usize),
 }
@@ -42,8 +48,14 @@ pub struct Inside {
 impl Inside {
     /// Starts it with the device at `address`.
     pub fn start(farbus: &Path, address: SocketAddr, busid: &str) -> Result<Self> {
-        let mut child = Command::new(farbus)
-            .args(["run", &format!("{address}/{busid}"), "--"])
+        let mut command = Command::new(farbus);
+        command.args(["run", &format!("{address}/{busid}"), "--"]);
+        Self::over(command)
+    }
+
+    /// Starts it by a command of `farbus run` that lacks the program.
+    pub fn over(mut command: Command) -> Result<Self> {
+        let mut child = command
             .arg(std::env::current_exe()?)
             .arg(VERB)
             .stdin(Stdio::piped())
@@ -65,6 +77,7 @@ impl Inside {
         let nanoseconds = slice.as_nanos();
         match work {
             Work::Ask => writeln!(self.to, "ask 0 1 {nanoseconds}")?,
+            Work::Control => writeln!(self.to, "control {DESCRIPTOR_BYTES} 1 {nanoseconds}")?,
             Work::Bulk(direction, bytes, depth) => {
                 let word = if direction == Direction::In { "in" } else { "out" };
                 writeln!(self.to, "{word} {bytes} {depth} {nanoseconds}")?;
@@ -102,8 +115,9 @@ pub fn serve() -> Result<()> {
         let (bytes, depth, slice) = (bytes.parse()?, depth.parse()?, Duration::from_nanos(nanoseconds.parse()?));
         let tally = match word {
             "ask" => ask(&usbfs, slice)?,
-            "in" => bulk(&mut usbfs, Direction::In, bytes, depth, slice)?,
-            _ => bulk(&mut usbfs, Direction::Out, bytes, depth, slice)?,
+            "control" => transfer(&mut usbfs, TransferType::Control, Direction::In, (bytes, depth), slice)?,
+            "in" => transfer(&mut usbfs, TransferType::Bulk, Direction::In, (bytes, depth), slice)?,
+            _ => transfer(&mut usbfs, TransferType::Bulk, Direction::Out, (bytes, depth), slice)?,
         };
         let mut answer = format!("{} {} {}", tally.urbs, tally.bytes, (tally.seconds * 1e9) as u64);
         for value in tally.latency_ns.iter_recorded() {
@@ -136,15 +150,26 @@ fn ask(usbfs: &Usbfs, slice: Duration) -> Result<Tally> {
     Ok(tally)
 }
 
-fn bulk(usbfs: &mut Usbfs, direction: Direction, bytes: usize, depth: usize, slice: Duration) -> Result<Tally> {
+/// Keeps `depth` transfers of `bytes` in flight.
+fn transfer(
+    usbfs: &mut Usbfs,
+    kind: TransferType,
+    direction: Direction,
+    (bytes, depth): (usize, usize),
+    slice: Duration,
+) -> Result<Tally> {
     let mut tally = Tally::nothing();
     let (sent, mut packets) = (vec![0; bytes], Vec::new());
+    let room = match kind {
+        TransferType::Control => [GET_DEVICE_DESCRIPTOR.as_slice(), &sent].concat(),
+        _ => sent.clone(),
+    };
     let began = Instant::now();
     let mut begun = vec![began; depth];
     let mut under_way = 0;
     for (slot, at) in begun.iter_mut().enumerate() {
         *at = Instant::now();
-        submit(usbfs, slot, direction, &sent, vec![0; bytes])?;
+        submit(usbfs, slot, kind, direction, &sent, room.clone())?;
         under_way += 1;
     }
     while under_way > 0 {
@@ -164,7 +189,7 @@ fn bulk(usbfs: &mut Usbfs, direction: Direction, bytes: usize, depth: usize, sli
         under_way -= 1;
         if now - began < slice {
             begun[done.slot] = now;
-            submit(usbfs, done.slot, direction, &sent, done.buffer)?;
+            submit(usbfs, done.slot, kind, direction, &sent, done.buffer)?;
             under_way += 1;
         }
     }
@@ -172,19 +197,20 @@ fn bulk(usbfs: &mut Usbfs, direction: Direction, bytes: usize, depth: usize, sli
     Ok(tally)
 }
 
-fn submit(usbfs: &mut Usbfs, slot: usize, direction: Direction, sent: &[u8], room: Vec<u8>) -> Result<()> {
-    let (endpoint, data) = match direction {
-        Direction::In => (0x81, Data::In(room)),
-        Direction::Out => (0x01, Data::Out(sent)),
+fn submit(
+    usbfs: &mut Usbfs,
+    slot: usize,
+    kind: TransferType,
+    direction: Direction,
+    sent: &[u8],
+    room: Vec<u8>,
+) -> Result<()> {
+    let (endpoint, data) = match (kind, direction) {
+        (TransferType::Control, _) => (0x80, Data::In(room)),
+        (_, Direction::In) => (0x81, Data::In(room)),
+        (_, Direction::Out) => (0x01, Data::Out(sent)),
     };
-    let transfer = Transfer {
-        kind: TransferType::Bulk,
-        endpoint,
-        flags: UrbFlags::default(),
-        data,
-        packets: &[],
-        start_frame: 0,
-        stream: 0,
-    };
+    let transfer =
+        Transfer { kind, endpoint, flags: UrbFlags::default(), data, packets: &[], start_frame: 0, stream: 0 };
     usbfs.submit(slot, transfer).map_err(|status| anyhow::anyhow!("a transfer was refused: {status:?}"))
 }

@@ -63,6 +63,13 @@ pub enum Key {
 }
 
 impl Key {
+    /// The host that it says something of.
+    pub fn host(&self) -> &HostId {
+        match self {
+            Key::Host(host) | Key::Device(host, _) | Key::Limit(host) => host,
+        }
+    }
+
     /// Reads a key; `None` if this layout has no such key.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let rest = std::str::from_utf8(bytes).ok()?.strip_prefix(PREFIX)?;

@@ -20,6 +20,7 @@ pub mod key;
 pub mod pace;
 pub mod publisher;
 pub mod record;
+mod room;
 pub mod trouble;
 pub mod view;
 

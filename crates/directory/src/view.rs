@@ -9,8 +9,12 @@
 //! | 3 | watch from the next revision on | a lost watch: watch again from where it was; compacted: step 2 |
 //!
 //! What was known stays while keys are read again, and while the directory is away: [`View::heard`] says how old it is.
+//!
+//! There is room for so many keys. One host has a part of it at most; the hosts that [`View::prefer`] names come first:
+//! where there is no room for a key of theirs, others' keys go. After some were left out, all is read again when others
+//! have gone, and else every few minutes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use farbus_model::Instant;
@@ -19,14 +23,15 @@ use crate::gateway::{Call, Found, News, Refusal, Reply};
 use crate::key::{HostId, Key, KeyRange, check_format};
 use crate::pace::Pace;
 use crate::record::{DeviceRecord, HostRecord, LimitRecord};
+use crate::room::Room;
 use crate::trouble::{Trouble, TroubleKind};
 
 /// How many keys are read at once.
 const PAGE: u32 = 1000;
-/// The most keys that are kept.
-pub const KEYS_MAX: usize = 65_536;
-/// The most bytes of values that are kept.
-pub const BYTES_MAX: usize = 24 << 20;
+/// After so long, all is read again if some keys were left out.
+const READ_AGAIN_AFTER: Duration = Duration::from_secs(300);
+/// After so long without reading again for room, the next time is soon.
+const CALM: Duration = Duration::from_secs(600);
 
 /// A watch that went on for so long was none that failed: the pause after its end is short. One that ends sooner, as
 /// where there is no leader, is begun later each time.
@@ -47,7 +52,9 @@ pub enum Step {
 #[derive(Clone, Debug)]
 pub struct View {
     entries: BTreeMap<Key, Entry>,
-    bytes: usize,
+    room: Room,
+    /// The hosts whose keys come first.
+    preferred: BTreeSet<HostId>,
     /// How often all keys were read. An entry of an earlier time was not there at the last.
     epoch: u32,
     /// Another number with each change of what is known.
@@ -56,7 +63,18 @@ pub struct View {
     is_busy: bool,
     /// Values that were no records, and keys that were none, since all keys were read last.
     unfit: usize,
+    /// Whether keys were left out since all were read last.
     is_overfull: bool,
+    /// Whether that was because all of the room was taken, and not because a host had its part.
+    was_full: bool,
+    /// Whether what was not there at the last reading was forgotten during this one.
+    is_old_forgotten: bool,
+    /// When all is read again because keys were left out.
+    read_again_at: Option<Instant>,
+    /// When it was, last.
+    read_again: Option<Instant>,
+    /// The pauses between that.
+    reading_pace: Pace,
     heard: Option<Instant>,
     /// When the watch that goes on has begun.
     begun: Option<Instant>,
@@ -76,10 +94,12 @@ struct Entry {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum State {
     Format,
-    /// Reads from this key on, at this revision (0: the present one).
+    /// Reads these ranges, the last one first, at this revision (0: the present one).
     Reading {
-        from: Vec<u8>,
+        ranges: Vec<KeyRange>,
         revision: i64,
+        /// Whether only the hosts that come first are read any more.
+        is_narrowed: bool,
     },
     /// Follows from this revision on.
     Following {
@@ -89,7 +109,7 @@ enum State {
 
 impl State {
     fn reading() -> Self {
-        State::Reading { from: KeyRange::everything().from, revision: 0 }
+        State::Reading { ranges: vec![KeyRange::everything()], revision: 0, is_narrowed: false }
     }
 }
 
@@ -98,13 +118,19 @@ impl View {
     pub fn new(seed: u64) -> Self {
         Self {
             entries: BTreeMap::new(),
-            bytes: 0,
+            room: Room::default(),
+            preferred: BTreeSet::new(),
             epoch: 1,
             version: seed,
             state: State::Format,
             is_busy: false,
             unfit: 0,
             is_overfull: false,
+            was_full: false,
+            is_old_forgotten: false,
+            read_again_at: None,
+            read_again: None,
+            reading_pace: Pace::new(seed.rotate_left(16)),
             heard: None,
             begun: None,
             is_complete: false,
@@ -216,8 +242,38 @@ impl View {
         self.is_busy && matches!(self.state, State::Following { .. })
     }
 
+    /// The keys of these hosts come first from now on.
+    pub fn prefer(&mut self, hosts: BTreeSet<HostId>, now: Instant) {
+        if hosts != self.preferred {
+            self.preferred = hosts;
+            if self.is_overfull {
+                self.read_again_soon(now);
+            }
+        }
+    }
+
+    /// Begins to read all again, if keys were left out and it is time; then no watch goes on.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        let is_due = self.read_again_at.is_some_and(|at| at <= now);
+        if !is_due || !matches!(self.state, State::Following { .. }) {
+            return;
+        }
+        if self.read_again.is_none_or(|last| now - last > CALM) {
+            self.reading_pace.succeed();
+        }
+        self.reading_pace.fail(now);
+        (self.read_again, self.read_again_at) = (Some(now), None);
+        (self.state, self.is_busy, self.begun) = (State::reading(), false, None);
+    }
+
+    fn read_again_soon(&mut self, now: Instant) {
+        let soon = self.reading_pace.pause(now).unwrap_or(now);
+        self.read_again_at = Some(self.read_again_at.map_or(soon, |at| at.min(soon)));
+    }
+
     /// What to do next.
     pub fn poll(&mut self, now: Instant) -> Step {
+        self.handle_timeout(now);
         if self.is_busy {
             return Step::Wait(None);
         }
@@ -228,9 +284,11 @@ impl View {
         let everything = KeyRange::everything();
         match &self.state {
             State::Format => Step::Call(Call::Range { range: KeyRange::format(), limit: 1, revision: 0 }),
-            State::Reading { from, revision } => {
-                let range = KeyRange { from: from.clone(), to: everything.to };
-                Step::Call(Call::Range { range, limit: PAGE, revision: *revision })
+            State::Reading { ranges, revision, .. } => {
+                let range = ranges.last().cloned().unwrap_or(everything);
+                // A range of one key has no end.
+                let limit = if range.to.is_empty() { 1 } else { PAGE };
+                Step::Call(Call::Range { range, limit, revision: *revision })
             }
             State::Following { revision } => Step::Watch(Call::Watch { range: everything, revision: *revision }),
         }
@@ -242,7 +300,7 @@ impl View {
             return;
         }
         match answer {
-            Ok(Reply::Found(found)) => match self.handle_found(found) {
+            Ok(Reply::Found(found)) => match self.handle_found(found, now) {
                 Ok(()) => self.heard = Some(now),
                 Err(trouble) => self.fail(trouble, now),
             },
@@ -259,40 +317,47 @@ impl View {
         }
     }
 
-    fn handle_found(&mut self, found: Found) -> Result<(), Trouble> {
-        match &self.state {
+    fn handle_found(&mut self, found: Found, now: Instant) -> Result<(), Trouble> {
+        match &mut self.state {
             State::Format => {
                 if let Some(pair) = found.pairs.first() {
                     check_format(&pair.value)?;
                 }
                 self.state = State::reading();
             }
-            State::Reading { from, revision } => {
-                let is_first = *revision == 0;
-                let revision = if is_first { found.revision } else { *revision };
-                let last = found.pairs.last().map(|pair| pair.key.clone());
-                let is_ordered = last.as_ref().is_none_or(|last| last >= from);
+            State::Reading { ranges, revision, is_narrowed } => {
+                let (mut ranges, revision, is_narrowed) = (std::mem::take(ranges), *revision, *is_narrowed);
+                let range = ranges.pop().unwrap_or_else(KeyRange::everything);
+                let is_first = revision == 0;
+                let revision = if is_first { found.revision } else { revision };
                 if is_first {
-                    (self.epoch, self.unfit, self.is_overfull) = (self.epoch.wrapping_add(1), 0, false);
+                    (self.epoch, self.unfit) = (self.epoch.wrapping_add(1), 0);
+                    (self.is_overfull, self.was_full, self.is_old_forgotten) = (false, false, false);
                 }
+                let last = found.pairs.last().map(|pair| pair.key.clone());
                 for pair in found.pairs {
                     self.put(&pair.key, &pair.value);
                 }
-                self.state = match last.filter(|_| found.has_more) {
-                    Some(mut last) if is_ordered && !self.is_overfull => {
-                        last.push(0);
-                        State::Reading { from: last, revision }
-                    }
-                    Some(_) if !self.is_overfull => {
+                let is_narrow = is_narrowed || self.is_overfull;
+                if is_narrow && !is_narrowed {
+                    ranges = self.preferred_ranges();
+                } else if let Some(mut from) = last.filter(|_| found.has_more) {
+                    if from < range.from {
+                        self.state = State::Reading { ranges: vec![range], revision, is_narrowed };
                         return Err(Trouble::new(TroubleKind::NotEtcd, "the keys of a page are not in order"));
                     }
-                    _ => {
-                        self.forget_old();
-                        self.is_complete = true;
-                        State::Following { revision: revision.saturating_add(1) }
-                    }
-                };
-                self.note_overfull();
+                    from.push(0);
+                    ranges.push(KeyRange { from, to: range.to });
+                }
+                if ranges.is_empty() {
+                    self.forget_old();
+                    self.is_complete = true;
+                    self.state = State::Following { revision: revision.saturating_add(1) };
+                    self.read_again_at = self.is_overfull.then(|| now + READ_AGAIN_AFTER);
+                } else {
+                    self.state = State::Reading { ranges, revision, is_narrowed: is_narrow };
+                }
+                self.note_overfull(now);
             }
             State::Following { .. } => {}
         }
@@ -315,7 +380,7 @@ impl View {
                 }
                 self.heard = Some(now);
                 self.pace.succeed();
-                self.note_overfull();
+                self.note_overfull(now);
             }
             News::Begun(revision) if revision.saturating_add(1) < *next => {
                 // A member that lags behind, or another history: a watch of what is to come would say nothing.
@@ -326,7 +391,7 @@ impl View {
             News::Begun(_) => {
                 // Nothing may change for long: the directory is followed again, and says so.
                 (self.heard, self.begun) = (Some(now), Some(now));
-                self.note_overfull();
+                self.note_overfull(now);
             }
             News::Compacted => {
                 self.state = State::reading();
@@ -355,16 +420,36 @@ impl View {
             self.state = State::Format;
             self.version = self.version.wrapping_add(1);
             self.entries.clear();
-            self.bytes = 0;
+            self.room = Room::default();
         }
         self.trouble = Some(trouble);
         self.pace.fail(now);
     }
 
     /// A directory that is heard is in no trouble, unless it has too much.
-    fn note_overfull(&mut self) {
-        let message = "the directory has more hosts and devices than farbus keeps in memory: some are not shown";
-        self.trouble = self.is_overfull.then(|| Trouble::new(TroubleKind::TooMuch, message));
+    fn note_overfull(&mut self, now: Instant) {
+        if !self.is_overfull {
+            self.trouble = None;
+            return;
+        }
+        let was_told = self.trouble.as_ref().is_some_and(|trouble| trouble.kind == TroubleKind::TooMuch);
+        if !was_told {
+            // Looked for once: it takes as long as there are hosts.
+            let largest = self.room.largest();
+            let of =
+                largest.map(|(host, keys)| format!("; the most, {keys} keys, are of the host with the key {host}"));
+            let message = "the directory has more hosts and devices than farbus keeps in memory: some are not shown, those \
+                           of paired hosts last";
+            self.trouble = Some(Trouble::new(TroubleKind::TooMuch, format!("{message}{}", of.unwrap_or_default())));
+        }
+        if !matches!(self.state, State::Following { .. }) {
+            return;
+        }
+        self.read_again_at.get_or_insert(now + READ_AGAIN_AFTER);
+        if self.was_full && self.room.is_roomy() {
+            self.read_again_soon(now);
+            self.handle_timeout(now);
+        }
     }
 
     fn put(&mut self, key: &[u8], value: &[u8]) {
@@ -381,34 +466,84 @@ impl View {
             // What was there before is not there any more.
             return self.remove(key);
         };
-        let former = self.entries.get(&key).map(|entry| entry.value.len());
-        let bytes = self.bytes - former.unwrap_or_default() + value.len();
-        if bytes > BYTES_MAX || (former.is_none() && self.entries.len() >= KEYS_MAX) {
+        if !self.make_room(&key, value.len()) {
             self.is_overfull = true;
-            return self.remove(key.to_string().as_bytes());
+            return self.take(&key);
         }
-        self.bytes = bytes;
+        let former = self.entries.get(&key).map(|entry| entry.value.len());
+        self.room.add(key.host(), former, value.len());
         let former = self.entries.insert(key, Entry { value: value.into(), epoch: self.epoch, holder });
         if former.is_none_or(|former| *former.value != *value) {
             self.version = self.version.wrapping_add(1);
         }
     }
 
+    /// Makes room for a value of so many bytes. Returns whether there is.
+    fn make_room(&mut self, key: &Key, bytes: usize) -> bool {
+        let host = key.host();
+        let former = self.entries.get(key).map(|entry| entry.value.len());
+        if !self.room.fits_share(host, former, bytes) {
+            return false;
+        }
+        if self.room.fits(former, bytes) {
+            return true;
+        }
+        if matches!(self.state, State::Reading { .. }) && !std::mem::replace(&mut self.is_old_forgotten, true) {
+            // What was not read again yet may have gone.
+            self.forget_those(|this, key, entry| entry.epoch != this.epoch && !this.preferred.contains(key.host()));
+            if self.room.fits(former, bytes) {
+                return true;
+            }
+        }
+        self.was_full = true;
+        if self.preferred.contains(host) {
+            self.is_overfull = true;
+            self.displace();
+        }
+        let former = self.entries.get(key).map(|entry| entry.value.len());
+        self.room.fits(former, bytes)
+    }
+
+    /// Forgets keys of the hosts that have the most and do not come first.
+    fn displace(&mut self) {
+        let mut hosts = self.room.by_weight(|host| self.preferred.contains(host));
+        while let Some(host) = hosts.pop().filter(|_| !self.room.has_slack()) {
+            let devices = self.values_of(&host).map(|(key, _)| key.clone());
+            let mut keys: Vec<Key> = devices.chain([Key::Limit(host.clone())]).collect();
+            while let Some(key) = keys.pop().filter(|_| !self.room.has_slack()) {
+                self.take(&key);
+            }
+        }
+    }
+
+    /// What is read of the hosts that come first.
+    fn preferred_ranges(&self) -> Vec<KeyRange> {
+        let of_host = |host: &HostId| [KeyRange::of_key(&Key::Limit(host.clone())), KeyRange::of_host(host)];
+        self.preferred.iter().flat_map(of_host).collect()
+    }
+
     fn remove(&mut self, key: &[u8]) {
-        if let Some(entry) = Key::parse(key).and_then(|key| self.entries.remove(&key)) {
-            self.bytes -= entry.value.len();
+        if let Some(key) = Key::parse(key) {
+            self.take(&key);
+        }
+    }
+
+    fn take(&mut self, key: &Key) {
+        if let Some(entry) = self.entries.remove(key) {
+            self.room.remove(key.host(), entry.value.len());
             self.version = self.version.wrapping_add(1);
         }
     }
 
     /// Forgets what was not there when all keys were read last.
     fn forget_old(&mut self) {
-        let (epoch, before) = (self.epoch, self.entries.len());
-        self.entries.retain(|_, entry| entry.epoch == epoch);
-        if self.entries.len() != before {
-            self.version = self.version.wrapping_add(1);
-        }
-        self.bytes = self.entries.values().map(|entry| entry.value.len()).sum();
+        self.forget_those(|this, _, entry| entry.epoch != this.epoch);
+    }
+
+    fn forget_those(&mut self, is_meant: impl Fn(&Self, &Key, &Entry) -> bool) {
+        let those: Vec<Key> =
+            self.entries.iter().filter(|(key, entry)| is_meant(self, key, entry)).map(|(key, _)| key.clone()).collect();
+        those.iter().for_each(|key| self.take(key));
     }
 }
 
@@ -416,6 +551,7 @@ impl View {
 mod tests {
     use super::*;
     use crate::gateway::{KeyChange, Pair};
+    use crate::room::{BYTES_MAX, KEYS_MAX};
 
     const NOW: Instant = Instant::from_nanos(1_000_000_000);
 
@@ -566,8 +702,120 @@ mod tests {
             let changes = vec![KeyChange { key, value: Some(value.clone()) }];
             view.handle_news(News::Changes { changes, revision: Some(9) }, NOW);
         }
-        assert!(view.bytes <= BYTES_MAX && view.count() < BYTES_MAX / 7000 + 3);
+        assert!(
+            view.room.held().bytes <= BYTES_MAX / 4 && view.count() < BYTES_MAX / 4 / 7000 + 3,
+            "a host has its part"
+        );
         assert_eq!(view.trouble().unwrap().kind, TroubleKind::TooMuch);
+    }
+
+    fn numbered(number: usize) -> HostId {
+        let letters: String = format!("{number:06}").bytes().map(|digit| char::from(b'a' + digit - b'0')).collect();
+        HostId::new(&format!("{letters}{}", "x".repeat(46))).unwrap()
+    }
+
+    fn change(view: &mut View, key: &Key, value: Option<&str>, now: Instant) {
+        let changes = vec![KeyChange { key: key.to_string().into(), value: value.map(Into::into) }];
+        view.handle_news(News::Changes { changes, revision: Some(9) }, now);
+    }
+
+    /// A view that follows and has as many keys of strangers, each a host of its own, as there is room for.
+    fn flooded() -> View {
+        let mut view = following();
+        watch(&mut view, NOW);
+        for number in 0..KEYS_MAX {
+            change(&mut view, &Key::Host(numbered(number)), Some("{}"), NOW);
+        }
+        assert_eq!((view.count(), view.trouble().unwrap().kind), (KEYS_MAX, TroubleKind::TooMuch));
+        view
+    }
+
+    #[test]
+    fn keys_that_were_left_out_are_read_when_those_that_took_the_room_have_gone() {
+        let mut view = flooded();
+        change(&mut view, &Key::Device(host("b"), "late".into()), Some("{}"), NOW);
+        assert!(!names(&view).contains(&"b/late".to_owned()), "there is no room for it");
+        let mut gone = 0;
+        while view.is_watching() {
+            change(&mut view, &Key::Host(numbered(gone)), None, NOW);
+            gone += 1;
+        }
+        assert!(gone < KEYS_MAX / 3, "{gone}");
+        let Call::Range { revision: 0, .. } = call(&mut view) else { panic!("not from the beginning") };
+        view.handle(page(&keys(&["a", "b"], &[("a", "board"), ("b", "late")]), 20, false), NOW);
+        assert_eq!((names(&view), view.trouble()), (vec!["a/board".to_owned(), "b/late".to_owned()], None));
+        assert_eq!(view.count(), 4);
+    }
+
+    #[test]
+    fn view_that_is_too_full_again_and_again_is_read_again_less_and_less_often() {
+        let mut view = flooded();
+        let mut now = NOW;
+        let mut pauses = Vec::new();
+        for _ in 0..8 {
+            for number in 0..KEYS_MAX / 2 {
+                change(&mut view, &Key::Host(numbered(number)), None, now);
+            }
+            let before = now;
+            while view.is_watching() {
+                now = now + Duration::from_millis(100);
+                view.handle_timeout(now);
+            }
+            pauses.push(now - before);
+            call(&mut view);
+            view.handle(page(&keys(&["a"], &[]), 20, false), now);
+            watch(&mut view, now);
+            for number in 0..=KEYS_MAX {
+                change(&mut view, &Key::Host(numbered(number)), Some("{}"), now);
+            }
+            assert_eq!(view.trouble().unwrap().kind, TroubleKind::TooMuch);
+        }
+        assert!(pauses[0] < Duration::from_millis(200) && pauses[7] > Duration::from_secs(7), "{pauses:?}");
+        now = now + READ_AGAIN_AFTER;
+        view.handle_timeout(now);
+        assert!(!view.is_watching(), "also if nothing goes");
+    }
+
+    #[test]
+    fn keys_of_hosts_that_come_first_displace_others_and_are_read_although_there_is_no_room() {
+        let mut view = flooded();
+        view.prefer([host("p"), host("q")].into(), NOW);
+        let Call::Range { revision: 0, .. } = call(&mut view) else { panic!("not from the beginning") };
+        // As many strangers, before these hosts, as there is room for, and more.
+        let strangers: Vec<String> = (0..KEYS_MAX + 10).map(|number| Key::Host(numbered(number)).to_string()).collect();
+        view.handle(page(&strangers, 20, true), NOW);
+        let mut asked = Vec::new();
+        while let Step::Call(Call::Range { range, revision, .. }) = view.poll(NOW) {
+            assert_eq!(revision, 20);
+            let of = |letter: &str| range == KeyRange::of_host(&host(letter));
+            let found = if of("p") { keys(&["p"], &[("p", "board")]) } else { Vec::new() };
+            asked.push(range);
+            view.handle(page(&found, 20, false), NOW);
+        }
+        assert_eq!(asked.len(), 4, "of each host its keys, and its limit: {asked:?}");
+        assert_eq!(names(&view), ["p/board"]);
+        assert!(view.is_watching() && view.count() <= KEYS_MAX);
+        assert_eq!(view.trouble().unwrap().kind, TroubleKind::TooMuch);
+        // And so are those that come later.
+        change(&mut view, &Key::Host(host("q")), Some("{}"), NOW);
+        change(&mut view, &Key::Device(host("q"), "disk".into()), Some("{}"), NOW);
+        change(&mut view, &Key::Limit(host("q")), Some("{\"devices\":2}"), NOW);
+        assert_eq!(names(&view), ["p/board", "q/disk"]);
+        assert_eq!(view.limit_of(&host("q")).and_then(|limit| limit.devices), Some(2));
+    }
+
+    #[test]
+    fn one_host_has_a_part_of_the_room_and_leaves_the_rest_to_others() {
+        let mut view = following();
+        watch(&mut view, NOW);
+        for number in 0..KEYS_MAX {
+            change(&mut view, &Key::Device(host("a"), format!("d{number}")), Some("{}"), NOW);
+        }
+        assert_eq!(view.trouble().unwrap().kind, TroubleKind::TooMuch);
+        assert!(view.trouble().unwrap().message.contains(&"a".repeat(52)), "it says whose they are");
+        change(&mut view, &Key::Device(host("b"), "late".into()), Some("{}"), NOW);
+        assert!(names(&view).contains(&"b/late".to_owned()));
+        assert!(view.is_watching(), "there is room, and reading again would change nothing");
     }
 
     #[test]

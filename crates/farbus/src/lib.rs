@@ -146,7 +146,7 @@ pub mod internals {
     /// The `farbus` command.
     #[cfg(feature = "cli")]
     pub mod command {
-        pub use crate::cli::{Cli, bench, report, run};
+        pub use crate::cli::{Cli, bench, end_by, report, run};
         pub use crate::common::log_limit::LogLimit;
     }
 }

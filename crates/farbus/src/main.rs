@@ -2,7 +2,6 @@
 
 use std::process::ExitCode;
 
-use clap::Parser;
 use farbus::internals::command::{self, Cli, LogLimit};
 use farbus_io::sys::inherited;
 use tracing_subscriber::EnvFilter;
@@ -12,7 +11,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 fn main() -> ExitCode {
     // Before this process opens anything: descriptors that are open now are inherited.
     inherited::note();
-    let cli = Cli::parse();
+    let cli = Cli::of_command_line();
     if cli.is_started_by_farbus() {
         inherited::close();
     }
@@ -32,11 +31,12 @@ fn main() -> ExitCode {
         .with(LogLimit::default())
         .init();
     let as_json = cli.is_for_programs();
-    let code = match command::run(cli) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => command::report(&failure, as_json),
+    let (code, signal) = match command::run(cli) {
+        Ok(()) => (ExitCode::SUCCESS, None),
+        Err(failure) => (command::report(&failure, as_json), failure.signal()),
     };
     // Last words over TCP are the kernel's.
     farbus_io::trust::end_quic();
+    signal.into_iter().for_each(command::end_by);
     code
 }

@@ -100,6 +100,7 @@ impl Running {
         let until = Instant::now() + time_max;
         while !self.thread.is_finished() {
             assert!(Instant::now() < until, "it has not ended after {time_max:?}");
+            // waits: between two looks for an event
             thread::sleep(Duration::from_millis(5));
         }
         self.thread.join().unwrap()
@@ -170,6 +171,7 @@ fn an_attachment_says_where_it_is_ends_when_asked_and_gives_its_device_back() {
         let until = Instant::now() + PATIENCE;
         while !is_free() {
             assert!(Instant::now() < until, "the device was not given back");
+            // waits: between two looks for an event
             thread::sleep(Duration::from_millis(5));
         }
     });
@@ -341,6 +343,7 @@ fn prepared_front_end_stays_for_another_try_while_the_device_is_in_use() {
                 Ok(attachment) => break attachment,
                 Err(error) => assert!(Instant::now() < until, "{error}"),
             }
+            // waits: between two looks for an event
             thread::sleep(Duration::from_millis(20));
         };
         attachment.handle().end();

@@ -89,6 +89,7 @@ fn had<T>(mut open: impl FnMut() -> T, refused: impl Fn(&T) -> Option<Cause>) ->
             None => return successor,
             Some(cause) => assert_eq!(cause, Cause::Busy),
         }
+        // waits: between two looks for an event
         std::thread::sleep(Duration::from_millis(5));
     }
 }

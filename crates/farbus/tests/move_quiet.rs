@@ -75,6 +75,7 @@ impl BlockStore for SlowStore {
     }
 
     fn write_at(&mut self, offset: u64, from: &[u8]) -> Result<(), StoreError> {
+        // waits: the device, disk or peer is that slow: its time is an argument of the test
         thread::sleep(STORE_TIME);
         self.0.write_at(offset, from)
     }

@@ -141,6 +141,7 @@ impl Served {
         let since = Moment::now();
         while self.reins.held.load(Ordering::Acquire) < count {
             assert!(since.elapsed() < PATIENCE, "the device was not asked");
+            // waits: between two looks for an event
             thread::sleep(Duration::from_millis(1));
         }
     }
@@ -209,6 +210,7 @@ fn a_client_that_leaves_with_requests_under_way_disturbs_nobody() {
     stays.write_all(&request(0, 2, 8192, 4)).unwrap();
     served.wait_for_held(2);
     drop(leaves);
+    // waits: the server learns that a client has left, or does so later: the answers are the same
     thread::sleep(Duration::from_millis(50));
     served.open();
     assert_eq!(reply(&mut stays), 2);
@@ -231,6 +233,7 @@ fn disconnecting_nbd_client_still_gets_its_pending_answers() {
     // One shuts its sending side down, the other just waits, longer than a handshake may take.
     clients[0].shutdown(std::net::Shutdown::Write).unwrap();
     served.wait_for_held(2);
+    // waits: longer than a handshake may take: then a client that has greeted must not be closed
     thread::sleep(HANDSHAKE + Duration::from_millis(100));
     served.open();
     for client in &mut clients {
@@ -252,6 +255,7 @@ fn server_that_ends_answers_pending_requests_and_flushes() {
     client.write_all(&bytes).unwrap();
     served.wait_for_held(1);
     served.stop.end();
+    // waits: nothing must happen meanwhile; a slow machine only shows less
     thread::sleep(Duration::from_millis(50));
     assert!(!served.thread.is_finished(), "it waits for the device");
     served.open();
@@ -305,6 +309,7 @@ impl BlockDevice for Plodding {
     }
 
     fn submit(&mut self, _: Instant, request: BlockInFlight, done: &mut Completions<BlockDone>) {
+        // waits: the device, disk or peer is that slow: its time is an argument of the test
         thread::sleep(Duration::from_millis(5));
         self.0.fetch_add(1, Ordering::Release);
         done.push(request.answer(Payload::Empty));
@@ -335,6 +340,7 @@ fn busy_client_of_a_slow_device_does_not_delay_the_others() {
     let flood: Vec<u8> = (0..1000).flat_map(|cookie| request(3, cookie, 0, 0)).collect();
     much.write_all(&flood).unwrap();
     while count.load(Ordering::Acquire) == 0 {
+        // waits: between two looks for an event
         thread::sleep(Duration::from_millis(1));
     }
     little.write_all(&request(3, 7, 0, 0)).unwrap();
@@ -439,6 +445,7 @@ fn wait_until(what: &str, is_so: impl Fn() -> bool) {
     let since = Moment::now();
     while !is_so() {
         assert!(since.elapsed() < PATIENCE, "{what}");
+        // waits: between two looks for an event
         thread::sleep(Duration::from_millis(1));
     }
 }
@@ -459,6 +466,7 @@ fn stuck_clients_lose_their_part_of_the_shared_budget_to_waiting_clients() {
         (0..100).for_each(|cookie| read(&mut client, cookie, 64 << 10));
     }
     // No client waits for memory: a slow reader may stay.
+    // waits: longer than the time after which a client is stuck that does not read
     thread::sleep(2 * STUCK);
     // More than a client's own share: the memory comes from stuck clients, even from those of another server.
     let mut client = second.client();
@@ -480,6 +488,7 @@ fn a_write_that_is_announced_and_not_sent_holds_little_and_only_as_long_as_nobod
     for announcer in &mut announcers {
         announcer.write_all(&request(1, 1, 0, 32 << 20)).unwrap();
     }
+    // waits: nothing must happen meanwhile; a slow machine only shows less
     thread::sleep(Duration::from_millis(100));
     assert!(budget.used() <= 24 << 20, "{}", budget.used());
     // Most of a write's payload, but not all.

@@ -122,6 +122,7 @@ struct SlowStore {
 impl SlowStore {
     fn serve<T>(&mut self, bytes: u64, serve: impl FnOnce(&mut dyn BlockStore) -> T) -> T {
         self.queue.serve(|| {
+            // waits: the device, disk or peer is that slow: its time is an argument of the test
             thread::sleep(SLOW_REQUEST + Duration::from_nanos(bytes * 1_000_000_000 / SLOW_BYTES_PER_S));
             serve(&mut *self.store)
         })
@@ -202,6 +203,7 @@ impl Load {
         let mut last = Instant::now();
         while !self.is_over.load(Ordering::Relaxed) {
             if pending.is_empty() {
+                // waits: the pace of a load; a slow machine makes less of it
                 thread::sleep(PAUSE);
                 last = Instant::now();
                 pending.extend([last; PENDING]);
@@ -260,6 +262,7 @@ fn swap(switch: &Switch, to: Arc<dyn Medium>, state: &Path, verify: bool, load: 
     let report = loop {
         match swap.step(now()) {
             Step::Again => {}
+            // waits: the swap says when it wants to be called again
             Step::At(when) => thread::sleep(when - now()),
             Step::Ended(result) => break result.unwrap(),
         }
@@ -321,8 +324,10 @@ fn check(medium: &dyn Medium, held: &[u32]) {
 fn drain(load: &Load) -> Duration {
     load.is_pressing.store(true, Ordering::Relaxed);
     // Until the answers with a shorter queue are over.
+    // waits: what is under test is in use for a while, however little of it runs in that time
     thread::sleep(Duration::from_millis(300));
     let from = Instant::now();
+    // waits: what is under test is in use for a while, however little of it runs in that time
     thread::sleep(Duration::from_millis(500));
     load.is_pressing.store(false, Ordering::Relaxed);
     let answers = load.between(from, Instant::now());
@@ -358,6 +363,7 @@ fn swaps(under: &Path, name: &str, bytes: u64, count: usize, is_slow: impl Fn(us
     for number in 1..=count {
         let (plain, next) = medium(number);
         let phases = swap(&switch, next, &folder.0.join("state"), number % 2 == 0, &load);
+        // waits: what is under test is in use for a while, however little of it runs in that time
         thread::sleep(Duration::from_millis(300));
         let noticed = noticed(&load, &phases);
         let after = drain(&load);

@@ -5,7 +5,7 @@
 //! | device descriptor | 18 bytes | error |
 //! | object store, at SuperSpeed | 5 bytes, then all of it | left out |
 //! | each configuration | 9 bytes, then `wTotalLength` | error |
-//! | languages | string 0 | no strings |
+//! | languages | string 0 | no strings; without a language: US English |
 //! | each string that a descriptor names | 255 bytes | left out |
 //!
 //! The device descriptor is asked for as a whole. Kernels first ask for 8 or 64 bytes, before they know the size of
@@ -41,6 +41,8 @@ pub struct Enumerate {
     strings: Vec<u8>,
     language: u16,
     asked: usize,
+    /// When the last piece has to be there; `None`: each has its own time.
+    until: Option<Instant>,
     outcome: Option<Result<Descriptors, EnumerateError>>,
 }
 
@@ -60,18 +62,25 @@ enum Step {
 impl Enumerate {
     /// Begins to read the descriptors of a device that runs at `speed`.
     pub fn new(now: Instant, ids: IdSource, speed: Speed) -> Self {
-        let mut this = Self {
-            transfers: Transfers::new(ids),
-            speed,
-            step: Step::Finished,
-            found: Descriptors::default(),
-            strings: Vec::new(),
-            language: LANGUAGE_EN_US,
-            asked: 0,
-            outcome: None,
-        };
+        let mut this = Self::of(Descriptors::default(), ids, speed);
         this.ask(now, Step::Device);
         this
+    }
+
+    /// Begins to read the strings of a device that runs at `speed` and has these descriptors. They are returned with
+    /// the strings that came within [`limits::STRINGS_TIME_MAX`]; it is no error if there is none.
+    pub fn strings(now: Instant, ids: IdSource, speed: Speed, descriptors: &Descriptors) -> Self {
+        let mut this = Self::of(descriptors.clone(), ids, speed);
+        this.until = Some(now + limits::STRINGS_TIME_MAX);
+        let first = this.first_string();
+        this.ask(now, first);
+        this
+    }
+
+    fn of(found: Descriptors, ids: IdSource, speed: Speed) -> Self {
+        let (transfers, strings) = (Transfers::new(ids), Vec::new());
+        let (step, language, asked, until, outcome) = (Step::Finished, LANGUAGE_EN_US, 0, None, None);
+        Self { transfers, speed, step, found, strings, language, asked, until, outcome }
     }
 
     fn ask(&mut self, now: Instant, step: Step) {
@@ -85,11 +94,15 @@ impl Enumerate {
             Step::String(index) => (kind::STRING, index, self.language, STRING_BYTES),
             Step::Finished => return self.finish(),
         };
+        let left = self.until.map_or(CONTROL_TIMEOUT, |until| (until - now).min(CONTROL_TIMEOUT));
+        if left.is_zero() {
+            return self.finish();
+        }
         self.step = step;
         self.asked += 1;
         assert!(self.asked <= limits::ENUMERATION_TRANSFERS_MAX, "each step is bounded, so is their sum");
         let setup = Setup::get_descriptor(kind, index, language, length);
-        self.transfers.control_in(now, setup, Some(CONTROL_TIMEOUT));
+        self.transfers.control_in(now, setup, Some(left));
     }
 
     fn finish(&mut self) {
@@ -186,18 +199,26 @@ impl Enumerate {
         if next < self.found.device.configurations {
             return Ok(Step::Header(next));
         }
-        self.strings = wanted_strings(&self.found);
-        Ok(if self.strings.is_empty() { Step::Finished } else { Step::Languages })
+        Ok(self.first_string())
     }
 
-    /// English if there is any, else the first language, else no strings (USB 2.0 §9.6.7).
+    fn first_string(&mut self) -> Step {
+        self.strings = self.found.string_indexes().take(STRINGS_MAX).collect();
+        self.strings.reverse();
+        if self.strings.is_empty() { Step::Finished } else { Step::Languages }
+    }
+
+    /// English if there is any, else the first language (USB 2.0 §9.6.7). Some devices answer, and name no language:
+    /// they have strings in English (`usb_get_langid` of Linux).
     fn understand_languages(&mut self, bytes: &[u8]) -> Step {
         let length = bytes.first().map_or(0, |&length| usize::from(length).min(bytes.len()));
         let codes = bytes.get(2..length).unwrap_or(&[]).chunks_exact(2).map(|c| u16::from_le_bytes([c[0], c[1]]));
         let is_string = bytes.get(1) == Some(&kind::STRING);
-        let first = codes.clone().next().filter(|_| is_string);
-        let Some(first) = first else { return Step::Finished };
-        self.language = if codes.clone().any(|code| code == LANGUAGE_EN_US) { LANGUAGE_EN_US } else { first };
+        if bytes.len() < 2 {
+            return Step::Finished;
+        }
+        let first = codes.clone().next().filter(|_| is_string && !codes.clone().any(|code| code == LANGUAGE_EN_US));
+        self.language = first.unwrap_or(LANGUAGE_EN_US);
         self.next_string()
     }
 
@@ -242,34 +263,6 @@ impl Driver for Enumerate {
     fn poll_outcome(&mut self) -> Option<Self::Outcome> {
         self.outcome.take()
     }
-}
-
-/// The strings that the descriptors name: the device's own first, then those of configurations and
-/// interfaces in order; without repetition, at most [`STRINGS_MAX`]; last one first.
-fn wanted_strings(found: &Descriptors) -> Vec<u8> {
-    let device = &found.device;
-    let mut wanted = Vec::new();
-    let mut want = |index: u8| {
-        if index != 0 && !wanted.contains(&index) && wanted.len() < STRINGS_MAX {
-            wanted.push(index);
-        }
-    };
-    [device.manufacturer_string, device.product_string, device.serial_string].into_iter().for_each(&mut want);
-    for configuration in &found.configurations {
-        // iConfiguration (USB 2.0 table 9-10).
-        want(configuration.bytes[6]);
-        let mut rest = &configuration.bytes[..];
-        while let [length, kind, ..] = *rest {
-            if kind == kind::INTERFACE {
-                // iInterface (USB 2.0 table 9-12); parsing saw to it that it is there.
-                want(rest[8]);
-            }
-            // Only the header may claim to reach beyond the end: then nothing follows it.
-            rest = rest.get(usize::from(length)..).unwrap_or(&[]);
-        }
-    }
-    wanted.reverse();
-    wanted
 }
 
 /// Why a device's descriptors could not be read, or a configuration not selected.

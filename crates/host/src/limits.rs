@@ -20,6 +20,10 @@ pub const ENUMERATION_TRANSFERS_MAX: usize = 1 + 2 + 2 * CONFIGURATIONS_MAX as u
 /// A control transfer's time: Linux's `USB_CTRL_GET_TIMEOUT`.
 pub const CONTROL_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// The time for all strings of a device that is known otherwise: as long as one control transfer, so that a device that
+/// hangs holds up nobody longer than one that is asked once.
+pub const STRINGS_TIME_MAX: Duration = Duration::from_secs(5);
+
 /// How long a cancelled request may take to come back. A device that does not answer by then is given up; a whole
 /// control timeout leaves time for a link that has to send something again.
 pub const WITHDRAWAL_TIMEOUT: Duration = Duration::from_secs(5);

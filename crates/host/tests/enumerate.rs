@@ -9,7 +9,7 @@ use common::rng::Rng;
 use farbus_host::enumerate::{Piece, Reason};
 use farbus_host::{Configure, Enumerate, EnumerateError, IdSource, Port, PortError, limits, run};
 use farbus_model::definition::InterfaceDefinition;
-use farbus_model::descriptor::{kind, string_to_bytes};
+use farbus_model::descriptor::{Configuration, kind, string_to_bytes};
 use farbus_model::{Definition, Descriptors, Direction, Done, Instant, Setup, Speed, Status, Urb, UrbId};
 
 /// A device that is nothing but answers to GET_DESCRIPTOR, by wValue and wIndex.
@@ -170,6 +170,7 @@ fn strings_of_interfaces_and_configurations_are_read_too() {
     let configuration = &mut all.configurations[0];
     configuration.bytes[6] = 20;
     configuration.bytes[9 + 8] = 21;
+    *configuration = Configuration::parse(&configuration.bytes).unwrap();
     all.strings.extend([(20, "the configuration".to_owned()), (21, "the interface".to_owned())]);
     assert_eq!(Answers::of(&all, Speed::High).enumerate().unwrap(), all);
 }
@@ -185,14 +186,39 @@ fn a_device_may_be_without_strings_or_with_odd_ones() {
     for answer in [Answer::Ends(Status::Stall), Answer::Ends(Status::Protocol), Answer::Bytes(vec![])] {
         none(device(Speed::High).change(kind::STRING, 0, answer));
     }
-    none(device(Speed::High).change(kind::STRING, 0, Answer::Bytes(vec![2, 3])));
-    none(device(Speed::High).change(kind::STRING, 0, Answer::Bytes(vec![4, 9, 9, 4])));
+    none(device(Speed::High).change(kind::STRING, 0, Answer::Bytes(vec![2])));
+    // They name no language: Linux takes English.
+    for table in [vec![2, 3], vec![3, 3, 9], vec![4, 9, 9, 4]] {
+        let mut device = device(Speed::High).change(kind::STRING, 0, Answer::Bytes(table));
+        assert_eq!(device.enumerate().unwrap().title(), "farbus sample");
+    }
     let silent = none(device(Speed::High).change(kind::STRING, 1, Answer::Silence));
     assert_eq!(silent.now.as_nanos(), 5_000_000_000, "one silence is enough");
     let mut missing = device(Speed::High).change(kind::STRING, 1, Answer::Ends(Status::Stall));
     assert_eq!(missing.enumerate().unwrap().title(), "sample");
     let mut lying = device(Speed::High).edit(kind::STRING, 1, |bytes| bytes[0] = 255);
     assert_eq!(lying.enumerate().unwrap().title(), "farbus sample");
+}
+
+#[test]
+fn strings_of_a_known_device_are_read_in_5_s_or_left_out() {
+    let all = sample(Speed::High);
+    let known = Descriptors { strings: BTreeMap::new(), ..all.clone() };
+    let read = |mut device: Answers| {
+        let mut driver = Enumerate::strings(device.now, IdSource::new(), device.speed, &known);
+        let found = run(&mut driver, &mut device).expect("the port works").expect("no string is needed");
+        (found, device)
+    };
+    let (found, device) = read(device(Speed::High));
+    assert_eq!(found, all);
+    assert!(device.asked.iter().all(|setup| setup.value.to_be_bytes()[0] == kind::STRING), "{:?}", device.asked);
+    for answer in [Answer::Ends(Status::Stall), Answer::Ends(Status::Protocol), Answer::Silence] {
+        let (found, device) = read(self::device(Speed::High).change(kind::STRING, 0, answer));
+        assert_eq!(found, known);
+        assert!(device.now.as_nanos() <= 5_000_000_000, "{:?}", device.now);
+    }
+    let (found, device) = read(self::device(Speed::High).change(kind::STRING, 2, Answer::Silence));
+    assert_eq!((found.title().as_str(), device.now.as_nanos()), ("farbus", 5_000_000_000), "what came is kept");
 }
 
 #[test]

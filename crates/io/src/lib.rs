@@ -21,6 +21,7 @@ pub mod frontend;
 mod fuzzing;
 pub mod link;
 pub mod module;
+mod mounts;
 pub mod saving;
 pub mod service;
 pub mod store;

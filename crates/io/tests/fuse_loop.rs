@@ -498,12 +498,12 @@ fn a_block_device_is_a_store_and_is_refused_while_mounted() {
         expected[65536..69632].fill(0);
         assert!(bytes == expected);
         let second = FileStore::open(&device.0, true).unwrap_err();
-        assert!(matches!(second.trouble, Trouble::InUse), "{second}");
+        assert!(matches!(second.trouble, Trouble::InUse(_)), "{second}");
     }
     run("mkfs.ext4", &["-q", "-F", &device.0]);
     let tree = Mounted::new(&device.0, &scratch.path("tree"));
     let mounted = FileStore::open(&device.0, false).unwrap_err();
-    assert!(matches!(mounted.trouble, Trouble::InUse), "{mounted}");
+    assert!(matches!(mounted.trouble, Trouble::InUse(_)), "{mounted}");
     tree.unmount();
 }
 

@@ -104,6 +104,8 @@ pub const STEP_BYTES: usize = 256 << 10;
 /// the smallest credit. A peer's limit for what is on its way is not used up by the number of its devices.
 pub const ROOM_BYTES: usize =
     CONNECTION_BYTES + SESSION_BYTES.next_multiple_of(STEP_BYTES) + attachment_bytes(CREDIT_BYTES_MIN);
+/// What modules leave of a peer's limit, so that its next sessions begin and are told why a device is refused.
+pub const LEFT_BYTES: usize = 4 * ROOM_BYTES;
 /// The part of a known peer's limit that credits beyond the smallest may take, in quarters. The rest is for sessions
 /// that begin before they have a device, and for what sessions hold that have outgrown what they took at first.
 const CREDIT_QUARTERS: usize = 3;
@@ -114,7 +116,7 @@ pub const SESSION_PARTS: [(&str, usize); 8] = [
     ("answers that wait for the link", ANSWERS_BYTES_MAX + 2 * PROMPT_ANSWERS_BYTES_MAX),
     ("answers sent and not acknowledged", UNACKNOWLEDGED_BYTES_MIN),
     ("requests that wait for answers to be taken", WAITING_REQUESTS_BYTES_MAX),
-    ("modules that were asked for", OFFERS_BYTES_MAX),
+    ("offers of modules", OFFERS_BYTES_MAX),
     ("devices that were asked for", ASKED_MAX * (3 << 10)),
     ("the encrypted link", 512 << 10),
     ("a thread", 128 << 10),
@@ -209,7 +211,12 @@ impl Account {
 
     /// Bytes that may be held now.
     pub fn max(&self) -> usize {
-        let limit = match (self.kind, self.devices.load(Ordering::Relaxed)) {
+        self.max_of(self.devices.load(Ordering::Relaxed))
+    }
+
+    /// The same, if the peer used this many devices.
+    fn max_of(&self, devices: usize) -> usize {
+        let limit = match (self.kind, devices) {
             (Kind::Process, _) => self.budget.process_bytes,
             (Kind::Questions, _) | (Kind::Peer { .. }, 0) => self.budget.stranger_bytes,
             (Kind::Peer { .. }, _) => self.budget.peer_bytes,
@@ -240,6 +247,22 @@ impl Account {
     pub fn left(&self) -> usize {
         let own = self.max().saturating_sub(self.used());
         self.process.as_ref().map_or(own, |process| own.min(process.left()))
+    }
+
+    /// The devices in use, or 1 for the one that comes next.
+    fn users(&self) -> usize {
+        self.devices.load(Ordering::Relaxed).max(1)
+    }
+
+    /// Bytes that may be taken for what comes with a device, and the limit that they are a part of.
+    fn left_for_device(&self) -> (usize, usize) {
+        let max = self.max_of(self.users());
+        let own = max.saturating_sub(self.used());
+        let (left, limit) = match self.process.as_deref().map(|process| (process.left(), process.max())) {
+            Some((left, limit)) if left < own => (left, limit),
+            _ => (own, max),
+        };
+        (left.saturating_sub(LEFT_BYTES), limit)
     }
 
     /// The budget that sets the limits.
@@ -307,11 +330,16 @@ impl Account {
     }
 
     fn charge(&self, bytes: usize) -> Result<(), Exhausted> {
-        let max = self.max();
+        self.charge_as(bytes, self.devices.load(Ordering::Relaxed))
+    }
+
+    /// Charges as if the peer used this many devices.
+    fn charge_as(&self, bytes: usize, devices: usize) -> Result<(), Exhausted> {
+        let max = self.max_of(devices);
         self.charge_up_to(bytes, max).map_err(|()| Exhausted::Peer(max))?;
         let Some(process) = &self.process else { return Ok(()) };
         // Peers without a device leave half of the process's budget to those with one.
-        let is_stranger = self.devices.load(Ordering::Relaxed) == 0 && self.kind != Kind::Questions;
+        let is_stranger = devices == 0 && self.kind != Kind::Questions;
         let kept = if is_stranger { process.budget.process_bytes / 2 } else { 0 };
         let max = process.max().saturating_sub(kept);
         process.charge_up_to(bytes, max).map_err(|()| {
@@ -358,6 +386,15 @@ impl fmt::Display for Exhausted {
 }
 
 impl std::error::Error for Exhausted {}
+
+/// What is left where [`Allowance::cover_for_device`] found too little.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shortage {
+    /// What may still be taken, bytes.
+    pub left_bytes: usize,
+    /// The limit of the peer, or of all peers together, bytes.
+    pub limit_bytes: usize,
+}
 
 /// Memory taken from an account; dropping this gives it back.
 #[derive(Debug)]
@@ -413,6 +450,23 @@ impl Allowance {
         let is_taken = account.charge(more).is_ok();
         self.taken += if is_taken { more } else { 0 };
         is_taken
+    }
+
+    /// As [`Allowance::covers`], for a device that the peer opens next: it counts as a user of devices. Leaves
+    /// [`LEFT_BYTES`] for its next sessions.
+    ///
+    /// # Errors
+    /// [`Shortage`].
+    pub fn cover_for_device(&mut self, bytes: usize) -> Result<(), Shortage> {
+        let Some(account) = self.account.as_ref().filter(|_| bytes > self.taken) else { return Ok(()) };
+        let more = (bytes - self.taken).next_multiple_of(STEP_BYTES);
+        let (left_bytes, limit_bytes) = account.left_for_device();
+        let is_taken = more <= left_bytes && account.charge_as(more, account.users()).is_ok();
+        if !is_taken {
+            return Err(Shortage { left_bytes, limit_bytes });
+        }
+        self.taken += more;
+        Ok(())
     }
 
     /// The connection now holds `bytes`: gives back what is far beyond that.

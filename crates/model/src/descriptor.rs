@@ -68,6 +68,19 @@ impl Descriptors {
         self.strings.get(&index).map(String::as_str)
     }
 
+    /// The indexes of the strings that the descriptors name, each once: the device's own first, then those of each
+    /// configuration and its interfaces.
+    pub fn string_indexes(&self) -> impl Iterator<Item = u8> {
+        let own = [self.device.manufacturer_string, self.device.product_string, self.device.serial_string];
+        let others = self.configurations.iter().flat_map(|configuration| {
+            let interfaces = configuration.settings.iter().map(|setting| setting.name_string);
+            std::iter::once(configuration.name_string()).chain(interfaces)
+        });
+        let mut seen = [false; 256];
+        seen[0] = true;
+        own.into_iter().chain(others).filter(move |&index| !std::mem::replace(&mut seen[usize::from(index)], true))
+    }
+
     /// Whether one of its interfaces stores data (USB mass storage class, `bInterfaceClass` 8).
     pub fn stores_data(&self) -> bool {
         const MASS_STORAGE: u8 = 8;
@@ -175,6 +188,8 @@ pub struct AltSetting {
     pub alternate: u8,
     /// Class, subclass, protocol.
     pub class: [u8; 3],
+    /// `iInterface`.
+    pub name_string: u8,
     /// Its endpoints, without the control pipe.
     pub endpoints: Vec<Endpoint>,
 }
@@ -292,7 +307,8 @@ impl Configuration {
             kind::INTERFACE => {
                 let d: &[u8; 9] = d.first_chunk().ok_or("an interface descriptor has 9 bytes")?;
                 let class = [d[5], d[6], d[7]];
-                settings.push(AltSetting { interface: d[2], alternate: d[3], class, endpoints: Vec::new() });
+                let (interface, alternate, name_string) = (d[2], d[3], d[8]);
+                settings.push(AltSetting { interface, alternate, class, name_string, endpoints: Vec::new() });
             }
             kind::ENDPOINT => {
                 let d: &[u8; 7] = d.first_chunk().ok_or("an endpoint descriptor has 7 bytes")?;
@@ -316,6 +332,11 @@ impl Configuration {
             _ => {}
         }
         Ok(())
+    }
+
+    /// `iConfiguration` (USB 2.0 table 9-10).
+    pub fn name_string(&self) -> u8 {
+        self.bytes.get(6).copied().unwrap_or(0)
     }
 
     /// The interfaces' setting 0, in order, as a device list shows them.

@@ -85,7 +85,16 @@ impl Message {
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
+
+    /// Memory that the message takes while a half holds it back, bytes: head, payload, and what each message takes
+    /// besides.
+    pub fn memory_bytes(&self) -> usize {
+        self.len() + MESSAGE_BYTES
+    }
 }
+
+/// What a message takes besides its bytes while a half holds it back: itself, and two allocations.
+pub const MESSAGE_BYTES: usize = size_of::<Message>() + 32;
 
 /// Where a message comes from, seen from a half.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -160,6 +169,10 @@ pub trait Module: Send {
     fn hold_max(&self) -> Option<Duration> {
         None
     }
+
+    /// Memory of what the module holds back now, bytes ([`Message::memory_bytes`]). An exporter counts it as data that
+    /// is under way, which its importer's credit limits. It is asked after every message: keep a sum.
+    fn held_bytes(&self) -> usize;
 
     /// Whether the module holds no message back.
     fn is_at_rest(&self) -> bool {

@@ -55,13 +55,19 @@ impl<C: Codec> Compress<C> {
         let shrunk = self.codec.compress(&payload.contiguous());
         // The other end's work pays off if a sixteenth is saved.
         let worth = shrunk.filter(|shrunk| shrunk.len() + payload.len() / 16 < payload.len());
-        if worth.is_some() {
-            self.skip_next = 1;
-        } else {
-            self.skip = self.skip_next;
-            self.skip_next = (self.skip_next * 2).min(SKIPS_MAX);
+        match worth {
+            Some(mut shrunk) => {
+                self.skip_next = 1;
+                // It may be kept until the other end has it: without the room of what it was.
+                shrunk.shrink_to_fit();
+                Some(shrunk)
+            }
+            None => {
+                self.skip = self.skip_next;
+                self.skip_next = (self.skip_next * 2).min(SKIPS_MAX);
+                None
+            }
         }
-        worth
     }
 
     fn down(&mut self, mut message: Message, out: &mut Turn) {
@@ -116,6 +122,10 @@ impl<C: Codec> Module for Compress<C> {
             Side::Below => self.up(message, out),
             Side::Peer => out.fail(Trouble::Peer, "its other half has nothing to say to it"),
         }
+    }
+
+    fn held_bytes(&self) -> usize {
+        0
     }
 
     /// Empty: the half learns about the data again.

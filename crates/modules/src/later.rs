@@ -22,12 +22,14 @@ pub trait Pace: Send {
 pub struct Later<P> {
     pace: P,
     waiting: VecDeque<(Instant, Message)>,
+    /// Memory of what waits.
+    held_bytes: usize,
 }
 
 impl<P: Pace> Later<P> {
     /// Makes a half with this pace.
     pub fn new(pace: P) -> Self {
-        Self { pace, waiting: VecDeque::new() }
+        Self { pace, waiting: VecDeque::new(), held_bytes: 0 }
     }
 }
 
@@ -38,8 +40,13 @@ impl<P: Pace> Module for Later<P> {
         }
         let due = self.pace.due(now, &message);
         let due = self.waiting.back().map_or(due, |(last, _)| due.max(*last));
+        self.held_bytes += message.memory_bytes();
         self.waiting.push_back((due, message));
         self.handle_timeout(now, out);
+    }
+
+    fn held_bytes(&self) -> usize {
+        self.held_bytes
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
@@ -48,6 +55,7 @@ impl<P: Pace> Module for Later<P> {
 
     fn handle_timeout(&mut self, now: Instant, out: &mut Turn) {
         while let Some((_, message)) = self.waiting.pop_front_if(|(due, _)| *due <= now) {
+            self.held_bytes -= message.memory_bytes();
             out.below(message);
         }
     }

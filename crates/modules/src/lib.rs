@@ -18,6 +18,7 @@ mod capture;
 pub mod catalogue;
 pub mod compress;
 pub mod corrupt;
+pub mod cost;
 pub mod cut;
 pub mod delay;
 mod dice;
@@ -45,6 +46,7 @@ pub mod zstd;
 /// A recording that nothing passed.
 pub use capture::{SeenTransfer, empty as empty_recording, usb_section};
 pub use catalogue::Catalogue;
+pub use cost::{ModuleCost, PipelineCost};
 /// The contract of a module.
 pub use farbus_model::module;
 pub use files::{Files, Sink};

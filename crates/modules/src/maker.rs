@@ -3,6 +3,7 @@
 use farbus_model::Payload;
 use farbus_model::module::{Class, Manifest, Module, Role};
 
+use crate::cost::ModuleCost;
 use crate::refusal::Refusal;
 use crate::settings::Settings;
 
@@ -24,6 +25,9 @@ pub struct Place {
 pub trait Maker: Send + Sync {
     /// The module's description.
     fn manifest(&self) -> &'static Manifest;
+
+    /// What a half costs with these settings.
+    fn cost(&self, settings: &Settings) -> ModuleCost;
 
     /// Begins the importer's half, before the other end has answered.
     ///
@@ -60,6 +64,8 @@ pub trait Begun: Send {
 pub struct Simple {
     /// The module's description.
     pub manifest: &'static Manifest,
+    /// What a half costs with these settings.
+    pub cost: fn(&Settings) -> ModuleCost,
     /// Makes a half.
     pub make: fn(&Settings, &Place) -> Box<dyn Module>,
 }
@@ -73,6 +79,10 @@ struct SimpleBegun {
 impl Maker for Simple {
     fn manifest(&self) -> &'static Manifest {
         self.manifest
+    }
+
+    fn cost(&self, settings: &Settings) -> ModuleCost {
+        (self.cost)(settings)
     }
 
     fn begin(&self, settings: &Settings, place: &Place, _random: Fill<'_>) -> Result<Box<dyn Begun>, Refusal> {

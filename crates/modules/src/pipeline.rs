@@ -33,6 +33,9 @@ struct Kept {
     maker: Option<u8>,
 }
 
+/// Memory of one note: an entry of a tree.
+const KEPT_BYTES: usize = 2 * (size_of::<(u8, u64)>() + size_of::<Kept>());
+
 /// A message on its way to a half.
 struct Moving {
     to: usize,
@@ -85,6 +88,12 @@ impl Stage {
 
     fn is_kept(&self, since: Instant, key: (u8, u64)) -> bool {
         self.kept.get(&key).is_some_and(|kept| kept.since == since)
+    }
+
+    /// Memory of the notes on what it has. A message that left inside another one stays noted until the next one with
+    /// its id.
+    fn noted_bytes(&self) -> usize {
+        self.kept.len() * KEPT_BYTES + self.given.len() * size_of::<(Instant, (u8, u64))>()
     }
 
     fn forget_passed(&mut self) {
@@ -189,6 +198,11 @@ impl Pipeline {
         }
     }
 
+    /// Memory of what the halves hold back, and of what is noted of it, bytes.
+    pub fn held_bytes(&self) -> usize {
+        self.halves.iter().map(|place| place.half.held_bytes() + place.noted_bytes()).sum()
+    }
+
     /// Whether no half holds a message back.
     pub fn is_at_rest(&self) -> bool {
         self.halves.iter().all(|place| place.half.is_at_rest())
@@ -285,6 +299,10 @@ mod tests {
             }
             out.pass(from, message);
         }
+
+        fn held_bytes(&self) -> usize {
+            0
+        }
     }
 
     fn message(kind: Kind, id: u64) -> Message {
@@ -325,6 +343,10 @@ mod tests {
                 _ => out.below(Message { head: vec![0; 1 << 20].into(), ..message }),
             }
         }
+
+        fn held_bytes(&self) -> usize {
+            0
+        }
     }
 
     #[test]
@@ -357,6 +379,10 @@ mod tests {
 
         fn hold_max(&self) -> Option<Duration> {
             Some(Duration::from_secs(30))
+        }
+
+        fn held_bytes(&self) -> usize {
+            0
         }
     }
 
@@ -396,6 +422,10 @@ mod tests {
         impl Module for Answering {
             fn handle(&mut self, _now: Instant, _from: Side, message: Message, out: &mut Turn) {
                 out.above(Message { kind: Kind::Completion, ..message });
+            }
+
+            fn held_bytes(&self) -> usize {
+                0
             }
             fn hold_max(&self) -> Option<Duration> {
                 Some(Duration::from_secs(30))

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use farbus_model::module::{Offer, PAIRS_MAX, Role};
 
 use crate::catalogue::Catalogue;
+use crate::cost::{PIPELINE_BYTES, PipelineCost};
 use crate::files::Files;
 use crate::maker::{Begun, Fill, Maker, Place};
 use crate::pipeline::Pipeline;
@@ -133,8 +134,24 @@ impl Beginning {
 /// The modules that an exporter lets importers use.
 #[derive(Clone, Default)]
 pub struct Allowance {
-    entries: Vec<(Arc<dyn Maker>, Settings)>,
+    entries: Vec<Entry>,
     known: Vec<String>,
+}
+
+/// A module that importers may use.
+#[derive(Clone)]
+struct Entry {
+    maker: Arc<dyn Maker>,
+    /// The settings of this host.
+    own: Settings,
+    /// The owner named it: the processor time that it takes is his to give.
+    is_named: bool,
+}
+
+/// An offer that is understood: its module, and the settings of both hosts.
+struct Step<'a> {
+    entry: &'a Entry,
+    settings: Settings,
 }
 
 impl Allowance {
@@ -145,25 +162,47 @@ impl Allowance {
             let untold = Asked { name: maker.manifest().name.to_owned(), parameters: Vec::new() };
             let mut no_file = |_: &str| Err("nobody named a file".to_owned());
             let settings = Settings::own(maker.manifest(), &untold, &mut no_file).ok()?;
-            Some((Arc::clone(maker), settings))
+            Some(Entry { maker: Arc::clone(maker), own: settings, is_named: false })
         });
         let known = catalogue.manifests().map(|manifest| manifest.name.to_owned()).collect();
         Self { entries: entries.collect(), known }
     }
 
-    /// Also allows this module, with its settings.
+    /// Also allows this module, with its settings, and whatever processor time it takes.
     ///
     /// # Errors
     /// [`Refusal`]: there is no such module, or its settings are invalid.
     pub fn allow(&mut self, catalogue: &Catalogue, asked: &Asked, files: &mut dyn Files) -> Result<(), Refusal> {
         let maker = catalogue.find(&asked.name)?;
-        let settings = Settings::own(maker.manifest(), asked, files)?;
-        self.entries.retain(|(known, _)| known.manifest().name != asked.name);
-        self.entries.push((Arc::clone(maker), settings));
+        let own = Settings::own(maker.manifest(), asked, files)?;
+        self.entries.retain(|known| known.maker.manifest().name != asked.name);
+        self.entries.push(Entry { maker: Arc::clone(maker), own, is_named: true });
         Ok(())
     }
 
-    /// Makes the other halves of an importer's offers, and their answers.
+    /// What the other halves of an importer's offers will cost. Nothing is made yet.
+    ///
+    /// # Errors
+    /// [`Refusal`]: which one does not match, and why.
+    pub fn cost(&self, offers: &[Offer], place: &Place) -> Result<PipelineCost, Refusal> {
+        let (mut bytes, mut processor_ns_per_byte) = (PIPELINE_BYTES, 0);
+        let (mut largest, mut slowest) = ((0, ""), (0, ""));
+        for Step { entry, settings } in self.steps(offers, place)? {
+            let name = entry.maker.manifest().name;
+            let half = entry.maker.cost(&settings);
+            bytes = bytes.saturating_add(half.state_bytes);
+            largest = largest.max((half.state_bytes, name));
+            if !entry.is_named {
+                processor_ns_per_byte += u64::from(half.processor_ns_per_byte);
+                slowest = slowest.max((half.processor_ns_per_byte, name));
+            }
+        }
+        let (largest, slowest) = (largest.1.to_owned(), slowest.1.to_owned());
+        Ok(PipelineCost { bytes, largest, halves: offers.len(), processor_ns_per_byte, slowest })
+    }
+
+    /// Makes the other halves of an importer's offers, and their answers. [`Allowance::cost`] said before what they
+    /// cost.
     ///
     /// # Errors
     /// [`Refusal`]: which one does not match, and why.
@@ -173,26 +212,34 @@ impl Allowance {
         place: &Place,
         random: Fill<'_>,
     ) -> Result<(Pipeline, Vec<Vec<u8>>), Refusal> {
-        if let Some(one) = offers.get(PAIRS_MAX) {
-            return Err(Refusal::new(&one.name, Mismatch::TooMany { max: PAIRS_MAX }));
-        }
         let (mut halves, mut answers) = (Vec::new(), Vec::new());
-        for offer in offers {
-            let found = self.entries.iter().find(|(maker, _)| maker.manifest().name == offer.name);
-            let (maker, own) = found.ok_or_else(|| match self.known.contains(&offer.name) {
-                true => Refusal::new(&offer.name, Mismatch::NotAllowed),
-                false => Refusal::new(&offer.name, Mismatch::UnknownToExporter { known: self.known.clone() }),
-            })?;
-            let here = maker.manifest().version;
-            if here != offer.version {
-                return Err(Refusal::new(&offer.name, Mismatch::Version { here, there: offer.version }));
-            }
-            serves(&**maker, place)?;
-            let settings = Settings::joined(maker.manifest(), &offer.parameters, own)?;
-            let (half, answer) = maker.answer(&settings, place, &offer.opening, random)?;
+        for (offer, Step { entry, settings }) in offers.iter().zip(self.steps(offers, place)?) {
+            let (half, answer) = entry.maker.answer(&settings, place, &offer.opening, random)?;
             halves.push((offer.name.clone(), half));
             answers.push(answer);
         }
         Ok((Pipeline::new(halves), answers))
+    }
+
+    fn steps(&self, offers: &[Offer], place: &Place) -> Result<Vec<Step<'_>>, Refusal> {
+        if let Some(one) = offers.get(PAIRS_MAX) {
+            return Err(Refusal::new(&one.name, Mismatch::TooMany { max: PAIRS_MAX }));
+        }
+        offers.iter().map(|offer| self.step(offer, place)).collect()
+    }
+
+    fn step(&self, offer: &Offer, place: &Place) -> Result<Step<'_>, Refusal> {
+        let found = self.entries.iter().find(|entry| entry.maker.manifest().name == offer.name);
+        let entry = found.ok_or_else(|| match self.known.contains(&offer.name) {
+            true => Refusal::new(&offer.name, Mismatch::NotAllowed),
+            false => Refusal::new(&offer.name, Mismatch::UnknownToExporter { known: self.known.clone() }),
+        })?;
+        let here = entry.maker.manifest().version;
+        if here != offer.version {
+            return Err(Refusal::new(&offer.name, Mismatch::Version { here, there: offer.version }));
+        }
+        serves(&*entry.maker, place)?;
+        let settings = Settings::joined(entry.maker.manifest(), &offer.parameters, &entry.own)?;
+        Ok(Step { entry, settings })
     }
 }

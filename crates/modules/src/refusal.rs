@@ -46,6 +46,24 @@ pub enum Mismatch {
     Class(&'static str),
     /// The two halves do not match: a sentence.
     Halves(String),
+    /// What all modules of the attachment need is more than its importer may still hold on the exporter.
+    Memory {
+        /// Modules of the attachment.
+        modules: usize,
+        /// Memory that they need, bytes.
+        needed_bytes: usize,
+        /// What the importer may still take, bytes.
+        left_bytes: usize,
+        /// What it may hold in all, bytes.
+        limit_bytes: usize,
+    },
+    /// All modules of the attachment take more processor time than an importer's may.
+    Processor {
+        /// What they take for each byte, nanoseconds.
+        ns_per_byte: u64,
+        /// The limit.
+        limit_ns_per_byte: u32,
+    },
     /// There are too many modules.
     TooMany {
         /// The maximum.
@@ -79,6 +97,22 @@ impl fmt::Display for Refusal {
             }
             Mismatch::Class(class) => write!(f, "it does not serve devices of class {class}"),
             Mismatch::Halves(what) => f.write_str(what),
+            Mismatch::Memory { modules, needed_bytes, left_bytes, limit_bytes } => write!(
+                f,
+                "with it the {modules} of this attachment need {} KiB of the exporter's memory, and {} KiB are left of \
+                 the {} MiB that this host may hold there: choose a lower level or fewer modules, detach something, or \
+                 its owner allows more: 'farbus share … --peer-memory MIB'",
+                needed_bytes.div_ceil(1 << 10),
+                left_bytes >> 10,
+                limit_bytes >> 20
+            ),
+            Mismatch::Processor { ns_per_byte, limit_ns_per_byte } => write!(
+                f,
+                "with it the modules of this attachment take about {ns_per_byte} ns of the exporter's processor for each \
+                 byte, and an importer's may take {limit_ns_per_byte}: choose a lower level or fewer modules, or its \
+                 owner allows it there: 'farbus share … --allow-module {}'",
+                self.module
+            ),
             Mismatch::TooMany { max } => write!(f, "an attachment goes through {max} modules at most"),
         }
     }

@@ -31,6 +31,11 @@ pub type Key = Option<[u8; 32]>;
 const MARK_BITS: u32 = 20;
 const MARK: u64 = (1 << MARK_BITS) - 1;
 
+/// The count in a lease's number.
+pub const fn count_of(number: u64) -> u64 {
+    number >> MARK_BITS
+}
+
 /// What leases are kept by: the device, independent of its port and name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum DeviceKey {
@@ -117,11 +122,24 @@ impl<T> Leases<T> {
         self.given.get(device).copied()
     }
 
+    /// The count of the latest lease of `device`; 0 if none is known.
+    pub fn latest_count(&self, device: &DeviceKey) -> u64 {
+        self.latest(device).map_or(0, |lease| lease >> MARK_BITS)
+    }
+
+    /// Every lease of `device` that was given is [`Worth::Stale`] from now on; the next one is later by two.
+    pub fn fence_off(&mut self, device: &DeviceKey) {
+        if let Some(latest) = self.given.get_mut(device) {
+            *latest += 1 << MARK_BITS;
+            self.last = self.last.max(*latest >> MARK_BITS);
+        }
+    }
+
     /// Gives a new lease of `device` with the count that was reserved for it, or a later one if a lease of `device`
     /// with that count was given already. Another device's later count does not matter: a higher one than was stored
     /// would be forgotten with the process.
     pub fn give_reserved(&mut self, device: &DeviceKey, count: u64) -> u64 {
-        let latest = self.latest(device).map_or(0, |lease| lease >> MARK_BITS);
+        let latest = self.latest_count(device);
         let count = if count > latest { count } else { self.last + 1 };
         self.last = self.last.max(count);
         let lease = count << MARK_BITS | device.mark();

@@ -26,6 +26,8 @@ pub struct Registry {
     numbers: BTreeMap<String, u32>,
     /// The first number that was never given.
     fresh: u32,
+    /// The claims on devices that have gone and may come back, by bus id and identity.
+    absent: BTreeMap<(String, u128), Claims>,
 }
 
 struct Export {
@@ -45,6 +47,8 @@ struct Export {
     tally: Option<Tally>,
     identity: Option<Identity>,
     claims: Claims,
+    /// Whether its claims stay while it is gone.
+    keeps_claims: bool,
     /// Whether it was retired and goes with its last user.
     is_leaving: bool,
 }
@@ -175,6 +179,8 @@ const DEVICES_PER_BUS: u32 = 126;
 const BUSES_MAX: u32 = 255;
 /// Most devices at once: readers refuse longer lists (as ours does), and the list would take megabytes.
 pub const DEVICES_MAX: usize = 4096;
+/// Most devices that have gone and whose claims are kept.
+const ABSENT_MAX: usize = 1024;
 /// The beginning of a farbus record's path; the name follows.
 pub const PATH_PREFIX: &str = "/farbus/";
 /// Most bytes of a path on the wire, without its NUL.
@@ -251,6 +257,7 @@ impl Registry {
             tally,
             identity: None,
             claims,
+            keeps_claims: false,
             is_leaving: false,
         });
         self.exports.last().map(|export| &export.record)
@@ -510,12 +517,37 @@ impl Registry {
         self.exports.retain(|export| export.record.bus_id != bus_id);
     }
 
+    /// Keeps the claims on a device while it is gone, for when it comes back under its bus id and with its identity;
+    /// and takes those that were kept of it. Call it before any host can see the device, once it is identified.
+    pub fn keep_claims(&mut self, bus_id: &str) {
+        let Some(id) = self.identity(bus_id).map(|identity| identity.id) else { return };
+        let kept = self.absent.remove(&(bus_id.to_owned(), id));
+        if let Some(export) = self.export_mut(bus_id) {
+            export.keeps_claims = true;
+            export.claims = kept.unwrap_or_default();
+        }
+    }
+
+    /// Withdraws a device that is gone, of which a user may not know yet.
+    pub fn withdraw_gone(&mut self, bus_id: &str, now: Instant) {
+        let Some(at) = self.exports.iter().position(|export| export.record.bus_id == bus_id) else { return };
+        let export = self.exports.remove(at);
+        if let Some(identity) = export.identity.filter(|_| export.keeps_claims && !export.is_leaving)
+            && self.absent.len() < ABSENT_MAX
+        {
+            self.absent.insert((export.record.bus_id, identity.id), export.claims.without_device(now));
+        }
+    }
+
     /// Withdraws an idle device because it is gone; a held one is withdrawn by its user's session, which notices by
     /// itself. Returns whether it was there and idle.
-    pub fn remove_idle(&mut self, bus_id: &str) -> bool {
-        let before = self.exports.len();
-        self.exports.retain(|export| export.record.bus_id != bus_id || !export.is_idle());
-        self.exports.len() < before
+    pub fn remove_idle(&mut self, bus_id: &str, now: Instant) -> bool {
+        let is_idle = |export: &Export| export.record.bus_id == bus_id && export.is_idle();
+        let was_idle = self.exports.iter().any(is_idle);
+        if was_idle {
+            self.withdraw_gone(bus_id, now);
+        }
+        was_idle
     }
 
     /// Withdraws all idle devices and returns them.

@@ -38,6 +38,13 @@ pub struct Class {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pattern(String);
 
+impl Pattern {
+    /// Whether it means one text alone.
+    pub fn is_exact(&self) -> bool {
+        !self.0.contains('*')
+    }
+}
+
 /// A rule. Everything that is given must match.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rule {

@@ -37,6 +37,8 @@ pub(crate) struct Incoming {
     left_max: usize,
     /// Windows hold [`BORROWED_BYTES_MAX`] of chunks: further payloads are copied.
     is_at_limit: bool,
+    /// Bytes parsed since that was last checked.
+    unchecked: usize,
     /// Payloads up to this size are copied rather than lent.
     copied_max: usize,
     /// Payloads are copied while the chunk holds no more than this.
@@ -67,6 +69,7 @@ impl Incoming {
         Self {
             chunk,
             is_at_limit: false,
+            unchecked: 0,
             start: 0,
             end: 0,
             wanted: 0,
@@ -135,7 +138,8 @@ impl Incoming {
         } else if self.is_filled && self.chunk.len() < self.capacity {
             self.leave_chunk(self.capacity);
         }
-        if self.is_at_limit {
+        // There may be hundreds of chunks, and no more than a chunk's bytes are copied that could be lent.
+        if self.is_at_limit && self.unchecked >= self.capacity {
             self.see_who_looks();
         }
         let have = self.end - self.start;
@@ -207,8 +211,13 @@ impl Incoming {
 
     /// A window on bytes at the front, relative to it, as far as they are there.
     pub fn window(&self, range: Range<usize>) -> Payload {
-        if range.len() <= self.copied_max || self.end <= self.lone_max || self.is_at_limit {
+        if range.len() <= self.copied_max || self.end <= self.lone_max {
             return self.bytes()[range].into();
+        }
+        if self.is_at_limit {
+            // A chunk of its own: whoever joins or splits payloads would make one of a plain copy, by copying again.
+            let copied: Arc<[u8]> = self.bytes()[range].into();
+            return Payload::shared(&copied, 0..copied.len());
         }
         Payload::shared(&self.chunk, self.start + range.start..self.start + range.end)
     }
@@ -216,6 +225,7 @@ impl Incoming {
     /// Drops the first `count` bytes, which were parsed.
     pub fn consume(&mut self, count: usize) {
         self.start += count;
+        self.unchecked += count;
         self.wanted = 0;
         debug_assert!(self.start <= self.end);
     }
@@ -279,7 +289,7 @@ impl Incoming {
             left_bytes += if is_kept { chunk.len() } else { 0 };
             is_kept
         });
-        self.left_bytes = left_bytes;
+        (self.left_bytes, self.unchecked) = (left_bytes, 0);
         self.is_at_limit = lent_bytes >= BORROWED_BYTES_MAX;
     }
 }
@@ -512,9 +522,16 @@ mod tests {
         }
         let held: usize = incoming.left.iter().map(|chunk| chunk.len()).sum();
         assert!(held <= BORROWED_BYTES_MAX + (1 << 20), "{held}");
+        let (_, mut joined) = kept.pop().expect("the last one was copied");
+        let copied = joined.runs().next().expect("eight bytes").as_ptr();
+        joined.append(Payload::shared(&Arc::from([0; 8]), 0..8));
+        assert_eq!(joined.runs().next().expect("and eight").as_ptr(), copied, "a copy is not copied again");
         assert!(kept.iter().all(|(n, payload)| payload.contiguous().as_ref() == [*n; 8]));
         kept.clear();
-        push(&mut incoming, &[1; 60 << 10]);
+        for _ in 0..6 {
+            push(&mut incoming, &[1; 60 << 10]);
+            incoming.consume(60 << 10);
+        }
         assert!(!incoming.is_at_limit && incoming.left.len() <= RECEIVE_BUFFERS_KEPT_MAX, "and they are given back");
         incoming.release();
         assert!(incoming.chunk.is_empty() && incoming.left.is_empty());

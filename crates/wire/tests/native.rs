@@ -16,7 +16,8 @@ use farbus_wire::Runs;
 use farbus_wire::native::control::{self, Open, Opened};
 use farbus_wire::native::frame::{Flags, HEAD_BYTES};
 use farbus_wire::native::{
-    Flow, Head, Hello, Kind, Lane, LaneLimits, Message, Part, Urgency, Welcome, block, console, stream, usb,
+    Flow, Head, Hello, Kind, Lane, LaneLimits, Message, Part, Urgency, Welcome, block, console, descriptors, stream,
+    usb,
 };
 use fuzzing::{Input, fuzz};
 use vectors::all_bytes;
@@ -330,6 +331,9 @@ fn fuzz_native_parts() {
         }
         if let Ok(end) = control::End::decode(bytes) {
             assert_eq!(control::End::decode(&end.encode()), Ok(end));
+        }
+        if let Ok(all) = descriptors::decode(bytes) {
+            assert_eq!(descriptors::decode(&descriptors::encode(&all, usize::MAX)), Ok(all));
         }
         if let Ok(description) = usb::Description::decode(bytes) {
             assert!(bytes.starts_with(&description.encode()));

@@ -17,6 +17,7 @@ use farbus_model::{
 use farbus_wire::native::block;
 use farbus_wire::native::console::{self, Output, Port, PortKind};
 use farbus_wire::native::control::{Cause, Class, Close, Credit, End, Inherit, Mode, Open, Opened};
+use farbus_wire::native::descriptors::{self, NamedDescriptor};
 use farbus_wire::native::frame::{Flags, HEAD_BYTES, RESIDENCE_BYTES, Residence};
 use farbus_wire::native::identity::Statement;
 use farbus_wire::native::modules::{
@@ -75,6 +76,7 @@ enum Said {
     Reserve(Word),
     Identity(Statement),
     Retire(retire::Word),
+    Descriptors(Vec<NamedDescriptor>),
     /// Bytes that no host on the way reads.
     MigrationState(&'static [u8]),
     Opened(u16, Opened, Description),
@@ -135,6 +137,9 @@ impl Said {
             },
             Said::Identity(statement) => Message::control(Kind::Identity, DISK, 0, statement.encode().into()),
             Said::Retire(word) => Message::control(Kind::Retire, DISK, 0, word.encode().into()),
+            Said::Descriptors(all) => {
+                Message::control(Kind::Descriptors, STICK, 0, descriptors::encode(all, usize::MAX).into())
+            }
             Said::Answers(answers) => Message::control(Kind::Modules, DISK, 0, encode_answers(answers).into()),
             Said::Piped(kind, tag, head, payload) => {
                 let (mut part, payload) = (Part::empty(), Payload::from(*payload));
@@ -243,6 +248,10 @@ impl Said {
             Said::Retire(word) => {
                 assert_eq!(retire::Word::decode(&body), Ok(Some(word.clone())));
                 refused_short(&body, |bytes| retire::Word::decode(bytes).is_err());
+            }
+            Said::Descriptors(all) => {
+                assert_eq!(descriptors::decode(&body).as_ref(), Ok(all));
+                refused_short(&body, |bytes| descriptors::decode(bytes).is_err());
             }
             Said::MigrationState(migration_state) => assert_eq!(body, *migration_state),
             Said::Opened(_, opened, device) => {
@@ -393,6 +402,7 @@ fn greetings() -> Vec<(&'static str, Said)> {
     let granted = Options { unacknowledged_bytes_max: None, ..options };
     let several = Options { lanes: Some(3), ..granted };
     let (holding, held) = (Options { hold_ms: Some(12_000), ..granted }, Options { hold_ms: Some(25_000), ..granted });
+    let taking = Options { descriptors_bytes_max: Some(32 << 10), ..granted };
     let first = LanePosition { link: 1, received: 0, ..theirs };
     let further = LanePosition { session, lane: 1, ..position };
     let their_further = LanePosition { incarnation: theirs.incarnation, ..further };
@@ -409,6 +419,7 @@ fn greetings() -> Vec<(&'static str, Said)> {
             Said::Welcome(Welcome { version: 1, outcome: Outcome::Resumed, position: their_further, options: several }),
         ),
         ("hello_hold", Said::Hello(Hello::new(position, holding))),
+        ("hello_descriptors", Said::Hello(Hello::new(position, taking))),
         (
             "welcome_hold",
             Said::Welcome(Welcome { version: 1, outcome: Outcome::Begun, position: first, options: held }),
@@ -511,9 +522,19 @@ fn controls() -> Vec<(&'static str, Said)> {
         ("reserve_suspended", Said::Reserve(Word::Report(suspended))),
         ("identity_is", Said::Identity(Statement::Is(identity))),
         ("identity_expected", Said::Identity(Statement::Expected(identity))),
+        ("identity_lasting", Said::Identity(Statement::Lasting(identity))),
         ("retire_moving", Said::Retire(retire::Word::Says(retire::Step::Moving))),
         ("retire_noted", Said::Retire(retire::Word::Noted(retire::Step::Moving))),
         ("retire_unable", Said::Retire(retire::Word::Unable(retire::Step::Moved, "no room".into()))),
+        (
+            "descriptors",
+            Said::Descriptors(vec![
+                NamedDescriptor { kind: 3, index: 2, language: 0x0409, bytes: vec![8, 3, b'K', 0, b'e', 0, b'y', 0] },
+                NamedDescriptor { kind: 3, index: 3, language: 0, bytes: vec![6, 3, 0xfc, 0, 0xac, 0x20] },
+                NamedDescriptor { kind: 15, index: 0, language: 0, bytes: vec![5, 15, 5, 0, 0] },
+            ]),
+        ),
+        ("descriptors_none", Said::Descriptors(Vec::new())),
         ("aside", Said::Piped(Kind::Aside, 1, &[], b"rekey")),
         ("cancel", Said::Bare(Kind::Cancel, STICK, 8)),
     ]

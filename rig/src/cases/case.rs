@@ -2,6 +2,7 @@
 
 use crate::lab::Lab;
 use crate::{Error, Result};
+use std::net::TcpListener;
 
 /// One proof. If it succeeds, it returns a short note for the reader (a measured time, a count).
 pub struct Case {
@@ -16,4 +17,10 @@ pub struct Case {
 /// Fails the case if a condition does not hold.
 pub(super) fn expect(holds: bool, otherwise: impl FnOnce() -> String) -> Result<()> {
     if holds { Ok(()) } else { Err(Error::Expectation(otherwise())) }
+}
+
+/// A port of the host's loopback at which nothing listens now.
+pub(super) fn free_port() -> Result<u16> {
+    let listener = TcpListener::bind("127.0.0.1:0").map_err(Error::io("find a free port"))?;
+    Ok(listener.local_addr().map_err(Error::io("find a free port"))?.port())
 }

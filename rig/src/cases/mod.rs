@@ -26,6 +26,7 @@ mod programs;
 mod redir;
 mod redir_hosts;
 mod reset;
+mod routes;
 mod storage;
 mod strangers;
 mod taken_over;
@@ -62,6 +63,7 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
         reset::CASES,
         link::CASES,
         capture::CASES,
+        routes::CASES,
     ]
     .into_iter()
     .flatten()
@@ -70,7 +72,7 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
 }
 
 /// Cases that take minutes: they run when they are named, as the soak does.
-pub const ONLY_NAMED: [&str; 1] = ["durability-uas"];
+pub const ONLY_NAMED: [&str; 3] = ["durability-uas", "usbfs-in-port-often", "routes-all"];
 
 /// Beginnings of the names of cases that run without others beside them: they boot two machines, or measure time; or
 /// (usbfs, program) a guest was seen to stall beside another one.

@@ -1,15 +1,14 @@
 //! A device on a virtual machine's own controller: QEMU's `usb-redir`, connected to `farbus attach --via redir` on the
 //! host.
 
-use super::case::{Case, expect};
+use super::case::{Case, expect, free_port};
 use super::pair::answer_in_capitals;
 use super::usbfs::xhci;
 use super::{keyboard, storage, testusb};
 use crate::farbus::{Attached, Share};
 use crate::lab::{Boot, Client, Lab};
 use crate::machine::Guest;
-use crate::{Error, Result, disk};
-use std::net::TcpListener;
+use crate::{Result, disk};
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -188,12 +187,6 @@ fn twin(lab: &Lab) -> Result<String> {
     let [first, second] = heard.each_ref().map(|count| count.load(Ordering::Relaxed));
     expect(first > 1000 && second > 1000, || format!("{first} bytes came by the first, {second} by the second"))?;
     Ok(storage::note(&report.output))
-}
-
-/// A port of the host's loopback at which nothing listens now.
-fn free_port() -> Result<u16> {
-    let listener = TcpListener::bind("127.0.0.1:0").map_err(Error::io("find a free port"))?;
-    Ok(listener.local_addr().map_err(Error::io("find a free port"))?.port())
 }
 
 fn migrate(lab: &Lab) -> Result<String> {

@@ -3,7 +3,7 @@
 //! Exporter and importer are one guest, over its loopback: the device's own driver sees it twice, once before farbus
 //! took it and once behind vhci.
 
-use super::case::{Case, expect};
+use super::case::{Case, expect, free_port};
 use super::keyboard::{Event, read_back};
 use super::{storage, testusb};
 use crate::lab::{Boot, Client, Lab};
@@ -80,6 +80,13 @@ pub(super) const CASES: &[Case] = &[
         purpose: "the same through `farbus attach --via kernel`",
         run: |lab| unplug(lab, Client::Farbus),
     },
+    Case {
+        name: "usbfs-in-port",
+        purpose: "boards that become another device in their ports and back, 12 times, away for 0 to 5 s: a program, the kernel and \
+                  a virtual machine see the new one in place of the old one each time, under the same name and bus id",
+        run: |lab| in_port(lab, 12),
+    },
+    Case { name: "usbfs-in-port-often", purpose: "the same, 100 times", run: |lab| in_port(lab, 100) },
 ];
 
 /// A SuperSpeed controller with these devices on it.
@@ -314,4 +321,47 @@ fn unplug(lab: &Lab, client: Client) -> Result<String> {
     guest.tell("plugged")?;
     guest.finish()?;
     Ok(format!("gone everywhere after {} ms", gone.as_millis()))
+}
+
+/// Each of the boards becomes another device so many times.
+fn in_port(lab: &Lab, changes: usize) -> Result<String> {
+    lab.farbus()?;
+    let port = free_port()?;
+    let chardev = format!("socket,id=far,host=127.0.0.1,port={port},reconnect=1");
+    let hardware = [vec!["-chardev".to_owned(), chardev], xhci(&["usb-redir,chardev=far,bus=hc.0"])].concat();
+    let variables = [("GAPS", gaps(changes).join(" ")), ("A", "0525:a4a0".to_owned()), ("B", "1209:0002".to_owned())];
+    let mut guest = lab.boot(&Boot {
+        script: include_str!("../../guest/usbfs-in-port.sh"),
+        modules: &["virtio_mmio", "virtio_net", "xhci_pci", "dummy_hcd", "usb_f_ss_lb", "vhci_hcd", "fuse"],
+        variables: &variables,
+        hardware,
+        patience: Duration::from_secs(1800),
+        ..Boot::default()
+    })?;
+    guest.await_word("lent")?;
+    guest.command(&format!("hostfwd_add net tcp:127.0.0.1:{port}-:4000"))?;
+    guest.tell("connected")?;
+    Ok(storage::note(&guest.finish()?.output))
+}
+
+/// For how long a board is away each time, seconds: 0 to 5, most of them short, the same in each run.
+fn gaps(changes: usize) -> Vec<String> {
+    let mut random: u64 = 0x5eed;
+    let mut below = |bound: u64| {
+        // Knuth's MMIX generator; its upper bits are the good ones.
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (random >> 33) % bound
+    };
+    let gap_ms = |at: usize, below: &mut dyn FnMut(u64) -> u64| match at % 50 {
+        0 => 5000,
+        1 | 2 => 1000 + below(2000),
+        3..=9 => 300 + below(700),
+        10..=29 => 0,
+        _ => below(300),
+    };
+    let mut all: Vec<u64> = (0..changes).map(|at| gap_ms(at, &mut below)).collect();
+    for at in (1..all.len()).rev() {
+        all.swap(at, below(at as u64 + 1) as usize);
+    }
+    all.iter().map(|ms| format!("{}.{:03}", ms / 1000, ms % 1000)).collect()
 }

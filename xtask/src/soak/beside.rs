@@ -17,7 +17,7 @@ const SPINNERS: usize = 2;
 const START_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// What the tests are told: this machine has to be able to do everything.
-const REQUIRE: (&str, &str) = ("FARBUS_REQUIRE_RIG", "1");
+pub(super) const REQUIRE: (&str, &str) = ("FARBUS_REQUIRE_RIG", "1");
 
 /// Runs the suite so often, as described above.
 ///
@@ -47,7 +47,7 @@ fn one_pass(folder: &Path, other: &Path) -> Result<(), String> {
     there.env("CARGO_INCREMENTAL", "0");
     let (out, errors) = outputs(&log)?;
     let mut there = Running(spawn(there.stdout(out).stderr(errors))?);
-    rerun::run(&[REQUIRE], None)?;
+    rerun::run(&[REQUIRE], rerun::MayBeSkipped::Any)?;
     let status = there.0.wait().map_err(|error| format!("the suite of the second checkout is lost: {error}"))?;
     match status.success() {
         true => Ok(()),
@@ -56,20 +56,20 @@ fn one_pass(folder: &Path, other: &Path) -> Result<(), String> {
 }
 
 /// A file for what a process prints, as standard output and as standard error.
-fn outputs(log: &Path) -> Result<(Stdio, Stdio), String> {
+pub(super) fn outputs(log: &Path) -> Result<(Stdio, Stdio), String> {
     let trouble = |error| format!("cannot write {}: {error}", log.display());
     let file = File::create(log).map_err(trouble)?;
     let errors = file.try_clone().map_err(trouble)?;
     Ok((file.into(), errors.into()))
 }
 
-fn spawn(command: &mut Command) -> Result<Child, String> {
+pub(super) fn spawn(command: &mut Command) -> Result<Child, String> {
     let child = command.stdin(Stdio::null()).spawn();
     child.map_err(|error| format!("cannot start {}: {error}", cargo::display(command)))
 }
 
 /// A process that ends when this is dropped.
-struct Running(Child);
+pub(super) struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
@@ -107,14 +107,17 @@ impl Others {
         let configuration = configuration.display().to_string();
         let daemon = start_farbus(farbus, folder, "daemon", &["daemon", "--config", &configuration])?;
         let mut running = vec![share, daemon];
-        for _ in 0..SPINNERS {
-            // It ends soon after this process, also if that is killed.
-            let spin = "i=0; while [ $i -lt 1000000 ] || { i=0; kill -0 \"$0\" 2> /dev/null; }; do i=$((i + 1)); done";
-            let own = std::process::id().to_string();
-            running.push(Running(spawn(Command::new("sh").args(["-c", spin, &own]))?));
-        }
+        running.extend(spin()?);
         Ok(Self { _running: running })
     }
+}
+
+/// Processes that use a processor each. They end when this is dropped, and soon after this process, also if that is
+/// killed.
+pub(super) fn spin() -> Result<Vec<Running>, String> {
+    let spin = "i=0; while [ $i -lt 1000000 ] || { i=0; kill -0 \"$0\" 2> /dev/null; }; do i=$((i + 1)); done";
+    let own = std::process::id().to_string();
+    (0..SPINNERS).map(|_| Ok(Running(spawn(Command::new("sh").args(["-c", spin, &own]))?))).collect()
 }
 
 /// Starts farbus, and waits until it serves.

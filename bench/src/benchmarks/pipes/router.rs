@@ -34,8 +34,8 @@ use farbus::{
         definition::InterfaceDefinition,
     },
     tuned::{
-        End, Endpoint, Flow, InSession, Inlet, Patient, PiLock, Pipe, ProcessorShare, Processors, Quality, Reserve,
-        Shape, Stage, Strictness, Terms, Turn, job::Roster, scheduling::now_ns, tpipe, worst_ns,
+        End, Endpoint, Flow, InSession, Inlet, PathDelay, Patient, PiLock, Pipe, ProcessorShare, Processors, Quality,
+        Reserve, Shape, Stage, Strictness, Terms, Turn, job::Roster, scheduling::now_ns, tpipe, worst_ns,
     },
 };
 
@@ -181,7 +181,7 @@ impl Board {
         let shape = Shape::bulk(&device, speed, BYTES).ok_or_else(|| anyhow!("a post has a bulk pair"))?;
         // On loopback, sent data has arrived when the sender's call returns: the engines' own time is accounted for
         // separately.
-        let terms = Terms { share_ppm: RECEIVER_PPM, ..Terms::there(0) };
+        let terms = Terms { share_ppm: RECEIVER_PPM, ..Terms::there(PathDelay::at_worst(0)) };
         Ok(Endpoint::open(device.into_port().into_way(), shape, processors, terms).map(Arc::new)?)
     }
 }

@@ -1,6 +1,6 @@
 //! What the confined process may ask of the broker.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::common::socket_access::{SocketAccess, SocketMode};
 use crate::common::socket_place::Place;
+use crate::devices::follow::Follow;
 use crate::devices::identities::KnownUsb;
 use crate::devices::selection::Wanted;
 
@@ -24,6 +25,9 @@ pub struct BrokerPolicy {
     pub usb: Vec<String>,
     /// Disk images that may be opened, and whether read-only.
     pub images: Vec<(PathBuf, bool)>,
+    /// Those of them that its owner wants to be opened also while something else on this machine uses them.
+    #[serde(default)]
+    pub forced_images: Vec<PathBuf>,
     /// Paths that frames may be read from.
     pub frames: Vec<PathBuf>,
     /// Hosts (`HOST:PORT`) that may be connected to.
@@ -69,6 +73,9 @@ pub struct BrokerPolicy {
     /// Members of the directory (`HOST:PORT`), which may be connected to.
     #[serde(skip)]
     pub directory: Vec<String>,
+    /// The attachments of the configuration (`HOST:PORT/DEVICE`), whose devices are remembered.
+    #[serde(skip)]
+    pub attached: BTreeSet<String>,
     /// USB devices that may be opened in addition to `usb`.
     #[serde(skip)]
     pub wanted: Wanted,
@@ -90,7 +97,7 @@ impl BrokerPolicy {
     pub(super) fn devices(&self) -> Wanted {
         let selectors = self.usb.iter().filter_map(|words| words.strip_prefix("usb:")?.parse::<Selector>().ok());
         let mut wanted = self.wanted.clone();
-        selectors.for_each(|selector| wanted.add(selector, None));
+        selectors.for_each(|selector| wanted.add(selector, None, Follow::default()));
         wanted
     }
 

@@ -109,6 +109,11 @@ impl Identifying {
         lock(&self.identified).contains(&device)
     }
 
+    /// Notes a device that the process before this one shared.
+    pub fn note_known(&self, device: DeviceId) {
+        lock(&self.identified).insert(device);
+    }
+
     /// Notes a device that the confined process shares.
     pub fn note_identified(&self, known: Identified) -> Identified {
         lock(&self.identified).insert(known.id);

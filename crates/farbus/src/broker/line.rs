@@ -5,13 +5,13 @@ use std::net::UdpSocket;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use farbus_io::store::FileStore;
 use farbus_io::sys::passing::{MESSAGE_BYTES_MAX, Parcel, Passage};
-use farbus_io::trust::{DeviceId, Event};
+use farbus_io::trust::{AuditRecorder, DeviceId, Event};
 use rustix::net::{Shutdown, shutdown};
 use rustix::process::{getgid, getuid};
 use serde::de::DeserializeOwned;
@@ -78,25 +78,54 @@ enum Way {
 struct Lines {
     /// Opens the others, and is used for nothing else.
     first: Box<Broker>,
-    idle: Mutex<Vec<Passage>>,
+    /// How many questions are asked at once; a further one waits.
+    at_once_max: usize,
+    state: Mutex<LinesState>,
+    freed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct LinesState {
+    /// Questions that are being asked.
+    asked: usize,
+    /// Lines that nobody uses.
+    idle: Vec<Passage>,
 }
 
 impl Lines {
     /// Asks on a line that nobody else uses meanwhile.
     fn ask(&self, question: &[u8], fd: Option<BorrowedFd<'_>>) -> io::Result<Parcel> {
-        let idle = || self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        let taken = idle().pop();
-        let passage = match taken {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self
+            .freed
+            .wait_while(state, |state| state.asked >= self.at_once_max)
+            .unwrap_or_else(PoisonError::into_inner);
+        state.asked += 1;
+        let taken = state.idle.pop();
+        drop(state);
+        let asked = self.ask_on(taken, question, fd);
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.asked -= 1;
+        self.freed.notify_one();
+        // A line on which asking failed is closed.
+        let (parcel, passage) = asked?;
+        if state.idle.len() < IDLE_LINES_MAX {
+            state.idle.push(passage);
+        }
+        Ok(parcel)
+    }
+
+    fn ask_on(
+        &self,
+        idle: Option<Passage>,
+        question: &[u8],
+        fd: Option<BorrowedFd<'_>>,
+    ) -> io::Result<(Parcel, Passage)> {
+        let passage = match idle {
             Some(passage) => passage,
             None => Passage::over(self.first.ask_for_descriptor(&Question::Line)?),
         };
-        // A line on which asking failed is closed.
-        let parcel = converse(&passage, question, fd)?;
-        let mut idle = idle();
-        if idle.len() < IDLE_LINES_MAX {
-            idle.push(passage);
-        }
-        Ok(parcel)
+        Ok((converse(&passage, question, fd)?, passage))
     }
 }
 
@@ -175,11 +204,18 @@ impl Broker {
     pub fn lines(&self) -> io::Result<Option<Self>> {
         match &self.way {
             Way::Several(_) => Ok(None),
-            Way::One(_) => {
-                let lines = Lines { first: Box::new(self.line()?), idle: Mutex::default() };
-                Ok(Some(Self { way: Way::Several(lines), owner: self.owner }))
-            }
+            Way::One(_) => self.lines_up_to(usize::MAX).map(Some),
         }
+    }
+
+    /// As [`Broker::lines`], for `at_once_max` questions at once: a further one waits.
+    ///
+    /// # Errors
+    /// As [`Broker::lines`].
+    pub fn lines_up_to(&self, at_once_max: usize) -> io::Result<Self> {
+        let lines =
+            Lines { first: Box::new(self.line()?), at_once_max, state: Mutex::default(), freed: Condvar::new() };
+        Ok(Self { way: Way::Several(lines), owner: self.owner })
     }
 
     /// Asks for the current text of the configuration.
@@ -232,8 +268,8 @@ impl Broker {
     ///
     /// # Errors
     /// A sentence of the store: the descriptor is not that of a disk, or was opened in another way.
-    pub fn pass_image(&self, path: &Path, read_only: bool, image: BorrowedFd<'_>) -> io::Result<()> {
-        let question = Question::PassImage { path: path.to_owned(), read_only };
+    pub fn pass_image(&self, path: &Path, read_only: bool, is_forced: bool, image: BorrowedFd<'_>) -> io::Result<()> {
+        let question = Question::PassImage { path: path.to_owned(), read_only, is_forced };
         self.ask::<Value>(&question, Some(image)).map(|_| ())
     }
 
@@ -269,15 +305,13 @@ impl Broker {
         self.ask_for_descriptor(&Question::Processor { cpu })
     }
 
-    /// Writes a line of the audit log about a user that proved no key.
-    ///
-    /// # Errors
-    /// The broker has ended, or refuses such a line.
-    pub fn record(&self, event: &Event<'_>) -> io::Result<()> {
+    /// Writes a line of the audit log about a use of a device, or a connection that failed.
+    fn ask_to_record(&self, event: &Event<'_>) -> io::Result<()> {
         let short = |text: &str| text.chars().take(RECORDED_MAX).collect::<String>();
         let question = Question::Record {
             used: event.event.to_owned(),
             outcome: event.outcome,
+            key: event.fingerprint,
             who: short(event.address.unwrap_or_default()),
             device: short(event.device.unwrap_or_default()),
             why: event.why.map(short),
@@ -401,6 +435,14 @@ impl Broker {
         match serde_json::from_slice(&parcel.bytes)? {
             Answer::Done(value) => Ok((serde_json::from_value(value)?, parcel.fd)),
             Answer::Refused { why, kind } => Err(kind.error(why)),
+        }
+    }
+}
+
+impl AuditRecorder for Broker {
+    fn record(&self, event: &Event<'_>) {
+        if let Err(error) = self.ask_to_record(event) {
+            tracing::warn!(%error, event = event.event, "the audit log has no line about it");
         }
     }
 }

@@ -13,13 +13,15 @@
 //! | `notes_of` | tells what the owner says of a shared device by `farbus label` |
 //! | `shared` | takes the devices that the process identified before it gave its rights away; once |
 //! | `retirement` | notes and tells what a host said of a disk that it moves to its own machine; only of devices that are shared here |
+//! | `attached_device`, `keep_attached_device` | tells and stores which device an attachment of the configuration has, or a share by port; of the configuration only |
 //! | `open_frames` | opens a FIFO, device or file to read a stream's frames from, and passes it |
 //! | `open_usb` | opens a node below `/dev/bus/usb` and passes it |
 //! | `given_back` | forgets a device that was returned to its drivers |
 //! | `connect` | finds a host, connects to it and passes the connection |
 //! | `proved` | writes down the address at which that host proved its key, if the broker connected there and a different address is remembered |
 //! | `explain` | tells a share on this machine what one of its devices is needed for |
-//! | `record` | writes the use of a device by a user without a key to the audit log |
+//! | `record` | writes the use of a device, or a connection that failed, to the audit log |
+//! | `reserve_lease`, `keep_lease`, `keep_bookings` | stores numbers of leases, leases and bookings of a device that is shared here, if a paired host can have them |
 //! | `pass_image`, `forget_images` | checks, locks and identifies a disk that the owner opened and passed to the confined process; the next `open_image` of that path returns it |
 //! | `pass_usb` | checks that the node that the owner opened and passed is that of the device; the next `open_usb` of the device returns it |
 //! | `schedule` | gives a thread of the confined process processor time in each period, within a part of all processors |
@@ -29,6 +31,9 @@
 //! | `replacement` | starts the program that is on disk now to replace the confined process |
 //! | the confined process has ended | returns devices to their drivers, removes mounts and sockets, and ends |
 //!
+//! So the confined process writes nothing that outlives it but devices' data: who may do what, who has what, and what
+//! was done is stored by the broker, or by the owner's commands.
+//!
 //! The policy is given before the confined process reads from the network. From then on an attacker may control that
 //! process, so the broker checks every question against the policy and believes nothing else.
 
@@ -36,8 +41,10 @@ mod addresses;
 mod broker_policy;
 pub mod confined;
 mod identifying;
+mod lease_checks;
 mod line;
 mod protocol;
+mod recording;
 mod replacement;
 mod rights;
 mod schedules;

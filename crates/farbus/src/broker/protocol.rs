@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use farbus_io::evidence::ProcessSecret;
 use farbus_io::frontend::fuse::MountMark;
-use farbus_io::trust::{DeviceId, Outcome};
+use farbus_io::trust::{AttachedDevice, DeviceId, Fingerprint, Outcome, StoredBooking, StoredLease};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -47,6 +47,9 @@ pub(super) enum Question {
     PassImage {
         path: PathBuf,
         read_only: bool,
+        /// Whether others may use it, too.
+        #[serde(default)]
+        is_forced: bool,
     },
     /// Closes the passed images that were not opened.
     ForgetImages,
@@ -86,6 +89,15 @@ pub(super) enum Question {
         title: String,
         identity: Option<RemoteIdentity>,
     },
+    /// Asks which device an attachment of the configuration had (`HOST:PORT/DEVICE`).
+    AttachedDevice {
+        target: String,
+    },
+    /// Stores which device an attachment of the configuration has, or forgets it.
+    KeepAttachedDevice {
+        target: String,
+        device: Option<AttachedDevice>,
+    },
     /// Names the devices that the process identified itself, before it gave its rights away. Asked once.
     Shared {
         devices: Vec<DeviceId>,
@@ -94,6 +106,24 @@ pub(super) enum Question {
     Retirement {
         device: DeviceId,
         said: Option<Said>,
+    },
+    /// Reserves a count for the next lease of a device that is shared here.
+    ReserveLease {
+        device: DeviceId,
+        /// The count of its latest lease.
+        latest: u64,
+        /// A count that the next one is to exceed.
+        above: u64,
+    },
+    /// Stores the lease of a device that is shared here, or that it has none.
+    KeepLease {
+        device: DeviceId,
+        lease: Option<StoredLease>,
+    },
+    /// Stores the leases ahead of time of a device that is shared here.
+    KeepBookings {
+        device: DeviceId,
+        bookings: Vec<StoredBooking>,
     },
     OpenFrames {
         path: PathBuf,
@@ -144,10 +174,13 @@ pub(super) enum Question {
         user: String,
         reason: String,
     },
-    /// Writes a line of the audit log about a user that proved no key.
+    /// Writes a line of the audit log about a use of a device, or a connection that failed.
     Record {
         used: String,
         outcome: Outcome,
+        /// The key that the peer proved, or showed.
+        #[serde(default)]
+        key: Option<Fingerprint>,
         who: String,
         device: String,
         why: Option<String>,
@@ -291,7 +324,7 @@ mod tests {
     /// What the confined process, which may have been taken over, says to the broker; and what it is told.
     #[test]
     fn fuzz_broker_lines() {
-        const LINES: [&str; 9] = [
+        const LINES: [&str; 11] = [
             r#"{"ask":"open_image","path":"/srv/a.img","read_only":true}"#,
             r#"{"ask":"expect_images","images":[{"path":"/a","read_only":true,"view":"ro","name":"a","is_named":true}]}"#,
             r#"{"ask":"identify_usb","bus":1,"device":2}"#,
@@ -299,6 +332,8 @@ mod tests {
             r#"{"ask":"promise","whom":[1,2],"reserves":[[100,1000]]}"#,
             r#"{"ask":"schedule","thread":7,"budget_ns":1,"period_ns":2}"#,
             r#"{"ask":"record","used":"attach","outcome":"ok","who":"x","device":"disk","why":null}"#,
+            r#"{"ask":"reserve_lease","device":"00112233445566778899aabbccddeeff","latest":1,"above":18446744073709551615}"#,
+            r#"{"ask":"keep_lease","device":"00112233445566778899aabbccddeeff","lease":null}"#,
             r#"{"ask":"proved","host":"lab3","at":"10.0.0.7:3241"}"#,
             r#"{"ask":"mount","at":"/mnt","read_only":false}"#,
         ];

@@ -8,19 +8,19 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use farbus_io::frontend::fuse::{Keeper, Mounter, OwnMounter};
 use farbus_io::link::Link;
-use farbus_io::store::{FileStore, frames};
+use farbus_io::store::{FileStore, OtherUsers, frames};
 use farbus_io::sys::cpuset::Exclusive;
 use farbus_io::sys::passing::Passage;
 use farbus_io::sys::tcp_owner::peer_owner;
 use farbus_io::sys::users::user_number;
 use farbus_io::sys::vhci::{Port, Vhci};
-use farbus_io::trust::{Audit, Event, Folder};
+use farbus_io::trust::{AttachedDevice, DeviceId, Folder};
 use farbus_io::usb::{Found, Inventory};
 use farbus_model::Speed;
 use rustix::fs::{MemfdFlags, Mode, OFlags, memfd_create};
@@ -32,10 +32,14 @@ use tracing::warn;
 use super::addresses::Addresses;
 use super::broker_policy::{BrokerPolicy, ReadConfig};
 use super::identifying::Identifying;
+use super::lease_checks::LeaseChecks;
 use super::protocol::{Answer, HandoverState, Kind, MountedAt, Question, to_json};
+use super::recording::{AuditRecording, RecordedUse};
 use super::replacement;
 use super::schedules::Schedules;
-use super::system_access::{drivers, may_plug, notes_of, retirement_of, word_of};
+use super::system_access::{
+    attached_device, drivers, keep_attached_device, may_plug, notes_of, retirement_of, word_of,
+};
 use super::taken::Taken;
 use crate::common::control::{Question as OwnerQuestion, ask_all, running};
 use crate::common::processor_leases::ask_for;
@@ -45,10 +49,11 @@ use crate::devices::identities::naming::check_name;
 use crate::devices::media_journal;
 use crate::hosts::known_host::{self, KnownHost};
 use crate::hosts::reach::{self, Hints};
-use crate::hosts::trust::Use;
 
 /// Lines at once: one for the process, three for each attachment.
 const LINES_MAX: usize = 1024;
+/// The longest string of a device, bytes: one of USB has 126 characters of UTF-16, of which a text makes 3 bytes each.
+const STRING_BYTES_MAX: usize = 126 * 3;
 /// Images that were passed and not opened yet: a disk, and the file of its users' changes.
 const PASSED_IMAGES_MAX: usize = 2;
 /// How long the page may take to end; then it is killed.
@@ -94,8 +99,8 @@ struct Rights {
     sockets: Mutex<BTreeSet<PathBuf>>,
     lines: AtomicU64,
     addresses: Mutex<Addresses>,
-    /// The audit log for users that prove no key.
-    audit: OnceLock<Audit>,
+    recording: AuditRecording,
+    lease_checks: LeaseChecks,
     identifying: Identifying,
     /// Images that the owner opened and passed, until the confined process opens them.
     passed_images: Mutex<BTreeMap<(PathBuf, bool), FileStore>>,
@@ -132,6 +137,12 @@ fn serve(passage: &Passage, rights: &Arc<Rights>) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Whether a device of another host can be like this.
+fn is_attached_device(device: &AttachedDevice) -> bool {
+    let texts = [&device.serial, &device.bus_id, &device.name];
+    texts.into_iter().flatten().all(|text| text.len() <= STRING_BYTES_MAX)
 }
 
 fn done(value: Value) -> Reply {
@@ -174,7 +185,8 @@ impl Rights {
             sockets: Mutex::default(),
             lines: AtomicU64::new(0),
             addresses: Mutex::default(),
-            audit: OnceLock::new(),
+            recording: AuditRecording::default(),
+            lease_checks: LeaseChecks::begin(),
             passed_images: Mutex::default(),
             program: PathBuf::new(),
             replacement: Mutex::default(),
@@ -217,9 +229,10 @@ impl Rights {
                 }
                 done(Value::Null)
             }
-            Question::PassImage { path, read_only } => {
+            Question::PassImage { path, read_only, is_forced } => {
                 let image = fd.ok_or_else(|| refused("no open file came along".into()))?;
-                let store = FileStore::received(image, &path, read_only).map_err(io::Error::other)?;
+                let store = FileStore::received(image, &path, read_only, OtherUsers::permitted_if(is_forced))
+                    .map_err(io::Error::other)?;
                 let mut passed_images = opened(&self.passed_images);
                 self.hold(passed_images.len() < PASSED_IMAGES_MAX, || "no device has so many images".to_owned())?;
                 passed_images.insert((path, read_only), store);
@@ -238,7 +251,9 @@ impl Rights {
                 let is_meant = opened(&self.broker_policy).images.contains(&(path.clone(), read_only));
                 self.hold(is_meant, || format!("{} is not to be shared", path.display()))?;
                 media_journal::check(&path)?;
-                let store = FileStore::open(&path, read_only).map_err(io::Error::other)?;
+                let is_forced = opened(&self.broker_policy).forced_images.contains(&path);
+                let store = FileStore::open_beside(&path, read_only, OtherUsers::permitted_if(is_forced))
+                    .map_err(io::Error::other)?;
                 self.identifying.note_opened(&path, read_only, &store);
                 passed(store.into_descriptor())
             }
@@ -277,6 +292,22 @@ impl Rights {
                 self.hold(!opened(&self.broker_policy).hosts.is_empty(), || "nothing is attached".to_owned())?;
                 done(json!(media_journal::objection_to_attaching(&title, identity)))
             }
+            Question::AttachedDevice { target } => {
+                let device = attached_device(&self.config_with(&target)?, &target)?;
+                if let Some(id) = device.as_ref().and_then(|device| device.id).filter(|_| target.starts_with("usb:")) {
+                    // Another device in that port may be offered with its identity.
+                    self.identifying.note_known(id);
+                }
+                done(json!(device))
+            }
+            Question::KeepAttachedDevice { target, device } => {
+                // A port of this machine stands for a device that was identified here, and for no other one's identity.
+                let is_known = |device: &AttachedDevice| device.id.is_none_or(|id| self.identifying.has(id));
+                let is_possible = |device: &AttachedDevice| !target.starts_with("usb:") || is_known(device);
+                let is_sane = device.as_ref().is_none_or(|device| is_attached_device(device) && is_possible(device));
+                self.hold(is_sane, || format!("no device is like that of {target}"))?;
+                done(json!(keep_attached_device(&self.config_with(&target)?, &target, device.as_ref())?))
+            }
             Question::Shared { devices } => {
                 self.hold(self.identifying.note_shared(&devices), || "it was said before".to_owned())?;
                 done(Value::Null)
@@ -284,6 +315,15 @@ impl Rights {
             Question::Retirement { device, said } => {
                 self.hold(self.identifying.has(device), || format!("{device} is not shared here"))?;
                 done(json!(retirement_of(device, said.as_ref())?))
+            }
+            Question::ReserveLease { device, latest, above } => {
+                done(json!(self.lease_checks.reserve(&self.folder_with(device)?, device, latest, above)?))
+            }
+            Question::KeepLease { device, lease } => {
+                done(json!(self.lease_checks.keep(&self.folder_with(device)?, device, lease)?))
+            }
+            Question::KeepBookings { device, bookings } => {
+                done(json!(self.lease_checks.keep_bookings(&self.folder_with(device)?, device, bookings)?))
             }
             Question::OpenFrames { path } => {
                 let is_meant = opened(&self.broker_policy).frames.contains(&path);
@@ -373,17 +413,11 @@ impl Rights {
                 ask_all(&OwnerQuestion::Explain { user, reason })?;
                 done(Value::Null)
             }
-            Question::Record { used, outcome, who, device, why } => {
-                // The confined process may not record pairings and permissions.
-                let is_use = [Use::Attach, Use::Observe, Use::Detach].iter().any(|known| known.as_str() == used);
-                self.hold(is_use, || format!("'{used}' is no use of a device"))?;
-                // The folder is created with the key: a daemon without a key takes its absence for "no host is paired".
-                let folder = Folder::of_user().ok().filter(|folder| folder.path().exists());
-                if let Some(folder) = folder {
-                    let audit = self.audit.get_or_init(|| Audit::new(folder));
-                    let (address, device, why) = (Some(who.as_str()), Some(device.as_str()), why.as_deref());
-                    audit.record(&Event { address, device, why, ..Event::new(&used, outcome) });
-                }
+            Question::Record { used, outcome, key, who, device, why } => {
+                let recorded =
+                    RecordedUse { used: &used, outcome, key, who: &who, device: &device, why: why.as_deref() };
+                self.hold(recorded.is_use(), || format!("'{used}' is no use of a device"))?;
+                self.recording.record(&recorded);
                 done(Value::Null)
             }
             Question::Running => {
@@ -449,6 +483,14 @@ impl Rights {
             Question::Replacement => self.start_replacement(),
             Question::Page => self.start_page(),
         }
+    }
+
+    /// The path of the configuration, if it has this attachment (`HOST:PORT/DEVICE`): its device is stored.
+    fn config_with(&self, target: &str) -> io::Result<PathBuf> {
+        let policy = opened(&self.broker_policy);
+        let is_port = || target.strip_prefix("usb:").is_some_and(|port| policy.wanted.selects_port(port));
+        let config = policy.config.clone().filter(|_| policy.attached.contains(target) || is_port());
+        config.ok_or_else(|| refused(format!("{target} is not attached")))
     }
 
     fn hold(&self, is_meant: bool, what: impl FnOnce() -> String) -> io::Result<()> {
@@ -542,19 +584,31 @@ impl Rights {
         let mut file = fs::File::from(memfd_create("configuration", MemfdFlags::CLOEXEC)?);
         file.write_all(text.as_bytes())?;
         let mut broker_policy = opened(&self.broker_policy);
+        // Who takes an attachment out of the configuration and puts it in again later may mean another device.
+        for target in broker_policy.attached.difference(&granted.attached) {
+            if let Err(error) = keep_attached_device(&path, target, None) {
+                warn!(target, %error, "the device that it had is still remembered");
+            }
+        }
         *broker_policy = broker_policy.with_config(granted);
         passed(file)
     }
 
     fn open_usb(&self, bus: u32, device: u32) -> Reply {
         let found = self.meant_usb(bus, device)?;
-        let is_meant = opened(&self.broker_policy).devices().name_of(&found).is_some();
+        let is_meant = opened(&self.broker_policy).devices().selected(&found).is_some();
         let open = || {
             // Of a device that was passed, only the node that the owner opened may be used.
             self.hold(is_meant, || format!("usb:{} is not to be opened again", found.bus_id))?;
             open_node(&usb_node(bus, device))
         };
         passed(opened(&self.taken).take(&found, open)?)
+    }
+
+    /// The state folder, if the device is shared here.
+    fn folder_with(&self, device: DeviceId) -> io::Result<Folder> {
+        self.hold(self.identifying.has(device), || format!("{device} is not shared here"))?;
+        Folder::of_user().map_err(io::Error::other)
     }
 
     /// The USB device with this bus and number, if the policy allows it or the owner has passed it.
@@ -565,7 +619,7 @@ impl Rights {
         let all = Inventory::default().devices()?;
         let found = all.into_iter().find(|found| (found.bus, found.number) == (bus, device));
         let found = found.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "there is no such device"))?;
-        let is_meant = is_passed || devices.name_of(&found).is_some();
+        let is_meant = is_passed || devices.selected(&found).is_some();
         self.hold(is_meant, || format!("usb:{} is not to be shared", found.bus_id))?;
         Ok(found)
     }
@@ -622,9 +676,7 @@ impl Rights {
         }
         std::mem::take(&mut *opened(&self.taken)).end();
         opened(&self.processors).clear();
-        if let Some(audit) = self.audit.get() {
-            audit.finish();
-        }
+        self.recording.finish();
         if let Some(page) = opened(&self.page).take() {
             // It has seen the end of the confined process, too.
             let _ = end_page(page);
@@ -682,7 +734,6 @@ mod tests {
 
     use super::*;
     use crate::devices::retirement::Said;
-    use farbus_io::trust::DeviceId;
 
     fn no_config(_: &Path) -> io::Result<(String, BrokerPolicy)> {
         Err(io::Error::other("there is none"))
@@ -710,6 +761,7 @@ mod tests {
             Question::Record {
                 used: "pair".into(),
                 outcome: Outcome::Ok,
+                key: None,
                 who: "lab3".into(),
                 device: String::new(),
                 why: None,
@@ -726,6 +778,11 @@ mod tests {
             Question::NotesOf { device: Some(DeviceId::random()), name: "disk".into() },
             Question::NoteName { device: DeviceId::random(), name: "disk".into(), is_named: true },
             Question::Retirement { device: DeviceId::random(), said: Some(Said::Stays) },
+            Question::ReserveLease { device: DeviceId::random(), latest: 0, above: 0 },
+            Question::KeepLease { device: DeviceId::random(), lease: None },
+            Question::KeepBookings { device: DeviceId::random(), bookings: Vec::new() },
+            Question::AttachedDevice { target: "lab3:3240/disk".into() },
+            Question::KeepAttachedDevice { target: "lab3:3240/disk".into(), device: None },
             Question::OpenUsb { bus: 1, device: 2 },
             Question::PassUsb { bus: 1, device: 2 },
             Question::Connect { host: "127.0.0.1:22".into(), time_max_ms: 1, hints: Hints::default() },

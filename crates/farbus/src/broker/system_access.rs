@@ -10,12 +10,15 @@ use std::time::Duration;
 
 use farbus_io::frontend::fuse::{Keeper, Left, MountError, Mounted, Mounter, OwnMounter};
 use farbus_io::link::{Link, LinkError};
-use farbus_io::store::{FileStore, frames};
+use farbus_io::store::{FileStore, OtherUsers, frames};
 use farbus_io::sys::scheduling::{set_deadline, this_thread};
 use farbus_io::sys::tcp_owner::{PeerOwner, peer_owner};
 use farbus_io::sys::users::user_number;
 use farbus_io::sys::vhci::{Port, Vhci};
-use farbus_io::trust::{DeviceId, DeviceNotes, Folder, KnownNotes, NotedDevice, Retirement};
+use farbus_io::trust::{
+    AttachedDevice, DeviceId, DeviceNotes, Folder, KnownAttachment, KnownLease, KnownNotes, NotedDevice, Retirement,
+    StoredBooking, StoredLease,
+};
 use farbus_model::Speed;
 use serde_json::Value;
 
@@ -188,15 +191,16 @@ impl SystemAccess {
         }
     }
 
-    /// Opens and locks a disk image.
+    /// Opens and locks a disk image; `is_forced`: also if something else on this machine uses it. Of an image that the
+    /// broker opens, its policy says that.
     ///
     /// # Errors
     /// Why it cannot be opened, and what to type next.
-    pub fn open_image(&self, path: &Path, read_only: bool) -> io::Result<FileStore> {
+    pub fn open_image(&self, path: &Path, read_only: bool, is_forced: bool) -> io::Result<FileStore> {
         match self {
             SystemAccess::Own => {
                 media_journal::check(path)?;
-                FileStore::open(path, read_only).map_err(io::Error::other)
+                FileStore::open_beside(path, read_only, OtherUsers::permitted_if(is_forced)).map_err(io::Error::other)
             }
             SystemAccess::Through(broker) => broker.open_image(path, read_only),
         }
@@ -269,6 +273,38 @@ impl SystemAccess {
         }
     }
 
+    /// The device that an attachment of the daemon with this configuration had; `None` if it had none.
+    ///
+    /// # Errors
+    /// It cannot be read, so it is not known.
+    pub(crate) fn attached_device(&self, config: &Path, target: &str) -> io::Result<Option<AttachedDevice>> {
+        match self {
+            SystemAccess::Own => attached_device(config, target),
+            SystemAccess::Through(broker) => {
+                broker.ask(&Question::AttachedDevice { target: target.to_owned() }, None).map(|(device, _)| device)
+            }
+        }
+    }
+
+    /// Stores the device of an attachment of the daemon with this configuration durably, or forgets it.
+    ///
+    /// # Errors
+    /// The former one is stored then.
+    pub(crate) fn keep_attached_device(
+        &self,
+        config: &Path,
+        target: &str,
+        device: Option<&AttachedDevice>,
+    ) -> io::Result<()> {
+        match self {
+            SystemAccess::Own => keep_attached_device(config, target, device),
+            SystemAccess::Through(broker) => {
+                let question = Question::KeepAttachedDevice { target: target.to_owned(), device: device.cloned() };
+                broker.ask::<Value>(&question, None).map(drop)
+            }
+        }
+    }
+
     /// Notes durably what a host said of a disk that it moves to its own machine, if anything, and returns what is
     /// stored then.
     ///
@@ -279,6 +315,50 @@ impl SystemAccess {
             SystemAccess::Own => retirement_of(device, said.as_ref()),
             SystemAccess::Through(broker) => {
                 broker.ask(&Question::Retirement { device, said }, None).map(|(stored, _)| stored)
+            }
+        }
+    }
+
+    /// Reserves a count for the next lease of a shared device durably, as [`KnownLease::reserve`] does.
+    ///
+    /// # Errors
+    /// It cannot be stored.
+    pub(crate) fn reserve_lease(&self, folder: &Folder, device: DeviceId, latest: u64, above: u64) -> io::Result<u64> {
+        match self {
+            SystemAccess::Own => KnownLease::reserve(folder, device, latest, above).map_err(io::Error::other),
+            SystemAccess::Through(broker) => {
+                broker.ask(&Question::ReserveLease { device, latest, above }, None).map(|(count, _)| count)
+            }
+        }
+    }
+
+    /// Stores the lease of a shared device durably, or that it has none.
+    ///
+    /// # Errors
+    /// It cannot be stored: the former one is, then.
+    pub(crate) fn keep_lease(&self, folder: &Folder, device: DeviceId, lease: Option<StoredLease>) -> io::Result<()> {
+        match self {
+            SystemAccess::Own => KnownLease::keep(folder, device, lease).map_err(io::Error::other),
+            SystemAccess::Through(broker) => {
+                broker.ask::<Value>(&Question::KeepLease { device, lease }, None).map(drop)
+            }
+        }
+    }
+
+    /// Stores the leases ahead of time of a shared device durably.
+    ///
+    /// # Errors
+    /// They cannot be stored: the former ones are, then.
+    pub(crate) fn keep_bookings(
+        &self,
+        folder: &Folder,
+        device: DeviceId,
+        bookings: Vec<StoredBooking>,
+    ) -> io::Result<()> {
+        match self {
+            SystemAccess::Own => KnownLease::keep_bookings(folder, device, bookings).map_err(io::Error::other),
+            SystemAccess::Through(broker) => {
+                broker.ask::<Value>(&Question::KeepBookings { device, bookings }, None).map(drop)
             }
         }
     }
@@ -420,6 +500,23 @@ fn dial_through(broker: &Broker, host: &str, time_max: Duration, hints: Hints) -
 pub(super) fn notes_of(id: Option<DeviceId>, name: &str) -> io::Result<DeviceNotes> {
     let Ok(folder) = Folder::of_user() else { return Ok(DeviceNotes::default()) };
     KnownNotes::of(&folder, &NotedDevice::of(id, name)).map_err(io::Error::other)
+}
+
+/// The device that an attachment had; `None` if it had none, or this user has no state folder.
+pub(super) fn attached_device(config: &Path, target: &str) -> io::Result<Option<AttachedDevice>> {
+    let Ok(folder) = Folder::of_user() else { return Ok(None) };
+    KnownAttachment::load(&folder, &config.to_string_lossy(), target).map_err(io::Error::other)
+}
+
+/// Stores the device of an attachment durably, or forgets it. Without a state folder it is known until the daemon ends.
+pub(super) fn keep_attached_device(config: &Path, target: &str, device: Option<&AttachedDevice>) -> io::Result<()> {
+    let Ok(folder) = Folder::of_user() else { return Ok(()) };
+    let config = config.to_string_lossy();
+    match device {
+        Some(device) => KnownAttachment::keep(&folder, &config, target, device),
+        None => KnownAttachment::forget(&folder, &config, target),
+    }
+    .map_err(io::Error::other)
 }
 
 /// Notes what a host said of a disk that it moves to its own machine, if anything, and returns what is stored then.

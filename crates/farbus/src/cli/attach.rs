@@ -7,10 +7,9 @@ use std::time::{Duration, Instant};
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use farbus_io::sys::confine::Needs;
+use farbus_io::sys::startup_memory;
 use farbus_io::sys::writeback::protect_writeback_path;
 use farbus_modules::Asked;
-use farbus_session::OpStatus;
-use farbus_session::registry::InUse;
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -20,6 +19,7 @@ use super::link_args::{LinkArgs, hold_from};
 use super::listen::{SocketAccessArgs, place_told};
 use super::output::{print_done, print_json, say};
 use super::served::say_exports;
+use super::waiting::Waiting;
 use crate::broker::confined::{give_rights_away, report_protection, start_broker};
 use crate::broker::{BrokerPolicy, SystemAccess};
 use crate::common::asking::{ask_owner, heard};
@@ -27,17 +27,18 @@ use crate::common::control::{Answer, ControlSocket, Question, ask_all};
 use crate::common::events::{Event, Kind, publish};
 use crate::common::process_status::ProcessStatus;
 use crate::common::socket_place::Place;
+use crate::devices::follow::{Follow, FollowWord};
 use crate::devices::reservation::{ReservationRequest, together};
 use crate::frontend::drivers::tell_if_no_driver;
 use crate::frontend::hold::check_for_disk;
 use crate::frontend::in_use;
 use crate::frontend::open_users::Act;
 use crate::frontend::{
-    AttachmentStatus, Ended, FRONT_ENDS, FrontEnd, Handle, Introduction, Request, Running, Status, Via, explain, steer,
-    tell_reason, undurable,
+    Attachment, AttachmentStatus, Ended, FRONT_ENDS, FrontEnd, Handle, Introduction, Prepared, Request, Running,
+    Status, Via, explain, steer, tell_reason, undurable,
 };
 use crate::hosts::known_host::moved_to;
-use crate::importer::client::{Attribute, ClientError, Target};
+use crate::importer::client::{Attribute, Client, ClientError, RememberedDevice, Reopener, Target};
 use crate::importer::discovery::local_shares::{is_same, resolve, target_from};
 use crate::importer::disk::DiskMode;
 use crate::importer::options::ahead::Ahead;
@@ -85,7 +86,8 @@ pub struct AttachArgs {
     /// What to use: [HOST[:PORT]/]DEVICE.
     ///
     /// HOST is the name of a paired host, or an address. Without HOST, or with 'localhost', farbus takes what 'farbus
-    /// share' offers on this machine. DEVICE is a name or bus id that 'farbus list HOST' shows.
+    /// share' offers on this machine. DEVICE is a name or bus id that 'farbus list HOST' shows,
+    /// VENDOR:PRODUCT (10c4:ea60) or serial=NUMBER.
     #[arg(value_parser = target_from)]
     target: Target,
     /// How it appears: kernel, uas, fuse, nbd, redir.
@@ -115,6 +117,13 @@ pub struct AttachArgs {
     /// Without SECONDS there is no limit. The host that has waited longest comes next.
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true)]
     wait: Option<Option<u64>>,
+    /// kernel, redir: another device in its port that is this one, too.
+    ///
+    /// VENDOR:PRODUCT, or 'port'. For boards that become another device while they are flashed: when the device goes,
+    /// farbus waits until it, or one of these, is there, and attaches that in its place; Ctrl-C ends. 'port' is
+    /// whatever is there. Disks are never followed. May be given several times.
+    #[arg(long, value_name = "WHICH")]
+    follow: Vec<FollowWord>,
     /// fuse, nbd, uas: exclusive or read.
     ///
     /// 'exclusive': you alone use the disk, and may write it. 'read': you read it beside other readers, and nobody
@@ -242,6 +251,12 @@ pub fn attach(mut args: AttachArgs) -> Result<(), Failure> {
     };
     let config = request.client_config(recipe);
     let client = args.link.client(&target.address, system, config)?;
+    // What it waits for is the device that somebody uses now.
+    let remembers = args.wait.is_some() || !request.follow.is_nothing();
+    let client = match remembers {
+        true => client.remembering(RememberedDevice::new(target, Reopener::Attach).following(&request.follow)),
+        false => client,
+    };
     if !args.no_sandbox {
         // A USB device of this machine that takes the place of the other host's is looked up in sysfs.
         let readable = if front_end.takes_twins() { vec!["/sys".into()] } else { Vec::new() };
@@ -255,30 +270,29 @@ pub fn attach(mut args: AttachArgs) -> Result<(), Failure> {
     // Prepare before a device is taken. Programs that connect while the device is waited for wait, too.
     let mut prepared = front_end.prepare(&client, &request)?;
     let mut patience = Patience::new(args.wait, signals, &shown, !args.json);
-    let Some(attachment) = patience.have(|| {
-        let taken = front_end.take(&client, &request, &mut prepared);
+    let take = |prepared: &mut Prepared| {
+        let taken = front_end.take(&client, &request, prepared);
         taken.map_err(|error| explain(error, &client, &request, lacks.as_deref()))
-    })?
-    else {
-        if args.json {
-            return print_json(&json!({ "target": target.to_string(), "done": "waiting ended" }));
-        }
-        say(format!("{}: waiting ended", target.shown()));
-        return Ok(());
     };
-    let running = Running::of(&*attachment);
-    let Running { status, handle, .. } = &running;
-    if status.port.is_some() {
-        tracing::debug!(how = status.how, "attached to the kernel");
+    let attachment = patience.have(target, || take(&mut prepared))?;
+    if let Some(signal) = patience.signal() {
+        // It came while the device was taken: nobody was told of it.
+        Running::of(&*attachment).handle.end();
+        attachment.run();
+        return Err(not_attached(signal, target));
     }
-    shown.attached(&running);
-    publish(Event::of(Kind::Attached, target.to_string()).how(status.at.as_str()));
-    tell_reason(&client, &request, status.local_address);
-    end_on(patience.take_signals(), handle.clone());
-    introduce(target, status, args.json)?;
-    tell_if_no_driver(target, handle.drivers(), |what| eprintln!("farbus: warning: {what}"));
-    let ended = attachment.run();
-    publish(ended.event(target));
+    end_on(patience.take_signals(), Arc::clone(&shown));
+    let mut ended = show(attachment, &client, &request, &shown, args.json)?;
+    while !request.follow.is_nothing() && is_gone(&ended, &client, target) && !shown.is_ending() {
+        if !args.json {
+            say(format!("{} is gone, and is waited for   (Ctrl-C ends)", target.shown()));
+        }
+        let Some(attachment) = patience.have_again(|| take(&mut prepared))? else {
+            ended = Ended::Asked;
+            break;
+        };
+        ended = show(attachment, &client, &request, &shown, args.json)?;
+    }
     match &ended {
         Ended::Undurable(why) => return Err(Failure::new(Attribute::Device, undurable(&target.shown(), why))),
         _ if args.json => {}
@@ -287,6 +301,46 @@ pub fn attach(mut args: AttachArgs) -> Result<(), Failure> {
         Ended::Lost(_) | Ended::Over(_) | Ended::Broken(_) => {}
     }
     ended.failure(&client, target).map_or(Ok(()), Err)
+}
+
+/// Shows a device on this machine until that ends.
+fn show(
+    attachment: Box<dyn Attachment>,
+    client: &Client,
+    request: &Request,
+    shown: &Shown,
+    as_json: bool,
+) -> Result<Ended, Failure> {
+    let (running, target) = (Running::of(&*attachment), &request.target);
+    let Running { status, handle, .. } = &running;
+    if status.port.is_some() {
+        tracing::debug!(how = status.how, "attached to the kernel");
+    }
+    shown.attached(&running);
+    publish(Event::of(Kind::Attached, target.to_string()).how(status.at.as_str()));
+    tell_reason(client, request, status.local_address);
+    introduce(target, status, as_json)?;
+    startup_memory::give_back();
+    tell_if_no_driver(target, handle.drivers(), |what| eprintln!("farbus: warning: {what}"));
+    let ended = attachment.run();
+    publish(ended.event(target));
+    shown.state().running = None;
+    Ok(ended)
+}
+
+/// Whether an attachment ended because its device has left its exporter, or has become another one there.
+fn is_gone(ended: &Ended, client: &Client, target: &Target) -> bool {
+    match ended {
+        Ended::Over(report) => report.attribute == Attribute::Gone,
+        // A plain exporter ends the connection alone. What is there now may be another device.
+        Ended::Lost(_) => matches!(client.why_lost(target), Attribute::Gone | Attribute::Refused),
+        _ => false,
+    }
+}
+
+/// A signal came before the device was attached.
+fn not_attached(signal: i32, target: &Target) -> Failure {
+    Failure::interrupted(signal, format!("{} is not attached", target.shown()))
 }
 
 /// The request that the arguments describe, and the front end that shows it on this machine now.
@@ -305,11 +359,16 @@ fn request_from(args: &AttachArgs) -> Result<(Request, &'static dyn FrontEnd), F
         reservation: together(&args.reserve).map_err(Failure::local)?,
         modules: args.link.module.clone(),
         reason: args.reason.clone(),
+        follow: Follow::from_iter(args.follow.iter().copied()),
         ..Request::new(args.target.clone(), args.via)
     };
     let front_end = request.via.front_end(&request, &SystemAccess::Own);
     request.place = place_from(args, front_end)?;
+    request.follow.warn_if_any();
     if front_end.is_for_disks() {
+        if !request.follow.is_nothing() {
+            return Err(Failure::local("--follow goes with --via kernel and --via redir: disks are never followed"));
+        }
         check_for_disk(request.hold).map_err(|why| Failure::local(format!("--hold: {why}")))?;
     }
     match args.mode {
@@ -375,24 +434,14 @@ fn introduce(target: &Target, status: &Status, as_json: bool) -> Result<(), Fail
 struct Patience<'a> {
     signals: Option<Signals>,
     shown: &'a Shown,
-    /// `None`: do not wait.
-    until: Option<Instant>,
+    waiting: Waiting,
     /// Whether to say for whom it waits.
     tells: bool,
 }
 
-/// The pauses between tries: short at first, and always well below [`farbus_session::claims::PATIENCE`].
-const TRY_AGAIN: [Duration; 3] = [Duration::from_millis(200), Duration::from_millis(500), Duration::from_secs(1)];
-/// Stands for "for ever": an [`Instant`] this far ahead can still be computed.
-const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
-
 impl<'a> Patience<'a> {
     fn new(wait: Option<Option<u64>>, signals: Signals, shown: &'a Shown, tells: bool) -> Self {
-        let until = wait.map(|seconds| {
-            let span = seconds.map_or(FOR_EVER, Duration::from_secs).min(FOR_EVER);
-            Instant::now() + span
-        });
-        Self { signals: Some(signals), shown, until, tells }
+        Self { signals: Some(signals), shown, waiting: Waiting::new(wait), tells }
     }
 
     /// Hands over the signals, for the thread that ends the attachment.
@@ -400,60 +449,92 @@ impl<'a> Patience<'a> {
         self.signals.take().expect("signals are taken once, when a device was had")
     }
 
-    /// Tries until the device is taken or an error other than *busy* occurs. `None`: a signal came first.
-    fn have<T>(&mut self, mut attempt: impl FnMut() -> Result<T, ClientError>) -> Result<Option<T>, Failure> {
-        let mut pauses = TRY_AGAIN.iter().copied().chain(std::iter::repeat(TRY_AGAIN[2]));
-        let mut said = None;
-        loop {
-            match attempt() {
+    /// The signal that has come, if one has.
+    fn signal(&mut self) -> Option<i32> {
+        self.signals.as_mut()?.pending().next()
+    }
+
+    /// Tries until a device that has gone is there again; `None` if its owner asked for the end.
+    ///
+    /// # Errors
+    /// Its exporter cannot be reached, or something here fails.
+    fn have_again<T>(&self, mut attempt: impl FnMut() -> Result<T, ClientError>) -> Result<Option<T>, Failure> {
+        let (mut said, mut pause) = (None, AGAIN_MIN);
+        while !self.shown.is_ending() {
+            let error = match attempt() {
                 Ok(had) => return Ok(Some(had)),
-                Err(error @ ClientError::Refused { status: OpStatus::Busy, .. }) => {
-                    let Some(until) = self.until.filter(|until| Instant::now() < *until) else {
-                        return Err(error.into());
-                    };
-                    let ClientError::Refused { target, user, .. } = &error else { return Err(error.into()) };
-                    let state = |user: &InUse| if user.lease_left_s.is_some() { "leased to" } else { "in use by" };
-                    let user = user.as_ref().map(|user| format!("{} {}", state(user), user.user));
-                    if self.tells && said.as_ref() != Some(&user) {
-                        let by = user.as_ref().map(|user| format!(" ({user})")).unwrap_or_default();
-                        say(format!("waiting for {}{by}   (Ctrl-C ends)", target.shown()));
-                        said = Some(user);
-                    }
-                    let pause = pauses.next().unwrap_or(TRY_AGAIN[2]);
-                    if self.sleep_until(until.min(Instant::now() + pause)) {
-                        return Ok(None);
-                    }
+                // What has just come may not be ready, and what has just gone may be listed still.
+                Err(error) if matches!(error.attribute(), Attribute::Gone | Attribute::Refused | Attribute::Device) => {
+                    error
                 }
                 Err(error) => return Err(error.into()),
+            };
+            let another = Some(error.to_string()).filter(|_| matches!(error, ClientError::AnotherDevice { .. }));
+            if let Some(what) = another.as_ref().filter(|_| self.tells && said != another) {
+                say(what.clone());
             }
+            said = another;
+            thread::sleep(pause);
+            pause = (2 * pause).min(AGAIN_MAX);
+        }
+        Ok(None)
+    }
+
+    /// Tries until the device is taken.
+    ///
+    /// # Errors
+    /// An error other than *busy*; the time is over; a signal came, or the owner asked for the end.
+    fn have<T>(&mut self, target: &Target, mut attempt: impl FnMut() -> Result<T, ClientError>) -> Result<T, Failure> {
+        let tells = self.tells;
+        loop {
+            let error = match attempt() {
+                Ok(had) => return Ok(had),
+                Err(error) => error,
+            };
+            let again_at = self.waiting.again_at(&error, |line| {
+                if tells {
+                    say(line)
+                }
+            });
+            let Some(again_at) = again_at else { return Err(error.into()) };
+            self.sleep_until(again_at, target)?;
         }
     }
 
-    /// Sleeps; returns whether a signal came or the owner asked for the end.
-    fn sleep_until(&mut self, until: Instant) -> bool {
-        let signals = self.signals.as_mut().expect("signals are taken once, when a device was had");
+    /// Sleeps, unless a signal comes or the owner asks for the end.
+    fn sleep_until(&mut self, until: Instant, target: &Target) -> Result<(), Failure> {
         loop {
-            if signals.pending().next().is_some() || self.shown.is_ending() {
-                return true;
+            if let Some(signal) = self.signal() {
+                return Err(not_attached(signal, target));
+            }
+            if self.shown.is_ending() {
+                let what = format!("{} is not attached: 'farbus detach' ended the wait for it", target.shown());
+                return Err(Failure::new(Attribute::Refused, what));
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return false;
+                return Ok(());
             }
             thread::sleep(left.min(Duration::from_millis(50)));
         }
     }
 }
 
+/// The pause after the first try for a device that is to be there again, and after many.
+const AGAIN_MIN: Duration = Duration::from_millis(50);
+const AGAIN_MAX: Duration = Duration::from_millis(500);
+
 /// The first signal ends the attachment in good order; the second does not wait until a disk is durable.
-fn end_on(mut signals: Signals, handle: Handle) {
+fn end_on(mut signals: Signals, shown: Arc<Shown>) {
     thread::spawn(move || {
         let mut signals = signals.forever();
         if signals.next().is_some() {
-            handle.end();
+            let mut state = shown.state();
+            state.is_ending = true;
+            state.running.iter().for_each(|running| running.handle.end());
         }
         if signals.next().is_some() {
-            handle.cut();
+            shown.handle().iter().for_each(Handle::cut);
         }
     });
 }
@@ -535,7 +616,14 @@ impl Shown {
         let device = AttachmentStatus::of(&self.target, word, self.reason.as_ref(), state.running.as_ref());
         let device = device.through(&self.modules);
         let address = self.target.address.clone();
-        ProcessStatus { pid: std::process::id(), role: "attach", address, devices: vec![device] }.answer()
+        ProcessStatus {
+            pid: std::process::id(),
+            role: "attach",
+            address,
+            is_for_paired_hosts: false,
+            devices: vec![device],
+        }
+        .answer()
     }
 }
 

@@ -61,9 +61,9 @@ impl Args {
     /// Whether `--json` was given.
     pub fn is_for_programs(&self) -> bool {
         match self.verb {
-            Some(Verb::Reload { json } | Verb::Restart { json, .. } | Verb::Sleep { json } | Verb::Wake { json }) => {
-                json
-            }
+            Some(
+                Verb::Reload { json, .. } | Verb::Restart { json, .. } | Verb::Sleep { json } | Verb::Wake { json },
+            ) => json,
             None => false,
         }
     }
@@ -73,9 +73,16 @@ impl Args {
 enum Verb {
     /// Let the running daemon read its configuration again.
     #[command(
-        after_help = "Sessions of devices that stay in the file continue. SIGHUP does the same.\n\nExamples:\n  farbus daemon --config farbus.toml --check && farbus daemon reload"
+        after_help = "Sessions of devices that stay in the file continue. SIGHUP does the same.\n\nExamples:\n  farbus daemon --config farbus.toml --check && farbus daemon reload\n  farbus daemon reload --adopt lab3/disk   the device there is right"
     )]
     Reload {
+        /// Attach the device that is there now.
+        ///
+        /// The daemon attaches a device again only if it is the one that was attached before. Another one under its
+        /// name waits, in state 'another device', until the former one is back or this option takes it. DEVICE is a
+        /// name or HOST[:PORT]/DEVICE, as the configuration has it.
+        #[arg(long, value_name = "DEVICE")]
+        adopt: Option<String>,
         /// Print what was added and removed as JSON, for programs.
         #[arg(long)]
         json: bool,
@@ -116,7 +123,7 @@ enum Verb {
 
 pub fn run(args: Args) -> Result<(), Failure> {
     match args.verb {
-        Some(Verb::Reload { json }) => return reload(json),
+        Some(Verb::Reload { adopt, json }) => return reload(adopt, json),
         Some(Verb::Restart { interrupt, json }) => return restart(interrupt, json),
         Some(Verb::Sleep { json }) => return sleep::sleep(json),
         Some(Verb::Wake { json }) => return sleep::wake(json),
@@ -155,8 +162,12 @@ fn restart(interrupt: bool, json: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-fn reload(json: bool) -> Result<(), Failure> {
-    let changes = ask_daemon(&Question::Reload)?;
+fn reload(adopt: Option<String>, json: bool) -> Result<(), Failure> {
+    let changes = ask_daemon(&Question::Reload { adopt: adopt.clone() })?;
+    if adopt.is_some() && changes["adopted"].is_null() {
+        let what = "the daemon that runs is of an earlier release, and adopts nothing";
+        return Err(Failure::new(Attribute::Refused, format!("{what}\n  type: farbus daemon restart")));
+    }
     if json {
         return print_json(&changes);
     }
@@ -169,5 +180,8 @@ fn reload(json: bool) -> Result<(), Failure> {
         true => "reloaded: nothing changed".to_owned(),
         false => format!("reloaded: added [{}], removed [{}]", added.join(", "), removed.join(", ")),
     });
+    if let Some(target) = changes["adopted"].as_str() {
+        say(format!("{target}: the device that is there now is attached"));
+    }
     Ok(())
 }

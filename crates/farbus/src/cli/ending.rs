@@ -5,6 +5,8 @@
 
 use std::io::{self, stdout};
 use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -13,6 +15,12 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use super::Failure;
+
+/// Ends with the exit code of a program that the command ran, after what a process says at its end (`main.rs`).
+pub fn end(code: u8) -> ! {
+    farbus_io::trust::end_quic();
+    std::process::exit(code.into())
+}
 
 /// What ends this command. A signal that comes from now on does not end the process by itself.
 #[derive(Debug)]
@@ -30,11 +38,19 @@ impl Ending {
         self.0.pending().next().is_some() || is_unread(&stdout(), Some(Duration::ZERO)).unwrap_or(false)
     }
 
-    /// Calls `end` when the command has to end, in another thread. It may be called twice.
-    pub fn tell(mut self, end: impl Fn() + Clone + Send + 'static) {
-        let of_signal = end.clone();
+    /// The signal that has come, if one has.
+    pub fn signal(&mut self) -> Option<i32> {
+        self.0.pending().next()
+    }
+
+    /// Calls `end` when the command has to end, in another thread. It may be called twice. Returns
+    /// what says afterwards whether a signal came.
+    pub fn tell(mut self, end: impl Fn() + Clone + Send + 'static) -> EndedBy {
+        let (of_signal, ended_by) = (end.clone(), EndedBy::default());
+        let EndedBy(came) = ended_by.clone();
         thread::spawn(move || {
-            if self.0.forever().next().is_some() {
+            if let Some(signal) = self.0.forever().next() {
+                came.store(signal, Ordering::Release);
                 of_signal();
             }
         });
@@ -43,6 +59,26 @@ impl Ending {
                 end();
             }
         });
+        ended_by
+    }
+}
+
+/// The signal that ended a command, if one did.
+#[derive(Clone, Debug, Default)]
+pub struct EndedBy(Arc<AtomicI32>);
+
+impl EndedBy {
+    /// Fails if a signal came before the command had shown as much as `--count` asked for.
+    ///
+    /// # Errors
+    /// [`Failure::interrupted`].
+    pub fn check(&self, shown: u64, count: Option<u64>) -> Result<(), Failure> {
+        match (self.0.load(Ordering::Acquire), count) {
+            (signal, Some(count)) if signal != 0 && shown < count => {
+                Err(Failure::interrupted(signal, format!("{shown} of {count} came")))
+            }
+            _ => Ok(()),
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use super::share::words::Called;
 use crate::common::control::{Answer, Question, ask_one};
 use crate::devices::identities::evidence_at;
 use crate::devices::identities::shared_now::{SharedNow, shared_now};
-use crate::exporter::sources::what::What;
+use crate::exporter::sources::what::{UsbSpec, What};
 use crate::importer::client::Attribute;
 
 /// Show what this host has shared, or adopt an earlier identity.
@@ -241,7 +241,7 @@ fn subject_at(text: &str) -> Result<Subject, Failure> {
     let spec = if text.contains(':') { text.to_owned() } else { format!("disk:{text}") };
     let called: Called = spec.parse().map_err(Failure::local)?;
     let (evidence, view) = match &called.what {
-        What::Usb(selector) => {
+        What::Usb(UsbSpec { selector, .. }) => {
             let inventory = Inventory::default();
             let all = inventory.devices().map_err(Failure::local)?;
             let found: Vec<_> = all.iter().filter(|found| selector.matches(found)).collect();

@@ -14,7 +14,7 @@ use crate::common::socket_place::Place;
 use crate::devices::offer::Listed;
 use crate::devices::query::Query;
 use crate::importer::client::{ANSWER_TIME_MAX, Client, ClientConfig, FailureReport, address_of};
-use crate::importer::discovery::everywhere;
+use crate::importer::discovery::everywhere::{self, Everybody};
 use crate::importer::discovery::local_shares::{self, repeated};
 
 /// Show the devices of a host, or of all hosts known and found.
@@ -193,7 +193,7 @@ fn of_directory(query: &Query, as_json: bool) -> Result<(), Failure> {
     let sites = sites(query, &paired()).ok_or_else(|| Failure::local(NO_DIRECTORY))?;
     let (mut lines, silent) = (Vec::new(), Vec::new());
     add_sites(&mut lines, sites, &BTreeSet::new(), query);
-    show(lines, silent, query, as_json)
+    show(lines, silent, query, NOTHING, as_json)
 }
 
 /// Adds the devices of hosts that did not answer themselves.
@@ -216,11 +216,16 @@ fn add_sites(lines: &mut Vec<Line>, sites: Sites, answered: &BTreeSet<&String>, 
     }));
 }
 
+/// What is said if there is nothing, and if there is nothing that others may use.
+const NOTHING: &str = "Nothing is offered here, and nobody nearby announces anything. Name a host: farbus list HOST";
+const NOTHING_ELSE: &str = "Nobody nearby announces anything. Name a host: farbus list HOST";
+
 fn everybody(query: &Query, as_json: bool) -> Result<(), Failure> {
     let (mut lines, mut silent) = (Vec::new(), Vec::new());
     let paired = paired();
     let mut answered = BTreeSet::new();
-    for host in everywhere::all() {
+    let Everybody { hosts, for_paired_hosts } = everywhere::all();
+    for host in hosts {
         match host.devices {
             Ok(devices) => {
                 answered.extend(paired.iter().filter(|(_, name)| **name == host.name).map(|(key, _)| key));
@@ -236,10 +241,16 @@ fn everybody(query: &Query, as_json: bool) -> Result<(), Failure> {
     if let Some(sites) = sites(query, &paired) {
         add_sites(&mut lines, sites, &answered, query);
     }
-    show(lines, silent, query, as_json)
+    let nothing = if for_paired_hosts.is_empty() { NOTHING } else { NOTHING_ELSE };
+    show(lines, silent, query, nothing, as_json)?;
+    if !for_paired_hosts.is_empty() && query.is_empty() && !as_json {
+        let names = for_paired_hosts.join(", ");
+        say(format!("This machine offers to paired hosts alone: {names}   (farbus status)"));
+    }
+    Ok(())
 }
 
-fn show(lines: Vec<Line>, silent: Vec<Silent>, query: &Query, as_json: bool) -> Result<(), Failure> {
+fn show(lines: Vec<Line>, silent: Vec<Silent>, query: &Query, nothing: &str, as_json: bool) -> Result<(), Failure> {
     if as_json {
         let json = |value: serde_json::Result<Value>| value.map_err(Failure::local);
         let lines = lines.iter().map(|line| json(serde_json::to_value(line)));
@@ -249,7 +260,7 @@ fn show(lines: Vec<Line>, silent: Vec<Silent>, query: &Query, as_json: bool) -> 
     if lines.is_empty() && !query.is_empty() {
         say("No device is meant by that. See them all: farbus list");
     } else if lines.is_empty() {
-        say("Nothing is offered here, and nobody nearby announces anything. Name a host: farbus list HOST");
+        say(nothing);
     } else {
         print_lines(lines);
     }

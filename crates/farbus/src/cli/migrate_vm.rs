@@ -1,13 +1,11 @@
 //! `farbus migrate-vm`.
 
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use signal_hook::consts::{SIGINT, SIGTERM};
 
 use super::Failure;
+use super::interruption::Interruption;
 use super::migrate::key_of;
 use super::output::{print_json, say};
 use crate::common::units::format_bytes;
@@ -36,7 +34,7 @@ const DOWNTIME_MS_MAX: u64 = 2_000_000;
         farbus migrate-vm /run/vm/qmp.sock --to rack --uri tcp:rack:4444 --check\n  \
         farbus migrate-vm vm.qmp --to rack --uri tcp:rack:4444 --downtime 100\n  \
         farbus migrate-vm vm.qmp --to rack --uri tcp:rack:4444 --json | jq .\n\n\
-        Exit codes: 3 refused or cancelled, 4 no such device, 5 QEMU's migration failed, 1 anything else."
+        Exit codes: 3 refused, 4 no such device, 5 QEMU's migration failed, 1 anything else."
 )]
 pub struct Args {
     /// The Unix socket of QEMU's monitor (QMP).
@@ -86,20 +84,17 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         return Ok(());
     }
     // From here on, Ctrl-C lets the machine stay.
-    let is_cancelled = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
-        signal_hook::flag::register(signal, Arc::clone(&is_cancelled)).map_err(Failure::local)?;
-    }
+    let interruption = Interruption::new()?;
     let bar = if *json { ProgressBar::hidden() } else { ProgressBar::new(0) };
     let template = "{prefix:>14} [{bar:30}] {bytes} of {total_bytes}";
     bar.set_style(ProgressStyle::with_template(template).map_err(Failure::local)?.progress_chars("=> "));
-    let moved = machine::migrate(&order, &owner, &is_cancelled, &mut |progress| {
+    let moved = machine::migrate(&order, &owner, &interruption.flag(), &mut |progress| {
         bar.set_prefix(progress.status.clone());
         bar.set_length(progress.total_bytes);
         bar.set_position(progress.total_bytes.saturating_sub(progress.left_bytes));
     });
     bar.finish_and_clear();
-    let moved = moved?;
+    let moved = moved.map_err(|failure| interruption.explains(failure))?;
     if *json {
         let Moved { devices, downtime_ms, total_ms, sent_bytes, completed_unix_us, ended_ms, departed, departed_ms } =
             &moved;

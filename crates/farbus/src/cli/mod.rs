@@ -15,6 +15,7 @@ mod grants;
 #[cfg(test)]
 mod help_tests;
 mod identity;
+mod interruption;
 mod inventory;
 mod label;
 mod lease;
@@ -37,20 +38,21 @@ mod run;
 mod served;
 mod share;
 mod sleep;
+mod started;
 mod stream;
 mod swap;
 mod topology;
 mod trust;
+mod waiting;
 mod watch;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use farbus_io::module::Way;
 use farbus_io::sys::descriptors;
 
+pub use interruption::end_by;
 pub use output::{Failure, report};
 
-use crate::frontend::usbfs;
-use crate::link::modules::program;
+use started::{StartedLine, StartedVerb};
 
 /// Any machine's devices on any other machine, as if they were plugged in there.
 #[derive(Debug, Parser)]
@@ -69,7 +71,7 @@ use crate::link::modules::program;
         farbus attach lab3/disk             use its disk here\n  \
         farbus run lab3/board -- lsusb -v   a program that sees its USB device\n  \
         farbus demo                         see it all work, in ten seconds\n\n\
-        Exit codes: 0 done, 1 failed here, 2 usage, 3 refused, 4 gone or unknown, 5 network, 6 device."
+        Exit codes: 0 done, 1 failed here, 2 usage, 3 refused, 4 gone or unknown, 5 network, 6 device; 130 or 143: a signal ended it before it had what it waited for."
 )]
 pub struct Cli {
     #[command(subcommand)]
@@ -144,82 +146,22 @@ enum Verb {
     Completions(docs::CompletionsArgs),
     #[command(hide = true)]
     Man(docs::ManArgs),
-    /// The half of a confined process that kept its rights; started by it alone.
-    #[command(hide = true)]
-    Broker,
-    /// The process that ends a module's program when nobody uses it any more; started by others alone.
-    #[command(hide = true, name = program::HOST_VERB)]
-    ModuleHost {
-        /// It shares memory.
-        #[arg(long)]
-        ring: bool,
-        /// The program.
-        program: std::path::PathBuf,
-    },
-    /// The process that becomes a module's program, without rights; started by others alone.
-    #[command(hide = true, name = program::PROGRAM_VERB)]
-    ModuleProgram {
-        /// It shares memory.
-        #[arg(long)]
-        ring: bool,
-        /// The program.
-        program: std::path::PathBuf,
-    },
-    /// The process that becomes the program of `farbus run`; started by it alone.
-    #[command(hide = true, name = usbfs::INSIDE_VERB)]
-    RunInside {
-        /// It hears of devices that come and go.
-        #[arg(long)]
-        events: bool,
-        /// It sees the machine's own devices, too.
-        #[arg(long)]
-        with_local: bool,
-        /// The name of its tree.
-        #[arg(long)]
-        tree: String,
-        /// The descriptor of its parent.
-        parent: std::os::fd::RawFd,
-        /// The program, and its arguments.
-        #[arg(required = true, last = true)]
-        program: Vec<std::ffi::OsString>,
-    },
-    /// The process that makes the sockets for events; started by `farbus run` alone.
-    #[command(hide = true, name = usbfs::SOURCE_VERB)]
-    RunEvents,
-    /// The process that speaks multicast DNS; started by others alone.
-    #[command(hide = true)]
-    Nearby,
-    /// The process that speaks HTTP for a page; started by that alone.
-    #[command(hide = true, name = crate::page::VERB)]
-    PageHttp {
-        /// It keeps its rights.
-        #[arg(long)]
-        no_sandbox: bool,
-    },
-    /// The process that asks other hosts for a page; started by that alone.
-    #[command(hide = true, name = crate::page::HOSTS_VERB)]
-    PageHosts,
-    /// The process that has the daemons of `farbus demo --lab`; started by it alone.
-    #[command(hide = true, name = demo::lab::KEEPER_VERB)]
-    DemoLab {
-        /// The folder that all of it is in.
-        folder: std::path::PathBuf,
-        /// The address of the page.
-        listen: std::net::SocketAddr,
-    },
+    #[command(flatten)]
+    Started(StartedVerb),
 }
 
 impl Cli {
+    /// What the command line of this process says; a line that says nothing ends the process.
+    pub fn of_command_line() -> Self {
+        // All other verbs and their options are a third of a megabyte, and milliseconds.
+        let is_started = std::env::args().nth(1).is_some_and(|verb| StartedVerb::has_subcommand(&verb));
+        if is_started { Self { verb: Verb::Started(StartedLine::parse().verb) } } else { Self::parse() }
+    }
+
     /// Whether farbus itself started this process, whose only descriptors are then standard input, output and error.
     pub fn is_started_by_farbus(&self) -> bool {
         match &self.verb {
-            Verb::Broker
-            | Verb::ModuleHost { .. }
-            | Verb::ModuleProgram { .. }
-            | Verb::Nearby
-            | Verb::RunEvents
-            | Verb::PageHosts
-            | Verb::PageHttp { .. } => true,
+            Verb::Started(verb) => verb.has_standard_descriptors_only(),
             Verb::Daemon(args) => args.is_successor(),
             _ => false,
         }
@@ -271,7 +213,10 @@ impl Cli {
 
     /// The default log level: the demo prints its own progress, and beside a program there is its output.
     pub fn log_level(&self) -> &'static str {
-        let is_quiet = matches!(self.verb, Verb::Demo(_) | Verb::Run(_) | Verb::Shell(_) | Verb::RunInside { .. });
+        let is_quiet = matches!(
+            self.verb,
+            Verb::Demo(_) | Verb::Run(_) | Verb::Shell(_) | Verb::Started(StartedVerb::RunInside { .. })
+        );
         if is_quiet { "warn" } else { "info" }
     }
 }
@@ -281,7 +226,7 @@ impl Cli {
 /// # Errors
 /// A failure, which has its exit code.
 pub fn run(cli: Cli) -> Result<(), Failure> {
-    let serves_many = matches!(cli.verb, Verb::Page(_) | Verb::PageHttp { .. });
+    let serves_many = matches!(cli.verb, Verb::Page(_) | Verb::Started(StartedVerb::PageHttp { .. }));
     if serves_many || matches!(cli.verb, Verb::Share(_) | Verb::Attach(_) | Verb::Daemon(_) | Verb::Nbd(_)) {
         // Before the process gives its rights away. The broker that it starts inherits the limit.
         descriptors::raise();
@@ -336,26 +281,7 @@ fn carry_out(verb: Verb) -> Result<(), Failure> {
         Verb::Forbid(args) => grants::forbid(&args),
         Verb::Identity(args) => identity::run(&args),
         Verb::Completions(args) => docs::completions(&args, Cli::command()),
-        Verb::Broker => crate::broker::run(crate::daemon::read_config).map_err(Failure::local),
         Verb::Man(args) => docs::man(&args, Cli::command()),
-        Verb::ModuleHost { ring, program } => match program::host(&program, way(ring)).map_err(Failure::local)? {
-            0 => Ok(()),
-            code => Err(Failure::local(format!("{} ended with exit code {code}", program.display()))),
-        },
-        Verb::ModuleProgram { ring, program } => Err(Failure::local(program::become_program(&program, way(ring)))),
-        Verb::RunInside { events: hears_events, with_local, tree, parent, program } => {
-            run::become_program(parent, &usbfs::Inside { tree, hears_events, with_local }, &program)
-        }
-        Verb::RunEvents => usbfs::be_source().map_err(Failure::local),
-        Verb::DemoLab { folder, listen } => demo::lab::keep(&folder, listen),
-        Verb::Nearby => crate::hosts::mdns::run().map_err(Failure::local),
-        Verb::PageHosts => page::hosts::run(),
-        Verb::PageHttp { no_sandbox } => {
-            crate::page::run(!no_sandbox, page::status_schema::describe).map_err(Failure::local)
-        }
+        Verb::Started(verb) => started::run(verb),
     }
-}
-
-fn way(is_ring: bool) -> Way {
-    if is_ring { Way::Ring } else { Way::Pipes }
 }

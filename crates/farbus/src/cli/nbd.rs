@@ -25,6 +25,7 @@ use crate::frontend::{AttachmentStatus, Ended, Export, StopSignal, undurable};
 use crate::importer::client::Attribute;
 use crate::link::meters::Meters;
 use farbus_io::sys::confine::Needs;
+use farbus_io::sys::startup_memory;
 use farbus_io::sys::writeback::protect_writeback_path;
 use farbus_session::block::BlockExport;
 
@@ -55,6 +56,12 @@ pub struct Args {
     socket: Option<PathBuf>,
     #[command(flatten)]
     access: SocketAccessArgs,
+    /// Serve a disk that this machine uses itself.
+    ///
+    /// Without it, farbus refuses to let others write an image that is mounted, a loop device, swap, or open in another
+    /// program here: two that write it destroy what is on it. As the word 'force' behind its path.
+    #[arg(long)]
+    force: bool,
     /// A TCP address instead, ADDR[:PORT].
     ///
     /// The port is 10809 unless you name another. There is no password and no encryption: every program that reaches
@@ -94,6 +101,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         }
     };
     let offers = args.what.iter().zip(&names).map(|(what, name)| {
+        let what = if args.force { &what.clone().forced() } else { what };
         let opened = what.open(&SystemAccess::Own).map_err(Failure::local)?;
         let (name, description) = (name.clone(), what.to_string());
         let offer = Offer { name, description, device: opened.device, zeroes_fast: opened.zeroes_fast };
@@ -133,6 +141,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             stop.end();
         }
     });
+    startup_memory::give_back();
     say_served(&served, args.json)?;
     let ended = server.run();
     shown.swaps.stop();
@@ -201,7 +210,14 @@ impl Shown {
             ..AttachmentStatus::named(name, what, "served")
         });
         let devices = devices.collect();
-        ProcessStatus { pid: std::process::id(), role: "nbd", address: self.uri.clone(), devices }.answer()
+        ProcessStatus {
+            pid: std::process::id(),
+            role: "nbd",
+            address: self.uri.clone(),
+            is_for_paired_hosts: false,
+            devices,
+        }
+        .answer()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use farbus_io::trust::DeviceNotes;
+use farbus_io::trust::{DeviceNotes, Folder, damaged_files};
 use serde_json::{Value, json};
 
 use super::label::in_words;
@@ -129,7 +129,16 @@ pub fn status(args: &StatusArgs) -> Result<(), Failure> {
             say(line);
         }
     }
+    if args.host.is_none() {
+        say_damaged();
+    }
     Ok(())
+}
+
+/// Says which files of this user's state cannot be used.
+fn say_damaged() {
+    let damaged = Folder::of_user().map(|folder| damaged_files(&folder)).unwrap_or_default();
+    damaged.iter().for_each(|error| say(format!("damaged: {error}")));
 }
 
 /// Where the daemon's page is, if it is to have one.
@@ -242,6 +251,14 @@ fn say_more(device: &Value) {
     }
     if let (Some("held" | "handed over"), Some(ms)) = (device["state"].as_str(), device["hold_ms"].as_u64()) {
         say(format!("{name}: while it moves, it is held for {} s at most", Duration::from_millis(ms).as_secs_f64()));
+    }
+    if let another @ Value::Object(_) = &device["another_in_port"] {
+        let [was, is, next] = ["was", "is", "next"].map(|key| text(&another[key]));
+        say(format!("{name}: another device in this port: it was {was}, and is {is}"));
+        say(format!("  {next}"));
+    }
+    if let Some(trouble) = device["trouble"].as_str() {
+        say(format!("{name}: nobody can attach it: {trouble}"));
     }
     if let Some(reason) = device["reason"].as_str() {
         say(format!("{name}: used for: {reason}"));

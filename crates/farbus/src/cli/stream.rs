@@ -160,7 +160,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
 }
 
 fn read(args: &ReadArgs) -> Result<(), Failure> {
-    let ending = Ending::new()?;
+    let mut ending = Ending::new()?;
     let target = &resolve(args.target.clone())?;
     let recipe = recipe(&args.module).map_err(Failure::local)?;
     let broker_policy = BrokerPolicy { hosts: vec![target.address.clone()], ..BrokerPolicy::default() };
@@ -184,7 +184,10 @@ fn read(args: &ReadArgs) -> Result<(), Failure> {
     let painter = args.pictures.then(|| Painter::of(frames.description())).transpose();
     let painter = painter.map_err(|why| Failure::new(Attribute::Device, format!("{target}: {why}")))?;
     let stop_signal = frames.stop_signal();
-    ending.tell(move || stop_signal.end());
+    if let Some(signal) = ending.signal() {
+        return Err(Failure::interrupted(signal, format!("{target} is not read")));
+    }
+    let ended_by = ending.tell(move || stop_signal.end());
     let mut report = Report { format: frames.description().format.to_string(), ..Report::default() };
     eprintln!("{target}: {}   (Ctrl-C ends)", report.format);
     let mut first = None;
@@ -219,7 +222,10 @@ fn read(args: &ReadArgs) -> Result<(), Failure> {
                     break;
                 }
             }
-            Ok(None) => break,
+            Ok(None) => {
+                ended = ended_by.check(report.frames, args.count);
+                break;
+            }
             Err(failure) => {
                 ended = Err(Failure::new(failure.attribute, format!("{target}: {}", failure.message)));
                 break;

@@ -5,8 +5,6 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -15,9 +13,9 @@ use farbus_io::trust::{DeviceId, Devices, Folder, KnownLease, Peer};
 use farbus_io::usb::{Inventory, Selector};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
-use signal_hook::consts::{SIGINT, SIGTERM};
 
 use super::Failure;
+use super::interruption::Interruption;
 use super::output::{print_done, print_json, say};
 use crate::broker::BrokerPolicy;
 use crate::broker::confined::start_broker;
@@ -142,12 +140,10 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     }
     let owner = Owner::of(device)?;
     // From here on, Ctrl-C cancels the swap.
-    let is_cancelled = Arc::new(AtomicBool::new(false));
+    let mut interruption = None;
     let mut exchange = None;
     if let Some(place) = &args.to {
-        for signal in [SIGINT, SIGTERM] {
-            signal_hook::flag::register(signal, Arc::clone(&is_cancelled)).map_err(Failure::local)?;
-        }
+        interruption = Some(Interruption::new()?);
         match place {
             Place::Disk(path) => owner.begin(path, args)?,
             Place::Host(target) if owner.medium.is_some() => owner.begin_at_host(target, args)?,
@@ -155,7 +151,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             Place::Usb(selector) => exchange = owner.begin_twin(selector)?,
         }
     }
-    let ended = owner.watch(args.json, &is_cancelled)?;
+    let ended = owner.watch(args.json, interruption.as_ref())?;
     if let Some(exchange) = exchange {
         let noted = if ended.failure.is_none() { exchange.done() } else { exchange.undone() };
         noted.unwrap_or_else(|error| {
@@ -174,7 +170,14 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         eprintln!("farbus: warning: {warning}");
     }
     match ended.failure {
-        Some(FailureReport { attribute, message, limit }) => Err(Failure::new(attribute, message).at_limit(limit)),
+        Some(FailureReport { attribute, message, limit }) => {
+            let failure = Failure::new(attribute, message).at_limit(limit);
+            // The signal cancelled it, or came when it had failed already.
+            Err(match &interruption {
+                Some(interruption) => interruption.explains(failure),
+                None => failure,
+            })
+        }
         None if args.json => Ok(()),
         None if owner.medium.is_none() => {
             say(format!(
@@ -488,8 +491,9 @@ impl Owner {
     fn begin_on(&self, path: &Path, medium: &MediumStatus, args: &Args) -> Result<(), Failure> {
         let path = std::path::absolute(path).map_err(Failure::local)?;
         let store = FileStore::open(&path, false).map_err(|error| match error.trouble {
-            Trouble::InUse => {
-                let what = format!("{} is mounted or shared already", path.display());
+            Trouble::InUse(user) => {
+                let by = user.map(|user| format!(", by {user}")).unwrap_or_default();
+                let what = format!("{} is mounted or shared already{by}", path.display());
                 Failure::new(Attribute::Refused, format!("{what}, by {} itself perhaps\n  choose another", self.device))
             }
             _ => Failure::local(error),
@@ -551,7 +555,7 @@ impl Owner {
     }
 
     /// Watches the swap until it has ended.
-    fn watch(&self, is_quiet: bool, is_cancelled: &AtomicBool) -> Result<SwapStatus, Failure> {
+    fn watch(&self, is_quiet: bool, interruption: Option<&Interruption>) -> Result<SwapStatus, Failure> {
         let bar = if is_quiet {
             ProgressBar::hidden()
         } else {
@@ -561,7 +565,7 @@ impl Owner {
         bar.set_style(ProgressStyle::with_template(template).map_err(Failure::local)?.progress_chars("=> "));
         let mut is_told = false;
         loop {
-            if is_cancelled.load(Ordering::Relaxed) && !is_told {
+            if interruption.and_then(Interruption::signal).is_some() && !is_told {
                 is_told = true;
                 // It may have ended meanwhile.
                 let _ = self.ask(&Question::SwapCancel { device: self.device.clone() }, &[]);

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::fs;
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, BufWriter, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -18,6 +18,7 @@ use farbus_io::sys::peer::Credentials;
 use farbus_io::trust::{DeviceId, DeviceNotes, Peer};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use serde_json::value::RawValue;
 
 use crate::common::events;
 use crate::common::failure::FailureReport;
@@ -182,6 +183,10 @@ pub enum Question {
         /// Whether the daemon shares it until somebody asks for its end.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         keep: bool,
+        /// Whether the command had a device in this port shared before, which is not there any more. A daemon of an
+        /// earlier release passes over it.
+        #[serde(rename = "again", default, skip_serializing_if = "std::ops::Not::not")]
+        is_again: bool,
         /// The files that were passed along.
         #[serde(skip)]
         files: Files,
@@ -229,7 +234,12 @@ pub enum Question {
         device: String,
     },
     /// Daemon: read the configuration again.
-    Reload,
+    Reload {
+        /// The attachment that takes whichever device is there now, by its device's name or `HOST[:PORT]/DEVICE`. A
+        /// daemon of an earlier release passes over it, and answers without `adopted`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        adopt: Option<String>,
+    },
     /// Daemon: hand over to the program that is on disk now.
     Restart {
         /// Whether to restart even if that interrupts a user of an attached device.
@@ -342,6 +352,25 @@ pub enum Answer {
     Failed(FailureReport),
 }
 
+/// An answer as it is sent.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+pub enum SentAnswer {
+    /// An answer.
+    Plain(Answer),
+    /// [`Answer::Ok`] with a value that is text already: of what is large no tree of values is made.
+    Written {
+        /// The value.
+        ok: Box<RawValue>,
+    },
+}
+
+impl From<Answer> for SentAnswer {
+    fn from(answer: Answer) -> Self {
+        SentAnswer::Plain(answer)
+    }
+}
+
 /// The socket on which this process answers. It is removed when dropped.
 #[derive(Debug)]
 pub struct ControlSocket {
@@ -408,13 +437,13 @@ impl ControlSocket {
     ///
     /// # Errors
     /// [`ControlSocketError`].
-    pub fn open(
+    pub fn open<A: Into<SentAnswer>>(
         &self,
         listener: UnixListener,
-        answer: impl Fn(Question) -> Answer + Send + 'static,
+        answer: impl Fn(Question) -> A + Send + 'static,
     ) -> Result<(), ControlSocketError> {
         let talk = Arc::clone(&self.talk);
-        let serve = move || serve(&listener, &talk, &answer);
+        let serve = move || serve(&listener, &talk, &|question| answer(question).into());
         let spawned = thread::Builder::new().name("control".into()).spawn(serve).map(drop);
         spawned.map_err(|source| ControlSocketError { path: self.path.clone(), source })
     }
@@ -433,7 +462,7 @@ impl Drop for ControlSocket {
     }
 }
 
-fn serve(listener: &UnixListener, talk: &Talk, answer: &dyn Fn(Question) -> Answer) {
+fn serve(listener: &UnixListener, talk: &Talk, answer: &dyn Fn(Question) -> SentAnswer) {
     for stream in listener.incoming().flatten() {
         // A client that does not finish its question gets no answer.
         let _ = serve_one(stream, talk, answer);
@@ -441,7 +470,7 @@ fn serve(listener: &UnixListener, talk: &Talk, answer: &dyn Fn(Question) -> Answ
     }
 }
 
-fn serve_one(mut stream: UnixStream, talk: &Talk, answer: &dyn Fn(Question) -> Answer) -> io::Result<()> {
+fn serve_one(stream: UnixStream, talk: &Talk, answer: &dyn Fn(Question) -> SentAnswer) -> io::Result<()> {
     // Folder and socket are accessible to the owner only; this check holds even if their modes were changed.
     let user = Credentials::of(&stream)?.user();
     if user != runtime_folder::owner() && user != 0 {
@@ -457,25 +486,27 @@ fn serve_one(mut stream: UnixStream, talk: &Talk, answer: &dyn Fn(Question) -> A
     let answer = match heard {
         Heard::Line(line) => match serde_json::from_slice(&line) {
             Ok(Question::Version) => {
-                Answer::Ok(serde_json::json!({ "protocol": PROTOCOL, "farbus": env!("CARGO_PKG_VERSION") }))
+                Answer::Ok(serde_json::json!({ "protocol": PROTOCOL, "farbus": env!("CARGO_PKG_VERSION") })).into()
             }
             Ok(Question::Events { after }) => serde_json::to_value(events::after(after))
-                .map_or_else(|error| Answer::Refused(error.to_string()), Answer::Ok),
+                .map_or_else(|error| Answer::Refused(error.to_string()), Answer::Ok)
+                .into(),
             Ok(question) => {
                 if let Some(files) = question.files() {
                     files.put(fds);
                 }
                 answer(question)
             }
-            Err(error) => Answer::Refused(format!("not a question: {error}")),
+            Err(error) => Answer::Refused(format!("not a question: {error}")).into(),
         },
-        Heard::TooMuch => Answer::Refused(format!("a question has at most {QUESTION_BYTES_MAX} bytes")),
+        Heard::TooMuch => Answer::Refused(format!("a question has at most {QUESTION_BYTES_MAX} bytes")).into(),
         Heard::Nothing => return Ok(()),
     };
-    let mut line = serde_json::to_vec(&answer).map_err(io::Error::other)?;
-    line.push(b'\n');
     stream.set_write_timeout(Some(TALK_TIME_MAX))?;
-    stream.write_all(&line)
+    let mut line = BufWriter::new(stream);
+    serde_json::to_writer(&mut line, &answer)?;
+    line.write_all(b"\n")?;
+    line.flush()
 }
 
 /// Whether the client has closed the connection. One that has only closed its sending direction still waits.

@@ -92,6 +92,7 @@ pub struct Failure {
     message: String,
     is_told: bool,
     exit_code: Option<u8>,
+    signal: Option<i32>,
     limit: Option<String>,
 }
 
@@ -103,7 +104,19 @@ impl Failure {
 
     /// A failure of this kind.
     pub fn new(attribute: Attribute, message: impl fmt::Display) -> Self {
-        Self { attribute, message: message.to_string(), is_told: false, exit_code: None, limit: None }
+        Self { attribute, message: message.to_string(), is_told: false, exit_code: None, signal: None, limit: None }
+    }
+
+    /// A command was waiting for something when this signal came, and has not got it: `what` says so.
+    pub fn interrupted(signal: i32, what: impl fmt::Display) -> Self {
+        Self::local(format!("interrupted: {what}")).by_signal(signal)
+    }
+
+    /// The process ends as if the signal had killed it: a shell says 128 and its number, and a script that got the
+    /// signal, too, ends. (After an exit code a shell takes the signal for handled, and goes on with the next line.)
+    #[must_use]
+    pub fn by_signal(self, signal: i32) -> Self {
+        Self { signal: Some(signal), exit_code: u8::try_from(128 + signal).ok(), ..self }
     }
 
     /// Marks the failure as part of the JSON that was printed already.
@@ -127,6 +140,11 @@ impl Failure {
     /// The exit code of the command.
     pub fn exit_code(&self) -> u8 {
         self.exit_code.unwrap_or(self.attribute.exit_code())
+    }
+
+    /// The signal that ended the command, if one did.
+    pub fn signal(&self) -> Option<i32> {
+        self.signal
     }
 
     /// The kind of the failure.

@@ -6,6 +6,7 @@
 pub mod asking;
 #[cfg(feature = "cli")]
 pub mod bus_drawing;
+pub mod child_program;
 #[cfg(feature = "cli")]
 pub mod console_text;
 pub mod control;

@@ -14,6 +14,9 @@ pub struct ProcessStatus<D> {
     pub role: &'static str,
     /// Where it listens, or what it is attached to.
     pub address: String,
+    /// Whether only paired hosts are served there.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub is_for_paired_hosts: bool,
     /// The devices that it shares or has attached.
     pub devices: Vec<D>,
 }

@@ -1,5 +1,6 @@
 //! An attachment that the daemon keeps: whenever it is lost, the daemon attaches the device again, with growing pauses.
 
+use std::path::Path;
 use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -16,10 +17,10 @@ use crate::common::turns::{Turn, Turns};
 use crate::frontend::drivers::tell_if_no_driver;
 use crate::frontend::open_users::Act;
 use crate::frontend::{
-    Attachment, AttachmentStatus, Ended, Handle, MigrationStatus, Prepared, Refused, Request, Restored, Running,
-    explain, tell_reason,
+    ANOTHER_DEVICE, Attachment, AttachmentStatus, Ended, Handle, MigrationStatus, Prepared, Refused, Request, Restored,
+    Running, explain, tell_reason,
 };
-use crate::importer::client::{Attribute, Client, ClientError, FailureReport};
+use crate::importer::client::{Attribute, Client, ClientError, FailureReport, RememberedDevice, Reopener};
 use crate::saving::Saved;
 
 /// The first pause; each further one is twice as long.
@@ -40,6 +41,17 @@ const OPENED_AT_A_TIME: usize = 8;
 const OPENING_TIME_MAX: Duration = Duration::from_secs(10);
 /// After an attachment that lasted this long, pauses begin at [`PAUSE`] again.
 const GOOD: Duration = Duration::from_secs(10);
+
+/// What all attachments of a daemon are kept with.
+#[derive(Clone, Copy)]
+pub struct Keeping<'a> {
+    /// The absolute path of the configuration: the devices that its attachments have are remembered under it.
+    pub config: &'a Path,
+    /// The modules that it names.
+    pub ready_modules: &'a ReadyModules,
+    /// The rights that attachments act with.
+    pub system: &'a SystemAccess,
+}
 
 /// A kept attachment and its thread.
 pub struct Kept {
@@ -66,6 +78,8 @@ pub enum Going {
 
 struct Shared {
     client: Client,
+    /// Which device it is: another one is not attached in its place.
+    remembered: RememberedDevice,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -77,6 +91,8 @@ struct State {
     /// The last migration of an attachment that has ended.
     migration: Option<MigrationStatus>,
     failure: Option<FailureReport>,
+    /// The word of the last failure.
+    waits_for: Word,
     is_ending: bool,
 }
 
@@ -87,6 +103,8 @@ enum Word {
     Attached,
     /// Waits for the next attempt.
     Waiting,
+    /// As [`Word::Waiting`]: another device is where it was.
+    Another,
     /// Detached by its owner, until the next reload.
     Detached,
     /// Detached while this machine sleeps.
@@ -104,6 +122,7 @@ impl Word {
             Word::Connecting => "connecting",
             Word::Attached => "attached",
             Word::Waiting => "waiting",
+            Word::Another => ANOTHER_DEVICE,
             Word::Detached => "detached",
             Word::Asleep => "asleep",
         }
@@ -115,18 +134,20 @@ impl Kept {
     ///
     /// # Errors
     /// The system has no more threads.
-    pub fn start(request: Request, ready_modules: &ReadyModules, system: &SystemAccess) -> std::io::Result<Self> {
-        let mut kept = Self::new(request, ready_modules, system)?;
+    pub fn start(request: Request, keeping: &Keeping<'_>) -> std::io::Result<Self> {
+        let mut kept = Self::new(request, keeping)?;
         kept.begin()?;
         Ok(kept)
     }
 
-    fn new(request: Request, ready_modules: &ReadyModules, system: &SystemAccess) -> std::io::Result<Self> {
+    fn new(request: Request, keeping: &Keeping<'_>) -> std::io::Result<Self> {
         // An own line to the broker: waiting for one host must not delay the others.
-        let system = system.apart()?;
-        let modules = ready_modules.recipe(&request).map_err(std::io::Error::other)?;
-        let client = Client::through(system, request.client_config(modules));
-        let shared = Arc::new(Shared { client, state: Mutex::default(), changed: Condvar::new() });
+        let system = keeping.system.apart()?;
+        let modules = keeping.ready_modules.recipe(&request).map_err(std::io::Error::other)?;
+        let remembered = RememberedDevice::new(&request.target, Reopener::Daemon(keeping.config.to_owned()));
+        let remembered = remembered.following(&request.follow);
+        let client = Client::through(system, request.client_config(modules)).remembering(remembered.clone());
+        let shared = Arc::new(Shared { client, remembered, state: Mutex::default(), changed: Condvar::new() });
         Ok(Self { request, shared, restored: None, thread: None })
     }
 
@@ -134,8 +155,8 @@ impl Kept {
     ///
     /// # Errors
     /// The system has no more threads.
-    pub fn detached(request: Request, ready_modules: &ReadyModules, system: &SystemAccess) -> std::io::Result<Self> {
-        let mut kept = Self::new(request, ready_modules, system)?;
+    pub fn detached(request: Request, keeping: &Keeping<'_>) -> std::io::Result<Self> {
+        let mut kept = Self::new(request, keeping)?;
         kept.shared.state().word = Word::Detached;
         kept.begin()?;
         Ok(kept)
@@ -146,15 +167,9 @@ impl Kept {
     ///
     /// # Errors
     /// [`ClientError`]: this process cannot continue it.
-    pub fn restored(
-        request: Request,
-        ready_modules: &ReadyModules,
-        system: &SystemAccess,
-        ports: &[u32],
-        saved: Saved,
-    ) -> Result<Self, ClientError> {
+    pub fn restored(request: Request, keeping: &Keeping<'_>, ports: &[u32], saved: Saved) -> Result<Self, ClientError> {
         let local = |error: std::io::Error| ClientError::Local(error.to_string());
-        let mut kept = Self::new(request, ready_modules, system).map_err(local)?;
+        let mut kept = Self::new(request, keeping).map_err(local)?;
         let (client, request) = (&kept.shared.client, &kept.request);
         let front_end = request.via.front_end(request, client.system());
         kept.restored = Some(front_end.restore(client, request, ports, saved)?);
@@ -259,6 +274,26 @@ impl Kept {
         }
     }
 
+    /// Attaches whichever device is there now, and keeps to that one from then on.
+    ///
+    /// # Errors
+    /// Why that is not done, for a person.
+    pub fn adopt(&self) -> Result<(), String> {
+        let target = self.request.target.shown();
+        if self.is_attached() {
+            return Err(format!("{target} is attached, as the device that it was: there is no other one to adopt"));
+        }
+        let forgotten = self.shared.remembered.forget(self.shared.client.system());
+        forgotten.map_err(|error| format!("{target}: the device that it was cannot be forgotten: {error}"))?;
+        info!(%target, "whichever device is there now is attached, as its owner said");
+        let mut state = self.shared.state();
+        if !state.word.is_stopped() {
+            state.word = Word::Connecting;
+        }
+        self.shared.changed.notify_all();
+        Ok(())
+    }
+
     /// Begins to end it. Dropping it waits for the end.
     pub fn end(&self) {
         let mut state = self.shared.state();
@@ -315,6 +350,7 @@ impl Shared {
                 // Its exporter's other users are not disturbed by a disk that is opened to be refused again.
                 None => moved
                     .map_or(Ok(()), |(_, identity)| self.client.check_has_not_moved(&request.target, identity))
+                    .and_then(|()| self.remembered.recall(self.client.system()))
                     .and_then(|()| take(&self.client, request)),
             };
             drop(turn);
@@ -322,6 +358,7 @@ impl Shared {
                 Err(ClientError::Moved { identity, .. }) => moved.or(Some((Instant::now(), *identity))),
                 _ => None,
             };
+            let is_another = matches!(taken, Err(ClientError::AnotherDevice { .. }));
             let failure = match taken {
                 Ok(attachment) => {
                     let started = Instant::now();
@@ -334,7 +371,7 @@ impl Shared {
                 Err(error) => Some((is_busy(&error), Failure::from(error))),
             };
             let Some((is_busy, failure)) = failure else { continue };
-            self.fail(request, &failure);
+            self.fail(request, &failure, if is_another { Word::Another } else { Word::Waiting });
             let pause_max = if is_busy { PAUSE_BUSY_MAX } else { PAUSE_MAX };
             self.pause(pause.min(pause_max));
             pause = (pause * 2).min(PAUSE_MAX);
@@ -374,14 +411,18 @@ impl Shared {
             } else {
                 state.word = Word::Attached;
             }
-            (state.running, state.failure) = (Some(running), None);
+            (state.running, state.failure) = (Some(running.clone()), None);
         }
-        if !is_restored {
+        if is_restored {
+            self.recall_restored(&running);
+        } else {
             // The former process told its exporter, and its user here waits already.
             tell_reason(&self.client, request, local_address);
         }
         let ended = attachment.run();
         publish(ended.event(target));
+        let last = running.handle.session().and_then(|session| session.identity());
+        self.remembered.note_generation(last, self.client.system());
         {
             let mut state = self.state();
             let migration = state.running.take().and_then(|running| running.handle.migration_at_end(&ended));
@@ -400,15 +441,30 @@ impl Shared {
         ended.failure(&self.client, target)
     }
 
-    fn fail(&self, request: &Request, failure: &Failure) {
+    /// Remembers the device of an attachment that goes on: the process before this one may not have.
+    fn recall_restored(&self, running: &Running) {
+        let system = self.client.system();
+        match self.remembered.recall(system) {
+            Ok(()) => {
+                let identity = running.handle.session().and_then(|session| session.identity());
+                self.remembered.note_inherited(identity, running.status.mode.is_some(), system);
+            }
+            Err(error) => warn!("{error}"),
+        }
+    }
+
+    /// Notes why it is not attached. `word` says what it waits for.
+    fn fail(&self, request: &Request, failure: &Failure, word: Word) {
         let report = failure.report();
         let mut state = self.state();
+        let is_news = std::mem::replace(&mut state.waits_for, word) != word;
         if !state.word.is_stopped() {
-            state.word = Word::Waiting;
+            state.word = word;
         }
         // Each trouble is logged once.
-        if state.failure.as_ref().map(|known| known.attribute) != Some(report.attribute) {
-            warn!(target = %request.target, attribute = report.attribute.as_str(), "{}; trying again", report.message);
+        if is_news || state.failure.as_ref().map(|known| known.attribute) != Some(report.attribute) {
+            let next = if word == Word::Another { "" } else { "; trying again" };
+            warn!(target = %request.target, attribute = report.attribute.as_str(), "{}{next}", report.message);
             let event = Event::of(Kind::Failed, request.target.to_string());
             publish(event.how(report.attribute.as_str()).why(report.message.as_str()));
         }
@@ -417,7 +473,7 @@ impl Shared {
 
     fn pause(&self, span: Duration) {
         let state = self.state();
-        let goes_on = |state: &mut State| state.word == Word::Waiting && !state.is_ending;
+        let goes_on = |state: &mut State| matches!(state.word, Word::Waiting | Word::Another) && !state.is_ending;
         // The caller checks the state, whether the pause ended or the state changed.
         let _ = self.changed.wait_timeout_while(state, span, goes_on);
     }

@@ -34,13 +34,14 @@ use crate::common::host_address::{DEFAULT_PORT, SECURE_PORT};
 use crate::common::listen_words::{everywhere, listen_address, listen_place, place_said};
 use crate::common::socket_access::{SocketAccess, SocketMode};
 use crate::common::socket_place::Place;
+use crate::devices::follow::{FOLLOWS_ANY, Follow, FollowWord};
 use crate::devices::identities::naming::{check_name, split_name};
 use crate::devices::reservation::{ReservationRequest, together};
-use crate::devices::selection::Wanted;
+use crate::devices::selection::{NamingRule, Wanted};
 use crate::exporter::access::local_users::LocalUser;
 use crate::exporter::access::networks::Network;
 use crate::exporter::session::threads::GRACE_MAX;
-use crate::exporter::sources::what::What;
+use crate::exporter::sources::what::{UsbSpec, What};
 use crate::exporter::state::note_book::ConfiguredNotes;
 use crate::frontend::hold::{check_for_disk, limit_of};
 use crate::frontend::{Request, Via};
@@ -84,8 +85,8 @@ pub struct Config {
     pub shares: Vec<Shared>,
     /// What is said of devices.
     pub notes: ConfiguredNotes,
-    /// Rules for real devices, each with the name that it gives.
-    pub rules: Vec<(Rule, Option<String>)>,
+    /// Rules for real devices.
+    pub rules: Vec<NamingRule>,
     /// Devices of other machines that are kept attached here.
     pub attachments: Vec<Request>,
     /// The links between this host and others.
@@ -171,6 +172,7 @@ struct Secure {
 #[serde(deny_unknown_fields)]
 struct ShareTable {
     what: Spanned<String>,
+    follow: Option<Spanned<FollowTable>>,
     name: Option<Spanned<String>>,
     #[serde(default)]
     reserve: Vec<Spanned<String>>,
@@ -192,6 +194,15 @@ struct UsbTable {
     product: Option<Spanned<String>>,
     serial: Option<String>,
     port: Option<String>,
+    follow: Option<Spanned<FollowTable>>,
+}
+
+/// `"port"`, or a list of makes.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum FollowTable {
+    One(String),
+    Many(Vec<String>),
 }
 
 #[derive(Deserialize)]
@@ -216,6 +227,7 @@ struct AttachTable {
     #[serde(default)]
     reserve: Vec<Spanned<String>>,
     reason: Option<String>,
+    follow: Option<Spanned<FollowTable>>,
 }
 
 impl Config {
@@ -276,10 +288,10 @@ impl Config {
     pub fn wanted(&self) -> Wanted {
         let mut wanted = Wanted::by_rules(&self.rules);
         for shared in &self.shares {
-            if let Some(selector) = shared.what.usb() {
+            if let What::Usb(UsbSpec { selector, follow }) = &shared.what {
                 match shared.is_named {
-                    true => wanted.add(selector.clone(), Some(shared.name.clone())),
-                    false => wanted.add_unnamed(selector.clone(), shared.name.clone()),
+                    true => wanted.add(selector.clone(), Some(shared.name.clone()), follow.clone()),
+                    false => wanted.add_unnamed(selector.clone(), shared.name.clone(), follow.clone()),
                 }
             }
         }
@@ -289,8 +301,12 @@ impl Config {
     /// The broker policy that this configuration grants.
     pub fn broker_policy(&self) -> BrokerPolicy {
         let images = self.shares.iter().flat_map(|shared| shared.what.images());
+        let forced =
+            self.shares.iter().filter(|shared| shared.what.is_forced()).flat_map(|shared| shared.what.images());
+        let forced_images = forced.map(|(path, _)| path.to_owned()).collect();
         let neighbours = self.part().into_iter().flat_map(|part| &part.links).map(|link| link.address.clone());
         let mut broker_policy = BrokerPolicy {
+            forced_images,
             images: images.map(|(path, read_only)| (path.to_owned(), read_only)).collect(),
             frames: self.shares.iter().filter_map(|shared| shared.what.frames()).map(Path::to_owned).collect(),
             hosts: self.all_attachments().map(|attach| attach.target.address.clone()).chain(neighbours).collect(),
@@ -298,6 +314,7 @@ impl Config {
             socket_mode: self.socket_mode,
             local_users: self.local_users.iter().map(ToString::to_string).collect(),
             wanted: self.wanted(),
+            attached: self.all_attachments().map(|attach| attach.target.to_string()).collect(),
             schedules: true,
             directory: self.directory.iter().flat_map(|directory| directory.members.clone()).collect(),
             page: self.page.iter().flat_map(WantedPage::arguments).collect(),
@@ -346,9 +363,10 @@ impl Config {
         let shares = shares.collect::<Result<_, Wrong>>()?;
         let rules = file.usb.into_iter().map(|mut table| {
             let said = notes_from(table.labels.take(), table.place.take(), table.comment.take())?;
-            let (rule, name) = rule_from(table, &mut names)?;
-            add_notes(&mut notes.by_rule, said, name.iter().filter(|_| !rule.is_refusal).cloned().collect())?;
-            Ok((rule, name))
+            let rule = rule_from(table, &mut names)?;
+            let named = rule.name.iter().filter(|_| !rule.rule.is_refusal).cloned().collect();
+            add_notes(&mut notes.by_rule, said, named)?;
+            Ok(rule)
         });
         let rules = rules.collect::<Result<_, Wrong>>()?;
         let mut targets = BTreeSet::new();
@@ -473,6 +491,8 @@ fn share_from(table: ShareTable, names: &mut BTreeSet<String>) -> Result<Shared,
         return Err((Some(table.what.span()), message.into()));
     }
     let what: What = parsed(&table.what)?;
+    let follow = follow_from(table.follow.as_ref())?;
+    let what = what.following(&follow).map_err(|why| (table.follow.as_ref().map(Spanned::span), why))?;
     let is_named = table.name.is_some();
     let name = match &table.name {
         Some(name) => checked_name(name, names)?,
@@ -534,7 +554,22 @@ fn checked_name(name: &Spanned<String>, names: &BTreeSet<String>) -> Result<Stri
     }
 }
 
-fn rule_from(table: UsbTable, names: &mut BTreeSet<String>) -> Result<(Rule, Option<String>), Wrong> {
+/// What is followed; [`Follow::any`] is warned of.
+fn follow_from(said: Option<&Spanned<FollowTable>>) -> Result<Follow, Wrong> {
+    let Some(said) = said else { return Ok(Follow::default()) };
+    let words = match said.get_ref() {
+        FollowTable::One(word) => std::slice::from_ref(word),
+        FollowTable::Many(words) => words.as_slice(),
+    };
+    let follow: Result<Follow, String> = words.iter().map(|word| word.parse::<FollowWord>()).collect();
+    let follow = follow.map_err(|why| (Some(said.span()), why))?;
+    if follow.is_any() {
+        warn!("follow = \"port\": {FOLLOWS_ANY}");
+    }
+    Ok(follow)
+}
+
+fn rule_from(table: UsbTable, names: &mut BTreeSet<String>) -> Result<NamingRule, Wrong> {
     let id = |word: &Spanned<String>| id_from(word.get_ref()).map_err(|message| (Some(word.span()), message));
     let rule = Rule {
         is_refusal: table.share == Some(false),
@@ -553,7 +588,12 @@ fn rule_from(table: UsbTable, names: &mut BTreeSet<String>) -> Result<(Rule, Opt
     }
     let name = table.name.as_ref().map(|name| checked_name(name, names)).transpose()?;
     names.extend(name.clone());
-    Ok((rule, name))
+    let follow = follow_from(table.follow.as_ref())?;
+    if let Some(span) = table.follow.as_ref().map(Spanned::span).filter(|_| rule.port.is_none()) {
+        let message = "'follow' goes with a rule that names a port: port = \"1-1.4\"";
+        return Err((Some(span), message.to_owned()));
+    }
+    Ok(NamingRule { rule, name, follow })
 }
 
 fn attach_from(table: AttachTable) -> Result<Request, Wrong> {
@@ -590,6 +630,13 @@ fn attach_from(table: AttachTable) -> Result<Request, Wrong> {
     let ahead = table.ahead.as_ref().map(parsed).transpose()?.unwrap_or_default();
     let modules = table.modules.iter().map(module_from).collect::<Result<_, _>>()?;
     let at = table.at.map(Spanned::into_inner);
+    let follow = follow_from(table.follow.as_ref())?;
+    if let Some(word) = table.follow.as_ref().filter(|_| front_end.is_for_disks()) {
+        return Err((
+            Some(word.span()),
+            "'follow' goes with via = \"kernel\" or \"redir\": disks are never followed".into(),
+        ));
+    }
     let reservation = reservation_from(&table.reserve)?;
     if let Some(word) = table.reserve.first().filter(|_| mode == DiskMode::Read) {
         let message = "'reserve' is for a device's only user: leave mode = \"read\" out";
@@ -614,6 +661,7 @@ fn attach_from(table: AttachTable) -> Result<Request, Wrong> {
         reservation,
         modules,
         reason,
+        follow,
     })
 }
 

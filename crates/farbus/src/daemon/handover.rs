@@ -31,11 +31,9 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
 
-use super::attachment::Kept;
+use super::attachment::{Keeping, Kept};
 use super::config::Config;
-use super::modules::ReadyModules;
 use super::requested::PassedShare;
-use crate::broker::SystemAccess;
 use crate::frontend::Request;
 use crate::saving::{SaveReply, Saved};
 
@@ -354,8 +352,7 @@ impl Predecessor {
     pub fn inherit(
         &self,
         config: &Config,
-        ready_modules: &ReadyModules,
-        system: &SystemAccess,
+        keeping: &Keeping<'_>,
         ports: &[u32],
         take_session: TakeSession<'_>,
     ) -> io::Result<TakenOver> {
@@ -391,12 +388,11 @@ impl Predecessor {
                     let medium = if has_medium { descriptors.pop() } else { None };
                     let kept = contents(memory).map_err(|error| error.to_string()).and_then(|snapshot| {
                         let request = requests.get(&target).ok_or("the configuration does not name it any more")?;
-                        if request.manner(system) != manner {
+                        if request.manner(keeping.system) != manner {
                             return Err(format!("it was attached in another manner: {manner}"));
                         }
                         let saved = Saved { snapshot, descriptors, medium };
-                        Kept::restored((*request).clone(), ready_modules, system, ports, saved)
-                            .map_err(|error| error.to_string())
+                        Kept::restored((*request).clone(), keeping, ports, saved).map_err(|error| error.to_string())
                     });
                     match kept {
                         Ok(kept) => {
@@ -451,6 +447,13 @@ mod tests {
     use farbus_io::link::Wake;
 
     use super::*;
+    use crate::broker::SystemAccess;
+    use crate::daemon::modules::ReadyModules;
+
+    fn keeping(ready_modules: &ReadyModules) -> Keeping<'_> {
+        Keeping { config: "/etc/farbus/farbus.toml".as_ref(), ready_modules, system: &SystemAccess::Own }
+    }
+
     use crate::saving::SaveRequester;
 
     fn both() -> (ReplacementPassage, Predecessor) {
@@ -478,7 +481,7 @@ mod tests {
     fn sockets_and_detached_targets_are_inherited_after_go() {
         let (replacement, predecessor) = both();
         let new = thread::spawn(move || {
-            predecessor.inherit(&Config::default(), &ReadyModules::default(), &SystemAccess::Own, &[], &|_| Ok(()))
+            predecessor.inherit(&Config::default(), &keeping(&ReadyModules::default()), &[], &|_| Ok(()))
         });
         replacement.wait().unwrap();
         let passed_on = passed_on();
@@ -498,9 +501,7 @@ mod tests {
     fn replacement_inherits_nothing_if_the_old_process_stays_or_ends() {
         let (replacement, predecessor) = both();
         let new = thread::spawn(move || {
-            predecessor
-                .inherit(&Config::default(), &ReadyModules::default(), &SystemAccess::Own, &[], &|_| Ok(()))
-                .map(drop)
+            predecessor.inherit(&Config::default(), &keeping(&ReadyModules::default()), &[], &|_| Ok(())).map(drop)
         });
         replacement.wait().unwrap();
         replacement.pass(&passed_on()).unwrap();
@@ -508,9 +509,7 @@ mod tests {
         assert!(new.join().unwrap().is_err());
         let (replacement, predecessor) = both();
         let new = thread::spawn(move || {
-            predecessor
-                .inherit(&Config::default(), &ReadyModules::default(), &SystemAccess::Own, &[], &|_| Ok(()))
-                .map(drop)
+            predecessor.inherit(&Config::default(), &keeping(&ReadyModules::default()), &[], &|_| Ok(())).map(drop)
         });
         replacement.wait().unwrap();
         drop(replacement);
@@ -525,7 +524,7 @@ mod tests {
         const SESSIONS: usize = 1000;
         let (replacement, predecessor) = both();
         let new = thread::spawn(move || {
-            predecessor.inherit(&Config::default(), &ReadyModules::default(), &SystemAccess::Own, &[], &|_| Ok(()))
+            predecessor.inherit(&Config::default(), &keeping(&ReadyModules::default()), &[], &|_| Ok(()))
         });
         replacement.wait().unwrap();
         let wake = Arc::new(Wake::new().unwrap());
@@ -584,7 +583,7 @@ mod tests {
         say_more(&replacement.passage, r#"{"say":"detached","target":"lab3:3240/disk","since":5}"#, None);
         say_more(&predecessor.passage, r#"{"say":"version","number":14}"#, None);
         let new = thread::spawn(move || {
-            predecessor.inherit(&Config::default(), &ReadyModules::default(), &SystemAccess::Own, &[], &|_| Ok(()))
+            predecessor.inherit(&Config::default(), &keeping(&ReadyModules::default()), &[], &|_| Ok(()))
         });
         replacement.wait().unwrap();
         replacement.pass(&passed_on()).unwrap();
@@ -599,9 +598,8 @@ mod tests {
         let text = "[[attach]]\ntarget = '127.0.0.1:9/disk'\nvia = 'kernel'";
         let config = Config::parse_file(std::path::Path::new("farbus.toml"), text).unwrap();
         let target = config.attachments[0].target.to_string();
-        let new = thread::spawn(move || {
-            predecessor.inherit(&config, &ReadyModules::default(), &SystemAccess::Own, &[3], &|_| Ok(()))
-        });
+        let new =
+            thread::spawn(move || predecessor.inherit(&config, &keeping(&ReadyModules::default()), &[3], &|_| Ok(())));
         let (socket, _) = std::os::unix::net::UnixStream::pair().unwrap();
         let (manner, descriptors) = ("kernel".to_owned(), 1);
         let word = Word::Attachment { target, manner, descriptors, has_medium: false };

@@ -30,6 +30,7 @@ use farbus_io::service::Manager;
 use farbus_io::sys::activation;
 use farbus_io::sys::confine::Needs;
 use farbus_io::sys::passing::Passage;
+use farbus_io::sys::startup_memory;
 use farbus_io::sys::writeback::protect_writeback_path;
 use farbus_io::usb::Hotplug;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR2};
@@ -204,6 +205,7 @@ pub fn serve(options: Options, ready: Ready, tell: impl Fn(String)) -> Result<()
         let to_whom = if is_secure { " for paired hosts, encrypted" } else { "" };
         tell(format!("listening on {}{to_whom}   (Ctrl-C ends)", place.as_host()));
     }
+    startup_memory::give_back();
     supervisor.manager().ready(&supervisor.summary());
     let handle = signals.handle();
     supervisor.on_handed_over(move || handle.close());
@@ -232,13 +234,8 @@ pub fn serve(options: Options, ready: Ready, tell: impl Fn(String)) -> Result<()
 fn take_over(supervisor: &Supervisor, passage: Passage, handover_state: &HandoverState) -> Result<(), Failure> {
     let predecessor = Predecessor::new(passage);
     let config = supervisor.read()?;
-    let inherited = predecessor.inherit(
-        &config,
-        supervisor.ready_modules(),
-        supervisor.system(),
-        &handover_state.ports,
-        &|saved| supervisor.take_session(saved),
-    );
+    let inherited = predecessor
+        .inherit(&config, &supervisor.keeping(), &handover_state.ports, &|saved| supervisor.take_session(saved));
     supervisor.inherit(inherited.map_err(|error| Failure::local(format!("not needed: {error}")))?);
     predecessor.wait_for_end();
     Ok(())

@@ -9,7 +9,14 @@ use crate::devices::class_words::name_of;
 
 impl Supervisor {
     /// Shares a device whose files were passed along. The answer says how it is listed, and where this process listens.
-    pub(super) fn share_for_owner(&self, what: &str, name: Option<String>, is_kept: bool, files: &Files) -> Answer {
+    /// `is_again`: the command passed a device in this port before.
+    pub(super) fn share_for_owner(
+        &self,
+        (what, is_again): (&str, bool),
+        name: Option<String>,
+        is_kept: bool,
+        files: &Files,
+    ) -> Answer {
         // A reload must not offer anything meanwhile.
         let has = self.has();
         if self.is_handed_over() {
@@ -22,7 +29,7 @@ impl Supervisor {
             let next = "choose another: name=NAME";
             return Answer::Refused(format!("'{name}' is the name of a device in the configuration\n  {next}"));
         }
-        let records = match self.requested.share(what, name, is_kept, files.take_all()) {
+        let records = match self.requested.share((what, is_again), name, is_kept, files.take_all()) {
             Ok(records) => records,
             Err(why) => return Answer::Refused(why),
         };

@@ -31,13 +31,14 @@ use super::spec::Shared;
 use crate::broker::{Broker, SystemAccess};
 use crate::common::control::{HAS_ENDED, IS_UNPLUGGED};
 use crate::devices::class_words::name_of;
+use crate::devices::follow::Follow;
 use crate::devices::identities::naming::{Naming, check_name};
 use crate::devices::selection::Wanted;
 use crate::exporter::share::Share;
 use crate::exporter::sources::making::{offer, offer_stream};
 use crate::exporter::sources::stream::StreamSpec;
 use crate::exporter::sources::usb::{self, PassedState};
-use crate::exporter::sources::what::What;
+use crate::exporter::sources::what::{UsbSpec, What};
 
 /// The most devices at once. Each keeps up to three descriptors open, and one thread watches all leases.
 const SHARES_MAX: usize = 64;
@@ -114,13 +115,14 @@ impl RequestedShares {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Shares a device whose files, and then its lease unless it is kept, were passed along.
+    /// Shares a device whose files, and then its lease unless it is kept, were passed along. `is_again`: the command
+    /// passed a device in this port before.
     ///
     /// # Errors
     /// Why not, for a person.
     pub fn share(
         &self,
-        words: &str,
+        (words, is_again): (&str, bool),
         name: Option<String>,
         is_kept: bool,
         mut files: Vec<OwnedFd>,
@@ -156,7 +158,7 @@ impl RequestedShares {
         let name = name.unwrap_or_else(|| kind.to_owned());
         let passed = PassedShare { words: words.to_owned(), name, is_named, files, lease };
         let mut requested = Requested { passed, what, listed: Vec::new(), medium: None, usb: None };
-        let records = self.offer(&mut requested)?;
+        let records = self.offer(&mut requested, is_again)?;
         info!(names = ?requested.listed, is_kept, "shared for its owner");
         let mut all = self.all();
         all.last += 1;
@@ -168,11 +170,11 @@ impl RequestedShares {
     }
 
     /// Offers the device, and notes how it is listed.
-    fn offer(&self, requested: &mut Requested) -> Result<Vec<DeviceRecord>, String> {
+    fn offer(&self, requested: &mut Requested, is_again: bool) -> Result<Vec<DeviceRecord>, String> {
         let records = match &requested.what {
             What::Stream(spec) => self.offer_stream(&requested.passed, spec),
-            What::Usb(Selector::BusId(bus_id)) => {
-                let (number, record) = self.offer_usb(&requested.passed, bus_id)?;
+            What::Usb(UsbSpec { selector: Selector::BusId(bus_id), follow }) => {
+                let (number, record) = self.offer_usb(&requested.passed, (bus_id, follow, is_again))?;
                 requested.usb = Some(number);
                 Ok(vec![record])
             }
@@ -194,10 +196,10 @@ impl RequestedShares {
     }
 
     /// Offers a real device, whose open node was passed.
-    fn offer_usb(&self, passed: &PassedShare, bus_id: &str) -> Result<(u64, DeviceRecord), String> {
+    fn offer_usb(&self, passed: &PassedShare, port: (&str, &Follow, bool)) -> Result<(u64, DeviceRecord), String> {
         let node = passed.files.first().ok_or("its node has to come along")?;
         let naming = (!passed.name.is_empty()).then(|| passed.naming());
-        let offered = self.real().share_passed(&self.share, bus_id, naming, node.as_fd());
+        let offered = self.real().share_passed(&self.share, port, naming, node.as_fd());
         offered.map_err(|error| error.to_string())
     }
 
@@ -208,7 +210,7 @@ impl RequestedShares {
     /// Offers any other device, by way of the broker, which checks and identifies its images.
     fn offer_images(&self, passed: &PassedShare, what: &What) -> Result<Vec<DeviceRecord>, String> {
         let pass = |((path, read_only), file): ((&std::path::Path, bool), &Arc<OwnedFd>)| {
-            self.broker.pass_image(path, read_only, file.as_fd())
+            self.broker.pass_image(path, read_only, what.is_forced(), file.as_fd())
         };
         let images = what.images().zip(&passed.files).try_for_each(pass);
         let offered = images.map_err(|error| error.to_string()).and_then(|()| {
@@ -373,7 +375,7 @@ impl RequestedShares {
     /// Offers the devices of the process before this one, once it has ended.
     pub fn offer_inherited(&self) {
         for mut requested in self.take(|_, requested| requested.listed.is_empty()) {
-            match self.offer(&mut requested) {
+            match self.offer(&mut requested, false) {
                 Ok(_) => {
                     let mut all = self.all();
                     all.last += 1;

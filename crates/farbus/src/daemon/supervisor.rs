@@ -9,11 +9,12 @@ use std::time::{Duration, Instant};
 
 use farbus_io::link::Listener;
 use farbus_io::service::Manager;
+use farbus_io::trust::AuditRecorder;
 use farbus_io::usb::Hotplug;
 use serde_json::{Value, json};
 use tracing::{debug, info, warn};
 
-use super::attachment::{Going, Kept};
+use super::attachment::{Going, Keeping, Kept};
 use super::config::Config;
 use super::device_status::{DaemonStatus, FailedDevice, KeptDevice};
 use super::directory::Directory;
@@ -25,16 +26,15 @@ use super::spec::Shared as DaemonShare;
 use super::topology_links::{Joining, Sight};
 use super::topology_plan::plan_path;
 use crate::broker::{Broker, ReplacementProcess, SystemAccess};
-use crate::common::control::{Answer, Question, TopologyAct};
+use crate::common::control::{Answer, Question, SentAnswer, TopologyAct};
 use crate::common::failure::Failure;
 use crate::common::process_status::ProcessStatus;
 use crate::common::socket_place::Place;
 use crate::devices::identities::naming::Naming;
-use crate::exporter::access::audit::Recorder;
-use crate::exporter::owner_answers;
+use crate::exporter::owner_answers::{self, ServedAt};
 use crate::exporter::share::Share;
 use crate::exporter::sources::making::{expect, offer};
-use crate::exporter::sources::usb::{self, Follower};
+use crate::exporter::sources::usb::{self, Follower, PortKeeper};
 use crate::exporter::sources::what::What;
 use crate::exporter::state::shared::Neighbourhood;
 use crate::frontend::{Refused, Request, steer};
@@ -145,20 +145,20 @@ impl Supervisor {
     pub fn new(path: PathBuf, tools: Tools) -> std::io::Result<Self> {
         let Tools { config_path, manager, broker, ready_modules, trust, nearby, hotplug, passed, devices } = tools;
         let share = Arc::new(Share::default());
-        let recorder = match &trust {
-            Some(trust) => Ok(Recorder::Own(trust.audit())),
-            None => broker.line().map(Recorder::Through),
-        };
-        share.record_by(recorder?);
+        let recorder: Arc<dyn AuditRecorder> = Arc::new(broker.line()?);
+        let trust = trust.map(|trust| trust.recorded_by(Arc::clone(&recorder)));
+        share.record_by(recorder);
         if let Some(modules) = ready_modules.allowed() {
             share.allow_modules(modules);
         }
         // All attachments share its lines: a thousand of them have no thousand threads in the broker.
         let system = SystemAccess::Through(Arc::clone(&broker)).apart()?;
-        let real = usb::Shared::new(Arc::new(broker.line()?)).inheriting(&devices);
+        let keeper = PortKeeper { config: config_path.clone(), system: system.clone() };
+        let real = usb::Shared::new(Arc::new(broker.line()?)).inheriting(&devices).remembering(keeper);
         let real = Follower::start(Arc::clone(&share), real, hotplug)?;
         // An own line to the broker, so that a connecting program does not wait for slow questions.
         share.ask_through(SystemAccess::Through(Arc::new(broker.line()?)));
+        share.write_leases_through(&broker)?;
         // The broker identifies all devices.
         broker.note_shared(Vec::new())?;
         share.keep_retirements(SystemAccess::Through(Arc::new(broker.line()?)));
@@ -269,7 +269,11 @@ impl Supervisor {
         self.serve(opened, &mut has, &config, &mut changes)?;
         self.announce(&mut has, &config);
         self.attach_all(&mut has, &mut changes);
-        self.directory.follow(has.config.directory.as_ref());
+        if let Some([former, now]) = self.directory.follow(has.config.directory.as_ref()) {
+            let named = |at: Option<String>| at.map(|at| format!("directory {at}"));
+            changes.removed.extend(named(former));
+            changes.added.extend(named(now));
+        }
         self.page.follow(has.config.page.clone());
         Ok(changes)
     }
@@ -416,24 +420,31 @@ impl Supervisor {
     }
 
     /// Answers a question of the owner.
-    pub fn answer(&self, question: Question) -> Answer {
+    pub fn answer(&self, question: Question) -> SentAnswer {
         if self.is_handed_over() {
             // The replacement is asked as well.
-            return Answer::Unknown;
+            return Answer::Unknown.into();
         }
+        let Question::Directory { query, known } = question else { return self.answer_plain(question).into() };
+        match self.directory.contents(query.as_deref(), known.as_deref()) {
+            None => Answer::Unknown.into(),
+            Some(Ok(contents)) => SentAnswer::Written { ok: contents },
+            Some(Err(why)) => Answer::Refused(why).into(),
+        }
+    }
+
+    fn answer_plain(&self, question: Question) -> Answer {
         match question {
             Question::Status => self.status(),
-            Question::Reload => match self.reload() {
-                Ok(changes) => Answer::Ok(json!({ "added": changes.added, "removed": changes.removed })),
-                Err(failure) => Answer::Failed(failure.report()),
-            },
+            Question::Reload { adopt } => {
+                let reloaded = self.reload().and_then(|changes| {
+                    let adopted = adopt.map(|device| self.adopt(&device)).transpose()?;
+                    Ok(json!({ "added": changes.added, "removed": changes.removed, "adopted": adopted }))
+                });
+                reloaded.map_or_else(|failure| Answer::Failed(failure.report()), Answer::Ok)
+            }
             Question::Restart { interrupt } => self.restart(interrupt),
             Question::Topology { act } => self.topology(act),
-            Question::Directory { query, known } => match self.directory.contents(query.as_deref(), known.as_deref()) {
-                None => Answer::Unknown,
-                Some(Ok(contents)) => Answer::Ok(contents),
-                Some(Err(why)) => Answer::Refused(why),
-            },
             Question::DirectoryLimit { host, devices, for_s } => match self.directory.limit(&host, devices, for_s) {
                 None => Answer::Unknown,
                 Some(Ok(written)) => Answer::Ok(written),
@@ -443,21 +454,34 @@ impl Supervisor {
             Question::Wake => Answer::Ok(json!({ "awake": self.wake() })),
             Question::Detach { device: Some(device), force } => self.detach(&device, force),
             Question::Detach { device: None, .. } => Answer::Unknown,
-            Question::Share { what, name, keep, files } => self.share_for_owner(&what, name, keep, &files),
+            Question::Share { what, name, keep, is_again, files } => {
+                self.share_for_owner((&what, is_again), name, keep, &files)
+            }
             Question::Unshare { device, force } => self.unshare(&device, force),
             // No lock is held here: a virtual machine's device may take long.
             question => steer(question, |device| self.ask_kept(device, Kept::handle))
-                .unwrap_or_else(|other| owner_answers::answer(&self.share, "", other)),
+                .unwrap_or_else(|other| owner_answers::answer(&self.share, &ServedAt::default(), other)),
         }
     }
 
-    pub fn ready_modules(&self) -> &ReadyModules {
-        &self.ready_modules
+    /// What all attachments are kept with.
+    pub fn keeping(&self) -> Keeping<'_> {
+        Keeping { config: &self.config_path, ready_modules: &self.ready_modules, system: &self.system }
     }
 
-    /// How this process does what it has no rights for.
-    pub fn system(&self) -> &SystemAccess {
-        &self.system
+    /// Has an attachment, or a share by port, take whichever device is there now. Returns its target or name.
+    fn adopt(&self, device: &str) -> Result<String, Failure> {
+        let in_port = self.has().real.as_ref().and_then(|real| real.shared().adopt(&self.share, device));
+        if let Some(adopted) = in_port {
+            return adopted.map_err(|why| Failure::new(Attribute::Refused, why));
+        }
+        let adopted = self.ask_kept(device, |kept| kept.adopt().map(|()| kept.request().target.to_string()));
+        let unknown = || {
+            let all: Vec<String> = self.has().attachments.values().map(|kept| kept.request().target.shown()).collect();
+            let all = if all.is_empty() { "nothing".to_owned() } else { all.join(", ") };
+            Failure::new(Attribute::Gone, format!("the daemon keeps no '{device}' attached; it keeps: {all}"))
+        };
+        adopted.ok_or_else(unknown)?.map_err(|why| Failure::new(Attribute::Refused, why))
     }
 
     /// Restores a session of the process before this one.
@@ -693,7 +717,9 @@ impl Supervisor {
         // Clients on this machine ask the plain listener for a list, so it is named if there is one.
         let first = has.listeners.iter().min_by_key(|listens| listens.is_secure);
         let address = first.map(|listens| listens.place.as_host()).unwrap_or_default();
-        let status = ProcessStatus { pid: std::process::id(), role: "daemon", address, devices }.answer();
+        let is_for_paired_hosts = first.is_some_and(|listens| listens.is_secure);
+        let pid = std::process::id();
+        let status = ProcessStatus { pid, role: "daemon", address, is_for_paired_hosts, devices }.answer();
         let further = DaemonStatus {
             config: self.config_path.clone(),
             takes: TAKES.to_vec(),
@@ -765,8 +791,8 @@ impl Supervisor {
                 continue;
             }
             let kept = match has.detached.remove(&name) {
-                true => Kept::detached(request.clone(), &self.ready_modules, &self.system),
-                false => Kept::start(request.clone(), &self.ready_modules, &self.system),
+                true => Kept::detached(request.clone(), &self.keeping()),
+                false => Kept::start(request.clone(), &self.keeping()),
             };
             match kept {
                 Ok(kept) => {

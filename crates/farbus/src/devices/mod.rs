@@ -6,6 +6,7 @@
 pub mod bus_status;
 pub mod class_words;
 pub mod descriptors;
+pub mod follow;
 pub mod identities;
 pub mod lease;
 pub mod local_twin;

@@ -9,6 +9,7 @@ use farbus_session::registry::{InUse, PATH_PREFIX, in_use};
 use serde::Serialize;
 
 use crate::devices::class_words::{classes, name_of};
+use crate::devices::follow::AnotherInPortStatus;
 use crate::devices::lease::{BookedStatus, LeaseStatus};
 use crate::devices::serial_port::is_serial_adapter;
 use crate::devices::status::{DeviceStatus, UserStatus, WaitingStatus};
@@ -117,6 +118,9 @@ pub struct Listed {
     /// The lease of it that a host has, whether it uses the device or not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lease: Option<ListedLease>,
+    /// Set if it is another device in its port than the one that its exporter's share stands for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub another_in_port: Option<AnotherInPortStatus>,
     /// Leases of it ahead of time, in the order of their beginnings.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub booked: Vec<BookedStatus>,
@@ -232,6 +236,7 @@ impl From<&DeviceRecord> for Listed {
             successor: None,
             reason: None,
             lease,
+            another_in_port: None,
             booked: Vec::new(),
             waiting: 0,
             queue: Vec::new(),
@@ -267,6 +272,7 @@ impl From<DeviceStatus> for Listed {
             used_s: status.used_s.map(|used_s| used_s.max(0.0) as u64),
             reason: status.reason,
             lease: status.lease.map(ListedLease::from),
+            another_in_port: status.another_in_port.map(|another| *another),
             booked: status.booked.into_iter().map(BookedStatus::readable).collect(),
             waiting: status.waiting.len(),
             queue: status.waiting.into_iter().map(ListedWaiting::from).collect(),

@@ -3,13 +3,32 @@
 use farbus_io::usb::{Found, Selector};
 use farbus_session::rules::{Properties, Rule, Verdict, decide};
 
+use super::follow::Follow;
+
 /// Devices to share: selected one by one, and by rules.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wanted {
     named: Vec<Named>,
     rules: Vec<Rule>,
-    /// The name that each rule gives, if it gives one.
-    names: Vec<Option<String>>,
+    /// What each rule gives.
+    given: Vec<Given>,
+}
+
+/// A rule for real devices, and what it gives those that match.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NamingRule {
+    /// The rule.
+    pub rule: Rule,
+    /// The name that it gives, if it gives one.
+    pub name: Option<String>,
+    /// Which other devices in a port that it names are followed.
+    pub follow: Follow,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Given {
+    name: Option<String>,
+    follow: Follow,
 }
 
 /// A device that is selected itself.
@@ -19,23 +38,44 @@ struct Named {
     name: Option<String>,
     /// Whether its owner chose that name.
     is_chosen: bool,
+    follow: Follow,
+}
+
+/// How a device is shared that is selected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Selected {
+    /// Its name; `None`: it is named after what it is.
+    pub name: Option<String>,
+    /// Whether its owner chose that name. Several devices may have a name that a rule gives.
+    pub is_chosen: bool,
+    /// Whether it is selected by its port, so that the share stands for the first device there; and which others are
+    /// followed.
+    pub by_port: Option<Follow>,
+}
+
+impl Selected {
+    /// The name of `found`, as it is selected so.
+    pub fn name_of(&self, found: &Found) -> String {
+        self.name.clone().unwrap_or_else(|| name(found))
+    }
 }
 
 impl Wanted {
     /// Selects by `rules`. Each gives a name, or leaves it to the device's description.
-    pub fn by_rules(rules: &[(Rule, Option<String>)]) -> Self {
-        let (rules, names) = rules.iter().cloned().unzip();
-        Self { named: Vec::new(), rules, names }
+    pub fn by_rules(rules: &[NamingRule]) -> Self {
+        let given = |NamingRule { rule, name, follow }| (rule, Given { name, follow });
+        let (rules, given) = rules.iter().cloned().map(given).unzip();
+        Self { named: Vec::new(), rules, given }
     }
 
     /// Selects a device regardless of the rules, even an input device.
-    pub fn add(&mut self, selector: Selector, name: Option<String>) {
-        self.named.push(Named { selector, is_chosen: name.is_some(), name });
+    pub fn add(&mut self, selector: Selector, name: Option<String>, follow: Follow) {
+        self.named.push(Named { selector, is_chosen: name.is_some(), name, follow });
     }
 
     /// Selects a device as [`Wanted::add`] does, under a name that farbus chose.
-    pub fn add_unnamed(&mut self, selector: Selector, name: String) {
-        self.named.push(Named { selector, name: Some(name), is_chosen: false });
+    pub fn add_unnamed(&mut self, selector: Selector, name: String, follow: Follow) {
+        self.named.push(Named { selector, name: Some(name), is_chosen: false, follow });
     }
 
     /// Whether nothing is selected.
@@ -48,23 +88,33 @@ impl Wanted {
         self.named.iter().map(|named| (&named.selector, named.name.as_deref()))
     }
 
-    /// The name of a device if it is selected. A selection of the device itself comes before the rules.
-    pub fn name_of(&self, found: &Found) -> Option<String> {
-        self.naming_of(found).map(|(name, _)| name)
+    /// Whether a share stands for the first device in this port.
+    pub fn selects_port(&self, bus_id: &str) -> bool {
+        let is_it = |named: &Named| matches!(&named.selector, Selector::BusId(selected) if selected == bus_id);
+        let is_in = |(rule, given): (&Rule, &Given)| {
+            is_by_port(rule, given) && { rule.port.as_ref().is_some_and(|port| port.matches(bus_id)) }
+        };
+        self.named.iter().any(is_it) || self.rules.iter().zip(&self.given).any(is_in)
     }
 
-    /// The name of a device if it is selected, and whether its owner chose it. Several devices may have a name that a
-    /// rule gives.
-    pub fn naming_of(&self, found: &Found) -> Option<(String, bool)> {
-        let (called, is_chosen) = match self.named.iter().find(|named| named.selector.matches(found)) {
-            Some(named) => (&named.name, named.is_chosen),
-            None => match decide(&self.rules, &properties_of(found)) {
-                Verdict::Shared(at) => (&self.names[at], self.names[at].is_some()),
-                _ => return None,
-            },
-        };
-        Some((called.clone().unwrap_or_else(|| name(found)), is_chosen))
+    /// How a device is shared if it is selected. A selection of the device itself comes before the rules.
+    pub fn selected(&self, found: &Found) -> Option<Selected> {
+        if let Some(named) = self.named.iter().find(|named| named.selector.matches(found)) {
+            let by_port = matches!(named.selector, Selector::BusId(_)).then(|| named.follow.clone());
+            return Some(Selected { name: named.name.clone(), is_chosen: named.is_chosen, by_port });
+        }
+        let Verdict::Shared(at) = decide(&self.rules, &properties_of(found)) else { return None };
+        let is_by_port = is_by_port(&self.rules[at], &self.given[at]);
+        let Given { name, follow } = self.given[at].clone();
+        let by_port = is_by_port.then_some(follow);
+        Some(Selected { is_chosen: name.is_some(), name, by_port })
     }
+}
+
+/// Whether a rule stands for the first device in a port. One that means many ports shares whatever is in each, unless
+/// it says what is followed there.
+fn is_by_port(rule: &Rule, given: &Given) -> bool {
+    !rule.is_refusal && rule.port.as_ref().is_some_and(|port| port.is_exact() || !given.follow.is_nothing())
 }
 
 fn properties_of(found: &Found) -> Properties {

@@ -10,6 +10,7 @@ use farbus_session::registry::Entry;
 use serde::{Deserialize, Serialize};
 
 use crate::devices::class_words::classes;
+use crate::devices::follow::AnotherInPortStatus;
 use crate::devices::identities::labels::IdentityStatus;
 use crate::devices::lease::{BookedStatus, LeaseStatus};
 use crate::devices::media_journal::RemoteIdentity;
@@ -60,8 +61,13 @@ pub struct DeviceStatus {
     /// The medium, if it is a block device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub medium: Option<MediumStatus>,
-    /// `available`, `in use` or `moved away`.
+    /// `available`, `in use`, `moved away`, `another device in this port` (`another_in_port` says more), or `failed` if
+    /// nobody can attach it: `trouble` says why.
     pub state: String,
+    /// Set if the device is shared by its port and is another one than the share stands for: permissions and leases of
+    /// that one do not count for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub another_in_port: Option<Box<AnotherInPortStatus>>,
     /// How it is used: `exclusive`, `read` (by several users), `scratch` (by several users, each with its own changes).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<String>,
@@ -89,6 +95,9 @@ pub struct DeviceStatus {
     /// Set if a host has moved the disk to its own machine, or is moving it: what is here is or will be old.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub moved: Option<RetirementStatus>,
+    /// Why nobody can attach it, and what to type: what is stored of it is damaged.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<String>,
     /// Leases of it ahead of time, in the order of their beginnings.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub booked: Vec<BookedStatus>,
@@ -248,6 +257,7 @@ impl DeviceStatus {
             interfaces: classes(entry.record),
             size_bytes: entry.block.map(|block| block.info().size_bytes),
             medium: entry.block.and_then(MediumStatus::of),
+            another_in_port: None,
             state: if entry.holder.is_some() { "in use" } else { "available" }.to_owned(),
             mode: entry.holder.map(|holder| holder.mode.as_str().to_owned()),
             users: users_of(entry.claims, now),
@@ -258,6 +268,7 @@ impl DeviceStatus {
             reason: entry.holder.and_then(|holder| holder.reason.clone()),
             lease: entry.claims.lease(now).map(|lease| LeaseStatus::of(lease, now)),
             moved: None,
+            trouble: None,
             booked: entry.claims.bookings().iter().map(BookedStatus::of).collect(),
             waiting: waiting_of(entry.claims, now),
             history: history_of(entry.claims, now),

@@ -1,7 +1,5 @@
-//! The names of USB devices that have no strings of their own, from the USB ID Repository, which the crate `usb-ids`
-//! contains (<http://www.linux-usb.org/usb-ids.html>).
-
-use usb_ids::{Device, FromId, Vendor};
+//! The names of USB devices that have no strings of their own, from the USB ID Repository
+//! (<http://www.linux-usb.org/usb-ids.html>), which the crate `usb-ids` contains and `build.rs` makes tables of.
 
 /// The ids that pid.codes reserves for tests: any device may have them, farbus's own gadgets among others.
 const TEST_VENDOR: u16 = 0x1209;
@@ -22,10 +20,9 @@ impl UsbNames {
         if vendor == TEST_VENDOR && TEST_PRODUCTS.contains(&product) {
             return Self::default();
         }
-        Self {
-            vendor: Vendor::from_id(vendor).map(Vendor::name),
-            product: Device::from_vid_pid(vendor, product).map(Device::name),
-        }
+        let vendor_key = u32::from(vendor);
+        let product_key = vendor_key << 16 | u32::from(product);
+        Self { vendor: VENDORS.name(vendor_key), product: PRODUCTS.name(product_key) }
     }
 
     /// The names of a device with these ids in hexadecimal digits, as lists show them.
@@ -37,6 +34,40 @@ impl UsbNames {
     /// Vendor and product in a line; `None` if the product is not known. The vendor alone says little of a device.
     pub fn title(self) -> Option<String> {
         Some(format!("{} {}", self.vendor?, self.product?))
+    }
+}
+
+/// Names in the order of their keys, as `build.rs` writes them. It has no pointers, which each process would have to
+/// adjust.
+struct NameTable {
+    /// For each name, its key and where it begins in the text, both as four bytes, the lowest first.
+    index: &'static [u8],
+    text: &'static str,
+}
+
+/// By vendor id.
+static VENDORS: NameTable = NameTable {
+    index: include_bytes!(concat!(env!("OUT_DIR"), "/usb_vendors.index")),
+    text: include_str!(concat!(env!("OUT_DIR"), "/usb_vendors.txt")),
+};
+
+/// By vendor id and product id, the vendor's in the upper half.
+static PRODUCTS: NameTable = NameTable {
+    index: include_bytes!(concat!(env!("OUT_DIR"), "/usb_products.index")),
+    text: include_str!(concat!(env!("OUT_DIR"), "/usb_products.txt")),
+};
+
+impl NameTable {
+    fn entries(&self) -> &'static [[[u8; 4]; 2]] {
+        self.index.as_chunks().0.as_chunks().0
+    }
+
+    fn name(&self, key: u32) -> Option<&'static str> {
+        let entries = self.entries();
+        let at = entries.binary_search_by_key(&key, |[of, _]| u32::from_le_bytes(*of)).ok()?;
+        let begin = |[_, begin]: &[[u8; 4]; 2]| u32::from_le_bytes(*begin) as usize;
+        let end = entries.get(at + 1).map_or(self.text.len(), begin);
+        self.text.get(begin(&entries[at])..end)
     }
 }
 
@@ -54,6 +85,20 @@ mod tests {
         assert!(unknown.vendor.is_some() && unknown.title().is_none(), "{unknown:?}");
         for nobody in [UsbNames::of(0x1209, 0x0001), UsbNames::of(0, 0), UsbNames::of_hex("", "")] {
             assert_eq!(nobody, UsbNames::default());
+        }
+    }
+
+    #[test]
+    fn the_tables_name_what_the_repository_names() {
+        let vendors = usb_ids::Vendors::iter().count();
+        let products: usize = usb_ids::Vendors::iter().map(|vendor| vendor.devices().count()).sum();
+        assert_eq!((VENDORS.entries().len(), PRODUCTS.entries().len()), (vendors, products));
+        for vendor in usb_ids::Vendors::iter() {
+            assert_eq!(VENDORS.name(vendor.id().into()), Some(vendor.name()));
+            for device in vendor.devices() {
+                let key = u32::from(vendor.id()) << 16 | u32::from(device.id());
+                assert_eq!(PRODUCTS.name(key), Some(device.name()));
+            }
         }
     }
 }

@@ -150,7 +150,7 @@ fn serve_usbip(shared: &Shared, number: u64, session: &Session, link: &Link, sin
         (Some(bus_id), Some(device)) if !device.is_gone() => {
             registry.lock().release(&bus_id, &session.peer, Some(device), ending, now);
         }
-        (Some(bus_id), _) => registry.lock().withdraw(&bus_id),
+        (Some(bus_id), _) => registry.lock().withdraw_gone(&bus_id, now),
         (None, _) => {}
     }
     link.shut_down();
@@ -229,7 +229,7 @@ pub fn recheck(shared: &Shared, trust: &Trust) {
             let held = session.device().or_else(|| session.observes.get().cloned());
             let device = held.and_then(|bus_id| names.get(&bus_id));
             let is_lent = device.is_some_and(|(name, _)| permissions.lent_to(session.visitor, name) == Some(true));
-            let asked = device.filter(|_| !is_lent).map(|(name, id)| (name.as_str(), *id));
+            let asked = device.filter(|_| !is_lent).map(|(name, id)| (registry.permitted_as(name), *id));
             let device = device.map(|(name, _)| name.as_str());
             if !peers.as_ref().is_some_and(|peers| guest.may_stay(peers, asked)) {
                 warn!(peer = session.peer, device, "cut off: its permission was taken back");

@@ -24,6 +24,15 @@ pub enum ShareError {
     },
     /// The device with this name is not in use.
     NotInUse(String),
+    /// The device was taken back from its user, and that is not stored.
+    NotStored {
+        /// The device's name.
+        device: String,
+        /// Who had it.
+        user: String,
+        /// Why.
+        error: String,
+    },
     /// The device refused the command.
     Command(CommandError),
     /// The session that holds it does not answer.
@@ -51,6 +60,11 @@ impl fmt::Display for ShareError {
                 write!(f, "'{device}' is used by {user}\n  take it back first: farbus release {device}")
             }
             ShareError::NotInUse(name) => write!(f, "nobody uses '{name}'"),
+            ShareError::NotStored { device, user, error } => write!(
+                f,
+                "'{device}' is taken back from {user}, but that is not stored ({error}): {user} may continue if this process \
+                 is started anew\n  make room there and type it again, or: farbus forbid {user} {device}"
+            ),
             ShareError::Command(error) => error.fmt(f),
             ShareError::Silent => f.write_str("the session that uses the device does not answer"),
             ShareError::Reservation { device, refusal } => write!(f, "'{device}' cannot be reserved so: {refusal}"),

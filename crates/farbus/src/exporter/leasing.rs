@@ -5,10 +5,12 @@
 //! on, also when its link comes back; then the sessions that use the device end, which writes out what they have sent;
 //! then the device is offered to the next.
 
+use std::io;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, UNIX_EPOCH};
 
+use farbus_io::link::unix_ms;
 use farbus_io::trust::{Fingerprint, timestamp};
 use farbus_model::Instant;
 use farbus_session::Registry;
@@ -23,7 +25,6 @@ use crate::common::lease_words::LeaseAct;
 use crate::devices::lease::{LeaseAnswer, LeaseStatus};
 use crate::exporter::owner::end_users_of;
 use crate::exporter::state::lease_limits::{Exceeded, held_by};
-use crate::exporter::state::lease_store::unix_ms;
 use crate::exporter::state::registry::DeviceRegistry;
 use crate::exporter::state::shared::{STACK_BYTES, Shared};
 
@@ -66,7 +67,7 @@ pub fn act(
             let span = Duration::from_secs(for_s);
             let (is_provisional, notice) = (provisional, limits.preempt_notice());
             let request = Request { who: who.clone(), span, priority, reason, waits, is_provisional, notice };
-            let (requested, is_used) = {
+            let (before, requested, is_used) = {
                 let mut registry = registry.lock();
                 let held = held_by(&registry, who, bus_id, now);
                 let claims = claims_of(&mut registry, bus_id)?;
@@ -78,9 +79,10 @@ pub fn act(
                         over(bus_id, who, exceeded)
                     })?;
                 }
+                let before = claims.lease(now).cloned();
                 let requested = claims.request(&request, now);
                 // Its own sessions keep their number: they are not fenced off by the lease of their host.
-                (requested, !claims.holders().is_empty())
+                (before, requested, !claims.holders().is_empty())
             };
             let requested = requested.map_err(|refusal| refused_by(&refusal, Some(waits)))?;
             let is_new = requested == (Requested::Granted { is_new: true });
@@ -89,7 +91,9 @@ pub fn act(
             }
             if matches!(requested, Requested::Waits { .. }) && priority > 0 {
                 // It may end the present lease early.
-                keep(shared, bus_id);
+                keep_or_restore(shared, bus_id, before).inspect_err(|_| {
+                    let _ = with_claims(registry, bus_id, |claims| claims.withdraw(who));
+                })?;
             }
             watch(shared);
             let (state, place) = match requested {
@@ -132,9 +136,11 @@ pub fn act(
         }
         LeaseAct::Extend { for_s } => {
             limits.check_span(Duration::from_secs(for_s)).map_err(|exceeded| over(bus_id, who, exceeded))?;
-            let extended = with_claims(registry, bus_id, |claims| claims.extend(who, Duration::from_secs(for_s), now))?;
+            let (before, extended) = with_claims(registry, bus_id, |claims| {
+                (claims.lease(now).cloned(), claims.extend(who, Duration::from_secs(for_s), now))
+            })?;
             extended.map_err(|refusal| refused_by(&refusal, None))?;
-            keep(shared, bus_id);
+            keep_or_restore(shared, bus_id, before)?;
             watch(shared);
             answer(shared, bus_id, who, "held", None)
         }
@@ -142,18 +148,23 @@ pub fn act(
             let to = to.ok_or_else(|| refused("that host is not paired with this one, or may not use the device"))?;
             let (to, key) = to;
             let limits = shared.lease_limits.of(Some(&key));
-            let given = {
+            let (before, given) = {
                 let mut registry = registry.lock();
                 let held = held_by(&registry, &to, bus_id, now);
                 let claims = claims_of(&mut registry, bus_id)?;
                 let left = claims.lease(now).map_or(Duration::ZERO, |lease| lease.until - now);
                 let checked = limits.check_devices(held).and_then(|()| limits.check_span(left));
                 checked.map_err(|exceeded| over(bus_id, &to, exceeded))?;
-                claims.give(who, &to, now)
+                (claims.lease(now).cloned(), claims.give(who, &to, now))
             };
             given.map_err(|refusal| refused_by(&refusal, None))?;
             info!(device = bus_id, from = who.name(), to = to.name(), "its lease was given to another host");
-            granted(shared, bus_id, &to, false)?;
+            granted(shared, bus_id, &to, false).inspect_err(|_| {
+                // It is its holder's still, as it is stored.
+                if let (Some(before), Some(claims)) = (before, registry.lock().claims_mut(bus_id)) {
+                    claims.restore_lease(before);
+                }
+            })?;
             watch(shared);
             answer(shared, bus_id, who, "given", None)
         }
@@ -254,7 +265,12 @@ fn begun(shared: &Shared, bus_id: &str) {
     });
     match began {
         // The host had it already, and has it for longer now.
-        Ok(Some((_, true, _))) => keep(shared, bus_id),
+        Ok(Some((_, true, _))) => {
+            if let Err(error) = keep(shared, bus_id) {
+                // The booking is stored still: after a restart it begins again.
+                warn!(device = bus_id, %error, "that its lease is longer is not stored");
+            }
+        }
         Ok(Some((who, false, is_used))) => {
             if let Err(failure) = granted(shared, bus_id, &who, is_used) {
                 warn!(device = bus_id, failure.message, "a booking is not honoured");
@@ -295,14 +311,25 @@ fn granted(shared: &Shared, bus_id: &str, who: &Party, keeps_number: bool) -> Re
 }
 
 /// Stores the present lease of a device, after a change.
-fn keep(shared: &Shared, bus_id: &str) {
+fn keep(shared: &Shared, bus_id: &str) -> io::Result<()> {
     let now = shared.serving.clock.now();
     let lease = shared.registry.lock().claims_mut(bus_id).and_then(|claims| claims.lease(now).cloned());
     // What is not confirmed is forgotten with this process.
     let lease = lease.filter(|lease| lease.to_confirm.is_none());
-    if let Err(error) = shared.registry.keep_lease(bus_id, lease.as_ref(), now) {
-        warn!(device = bus_id, %error, "its lease is not stored, and ends with this process");
+    shared.registry.keep_lease(bus_id, lease.as_ref(), now)
+}
+
+/// Stores a change of the lease that a device has, or takes the change back: `before` is the lease as it was.
+fn keep_or_restore(shared: &Shared, bus_id: &str, before: Option<Lease>) -> Result<(), FailureReport> {
+    let Err(error) = keep(shared, bus_id) else { return Ok(()) };
+    if let (Some(before), Some(claims)) = (before, shared.registry.lock().claims_mut(bus_id)) {
+        claims.restore_lease(before);
     }
+    warn!(device = bus_id, %error, "refused: a change of its lease cannot be stored");
+    Err(report(
+        Attribute::Local,
+        format!("the change cannot be stored: {error}\n  where it is shared, make room first"),
+    ))
 }
 
 /// The users of a device, as its claims name them.
@@ -315,8 +342,12 @@ fn users_of(claims: &Claims) -> Vec<String> {
 fn ended(shared: &Shared, bus_id: &str, ending: Ending, users: &[String]) {
     info!(device = bus_id, how = ending.as_str(), "its lease has ended");
     publish(Event::of(Kind::LeaseEnded, name_of(shared, bus_id)).how(ending.as_str()));
-    end_users_of(shared, bus_id, None, ending, Some(users));
-    keep(shared, bus_id);
+    let fenced = end_users_of(shared, bus_id, None, ending, Some(users));
+    if let Err(error) = fenced.and(keep(shared, bus_id)) {
+        // Who had it could come back after a restart of this process, and until the lease would have ended. The next
+        // host does not get the device before a number is stored that refuses the former one.
+        warn!(device = bus_id, %error, "that its lease has ended is not stored");
+    }
 }
 
 fn name_of(shared: &Shared, bus_id: &str) -> String {
@@ -360,8 +391,11 @@ pub fn restore(shared: &Arc<Shared>, bus_id: &str) {
             }
             watch(shared);
         }
-        Ok((None, _)) => {}
-        Err(error) => warn!(device = bus_id, %error, "what was stored of its leases is not known"),
+        // What was kept while the device was gone may have an end.
+        Ok((None, _)) => watch(shared),
+        Err(error) => {
+            warn!(device = bus_id, %error, "nobody can attach it: what was stored of its leases is not known")
+        }
     }
 }
 

@@ -41,17 +41,22 @@ impl Share {
         };
         let record = record.cloned().ok_or(ShareError::BusFull)?;
         let called = name_of(&record);
-        let (identity, is_lasting) = match which {
-            Which::Known(known) => (known.identity(), known.is_lasting),
-            Which::Made(base) => (Identity { id: derive_from(base.number(), called), generation: 0 }, false),
+        let is_by_port = matches!(which, Which::InPort(..));
+        let (identity, is_lasting, another) = match which {
+            Which::Known(known) => (known.identity(), known.is_lasting, None),
+            Which::InPort(known, another) => (known.identity(), known.is_lasting, another),
+            Which::Made(base) => (Identity { id: derive_from(base.number(), called), generation: 0 }, false, None),
         };
         registry.identify(&record.bus_id, identity);
+        if is_by_port {
+            registry.keep_claims(&record.bus_id);
+        }
+        let is_named = !matches!(naming, Naming::Automatic(_)) && called == name;
+        self.shared.registry.labels.put(&record.bus_id, Label { is_named, is_lasting, another });
         drop(registry);
         // The device that had this name and bus id before may have been another one.
         self.shared.reservations.forget_bus(&record.bus_id);
         self.shared.swaps.forget(&record.bus_id);
-        let is_named = !matches!(naming, Naming::Automatic(_)) && called == name;
-        self.shared.registry.labels.put(&record.bus_id, Label { is_named, is_lasting });
         self.shared.registry.read_notes(&record.bus_id);
         leasing::restore(&self.shared, &record.bus_id);
         publish(Event::of(Kind::Shared, name_of(&record)));

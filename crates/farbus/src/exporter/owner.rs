@@ -2,6 +2,7 @@
 //! end.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
@@ -80,8 +81,10 @@ pub fn remove(shared: &Shared, device: &str) -> Result<(), ShareError> {
     shared.reservations.disown(&bus_id);
     publish(Event::of(Kind::Unshared, shared.registry.device_name(&bus_id).unwrap_or_else(|| bus_id.clone())));
     let is_idle = shared.registry.lock().retire(&bus_id);
-    if is_idle == Some(false) {
-        end_users_of(shared, &bus_id, None, Ending::TakenBack, None);
+    if is_idle == Some(false)
+        && let Err(error) = end_users_of(shared, &bus_id, None, Ending::TakenBack, None)
+    {
+        warn!(device = bus_id, %error, "that its use has ended is not stored");
     }
     // A successor that waits for the device learns that it is gone.
     shared.sessions.wake_all();
@@ -91,7 +94,8 @@ pub fn remove(shared: &Shared, device: &str) -> Result<(), ShareError> {
 /// Takes a device back from its user, and keeps the user's host away for `keep_out`. Returns the user.
 ///
 /// # Errors
-/// [`ShareError::NoDevice`], [`ShareError::NotInUse`].
+/// [`ShareError::NoDevice`], [`ShareError::NotInUse`]; [`ShareError::NotStored`]: the device is taken back all the
+/// same.
 pub fn take_back(
     shared: &Shared,
     device: &str,
@@ -110,17 +114,27 @@ pub fn take_back(
         claims.end_lease(Ending::TakenBack, now);
         who.ok_or_else(|| ShareError::NotInUse(device.to_owned()))?
     };
-    end_users_of(shared, &bus_id, remark, Ending::TakenBack, None);
-    if let Err(error) = shared.registry.keep_lease(&bus_id, None, now) {
-        warn!(device = bus_id, %error, "that its lease has ended is not stored");
-    }
-    Ok(who)
+    let fenced = end_users_of(shared, &bus_id, remark, Ending::TakenBack, None);
+    let stored = fenced.and(shared.registry.keep_lease(&bus_id, None, now));
+    stored.map(|()| who.clone()).map_err(|error| {
+        warn!(device = bus_id, %error, "that it was taken back is not stored");
+        ShareError::NotStored { device: device.to_owned(), user: who, error: error.to_string() }
+    })
 }
 
 /// Ends the sessions that use a device and waits until they have released it, for [`COMMAND_TIME_MAX`] at most. Their
 /// numbers are refused from now on, so that none of them gets the device back when its link does. `whose`: only those
 /// that were there when a lease ended, as its claims name them, for another host may have the device since.
-pub fn end_users_of(shared: &Shared, bus_id: &str, remark: Option<&str>, ending: Ending, whose: Option<&[String]>) {
+///
+/// # Errors
+/// they have ended, and that their numbers are refused is not stored.
+pub fn end_users_of(
+    shared: &Shared,
+    bus_id: &str,
+    remark: Option<&str>,
+    ending: Ending,
+    whose: Option<&[String]>,
+) -> io::Result<()> {
     let is_meant = |who: &String| whose.is_none_or(|whose| whose.contains(who));
     let is_next_there = {
         let mut registry = shared.registry.lock();
@@ -128,9 +142,7 @@ pub fn end_users_of(shared: &Shared, bus_id: &str, remark: Option<&str>, ending:
         claims.is_some_and(|claims| claims.holders().iter().any(|holder| !is_meant(&holder.who)))
     };
     // The next user has a later number already.
-    if !is_next_there {
-        shared.registry.next_lease_or_unstored(bus_id);
-    }
+    let fenced = if is_next_there { Ok(()) } else { shared.registry.fence_off(bus_id) };
     let key = shared.registry.key_of(bus_id);
     let handed_over = shared.registry.leases().take_back(&key);
     if let Some(handed_over) = handed_over {
@@ -153,6 +165,7 @@ pub fn end_users_of(shared: &Shared, bus_id: &str, remark: Option<&str>, ending:
         session.end();
     }
     shared.sessions.wait_for(&users, COMMAND_TIME_MAX);
+    fenced
 }
 
 /// Sends a command to a device, named by its name or bus id, whether it is in use or not. If it is between two users,

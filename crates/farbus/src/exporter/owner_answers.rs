@@ -11,13 +11,23 @@ use crate::common::failure::{Attribute, FailureReport};
 use crate::common::process_status::ProcessStatus;
 use crate::devices::status::DeviceStatus;
 
+/// Where devices are served.
+#[derive(Debug, Default)]
+pub struct ServedAt {
+    /// Address or socket.
+    pub address: String,
+    /// Whether only paired hosts are served there.
+    pub is_for_paired_hosts: bool,
+}
+
 /// Answers a question about the devices of `share`.
-pub fn answer(share: &Share, address: &str, question: Question) -> Answer {
+pub fn answer(share: &Share, served: &ServedAt, question: Question) -> Answer {
     let (device, command) = match question {
         Question::Status => {
             let devices = share.status();
-            let (pid, role) = (std::process::id(), "share");
-            return with_buses(share, ProcessStatus { pid, role, address: address.to_owned(), devices }.answer());
+            let (pid, role, address) = (std::process::id(), "share", served.address.clone());
+            let is_for_paired_hosts = served.is_for_paired_hosts;
+            return with_buses(share, ProcessStatus { pid, role, address, is_for_paired_hosts, devices }.answer());
         }
         Question::Version
         | Question::Events { .. }
@@ -30,7 +40,7 @@ pub fn answer(share: &Share, address: &str, question: Question) -> Answer {
         | Question::Latency { .. }
         | Question::Follow { .. }
         | Question::Depart { .. }
-        | Question::Reload
+        | Question::Reload { .. }
         | Question::Restart { .. }
         | Question::Sleep { .. }
         | Question::Share { .. }

@@ -119,7 +119,8 @@ fn lease(
         }
         _ => None,
     };
-    let may_prefer = peer.is_some_and(|peer| peer.may_reserve_high(&name, registry.id_of(&name)));
+    let may_prefer =
+        peer.is_some_and(|peer| peer.may_reserve_high(registry.permitted_as(&name), registry.id_of(&name)));
     let asking = Asking { who: Party::paired(guest.identity().0), key: guest.fingerprint(), may_prefer };
     leasing::act(shared, &bus_id, &asking, act, to.map(|host| (Party::paired(&host.name), host.fingerprint)))
 }
@@ -129,8 +130,9 @@ fn visible_to(shared: &Shared, session: &Session, guest: &Guest) -> Vec<DeviceSt
     let peer = guest.peer();
     let mut devices = owner::status(shared);
     devices.retain(|device| shared.permissions.may_use(session.visitor, peer.as_ref(), &device.name));
-    // Where its owner moves it, and why that failed, is the owner's.
+    // Where its owner moves it, why that failed, and what to type here is the owner's.
     devices.iter_mut().for_each(|device| device.swap = None);
+    devices.iter_mut().filter_map(|device| device.another_in_port.as_mut()).for_each(|another| another.next.clear());
     for lease in devices.iter_mut().filter_map(|device| device.lease.as_mut()) {
         lease.is_yours = lease.host == guest.identity().0;
     }

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use farbus_io::link::Listener;
-use farbus_io::trust::DeviceNotes;
+use farbus_io::trust::{AuditRecorder, DeviceNotes};
 use farbus_model::budget::Budget;
 use farbus_model::{Command, Device, Limits};
 use farbus_session::DeviceRecord;
@@ -19,7 +19,7 @@ use farbus_session::registry::{BlockClass, Entry};
 use farbus_session::reserve::Reservation;
 use farbus_session::stream::Stage;
 
-use crate::broker::SystemAccess;
+use crate::broker::{Broker, SystemAccess};
 pub use crate::common::host_address::DEFAULT_PORT;
 use crate::common::processor_leases::Beside;
 use crate::common::processor_leases::ProcessorLeases;
@@ -29,7 +29,6 @@ use crate::devices::descriptors::DescriptorTree;
 use crate::devices::identities::labels::{DeviceClass, made_here};
 use crate::devices::identities::naming::Naming;
 pub use crate::devices::status::DeviceStatus;
-use crate::exporter::access::audit::Recorder;
 use crate::exporter::access::encrypted::SecureListener;
 use crate::exporter::access::listener::{Addresses, Listening};
 use crate::exporter::access::local_users::LocalUsers;
@@ -43,6 +42,9 @@ use crate::exporter::swap::Swaps;
 use crate::exporter::{connections, leasing, owner, restart};
 use crate::hosts::trust::Trust;
 use crate::saving::Asked;
+
+/// How many leases a broker stores at once. The disk stores those of many devices together.
+const LEASES_STORED_AT_ONCE: usize = 64;
 
 /// Devices that this process offers to other hosts, from [`Share::listen`] on. Dropping it ends all sessions.
 ///
@@ -93,7 +95,7 @@ impl Share {
     /// which notices the loss itself. Returns whether the device is off the list.
     pub(crate) fn remove_gone(&self, bus_id: &str) -> bool {
         let mut registry = self.shared.registry.lock();
-        registry.remove_idle(bus_id);
+        registry.remove_idle(bus_id, self.shared.serving.clock.now());
         registry.find(bus_id).is_none()
     }
 
@@ -122,6 +124,16 @@ impl Share {
         self.shared.permissions.local_peers.ask_through(system.clone());
         self.shared.registry.notes.read_through(system.clone());
         self.shared.reservations.ask_through(system);
+    }
+
+    /// Has a broker write leases, for a process without that right.
+    ///
+    /// # Errors
+    /// The system has no more descriptors or threads.
+    pub(crate) fn write_leases_through(&self, broker: &Broker) -> io::Result<()> {
+        let lines = broker.lines_up_to(LEASES_STORED_AT_ONCE)?;
+        self.shared.registry.store.write_through(SystemAccess::Through(Arc::new(lines)));
+        Ok(())
     }
 
     /// Shows what `farbus label` stored of devices that are offered from now on.
@@ -263,7 +275,10 @@ impl Share {
     /// The system has no more threads or descriptors.
     pub(crate) fn listen_secure_on(&self, listener: Listener, trust: Trust) -> io::Result<QuicBeside> {
         listener.never_wait()?;
-        self.record_by(Recorder::Own(trust.audit()));
+        self.record_by(trust.audit());
+        if let Err(error) = trust.peers() {
+            tracing::error!(%error, "no paired host is served before this is mended");
+        }
         leasing::keep_in(&self.shared, trust.folder().clone());
         self.shared.permissions.set_trust(trust.clone());
         let listening = Arc::new(Listening::new(SocketListener::Tcp(listener), None)?);
@@ -278,8 +293,8 @@ impl Share {
         Ok(beside)
     }
 
-    /// Sets the audit recorder for users that prove no key. Only the first call has an effect.
-    pub(crate) fn record_by(&self, recorder: Recorder) {
+    /// Sets who writes the audit log for users that prove no key. Only the first call has an effect.
+    pub(crate) fn record_by(&self, recorder: Arc<dyn AuditRecorder>) {
         let _ = self.shared.permissions.recorder.set(recorder);
     }
 
@@ -411,7 +426,7 @@ impl Share {
 
     fn end(&self, is_replaced: bool) -> bool {
         let is_durable = owner::stop(&self.shared, is_replaced);
-        self.shared.permissions.recorder.get().into_iter().for_each(Recorder::finish);
+        self.shared.permissions.recorder.get().into_iter().for_each(|recorder| recorder.finish());
         is_durable
     }
 

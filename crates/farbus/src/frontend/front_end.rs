@@ -12,6 +12,7 @@ use crate::broker::{BrokerPolicy, SystemAccess};
 use crate::common::runtime_folder;
 use crate::common::socket_access::SocketAccess;
 use crate::common::socket_place::{Place, Protocol, SocketListener};
+use crate::devices::follow::Follow;
 use crate::importer::client::{Client, ClientConfig, ClientError, HOLD, Target};
 use crate::importer::disk::DiskMode;
 use crate::importer::options::ahead::Ahead;
@@ -235,6 +236,8 @@ pub struct Request {
     pub modules: Vec<Asked>,
     /// What it is needed for; the exporter is told.
     pub reason: Option<String>,
+    /// Which other devices in its port are taken for it.
+    pub follow: Follow,
 }
 
 impl Request {
@@ -257,6 +260,7 @@ impl Request {
             reservation: None,
             modules: Vec::new(),
             reason: None,
+            follow: Follow::default(),
         }
     }
 

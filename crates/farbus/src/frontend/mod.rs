@@ -46,6 +46,6 @@ pub use front_end::{FrontEnd, Need, Prepared, Request, Via, explain, tell_reason
 pub use fuse::FileAttachment;
 pub use handle::{Handle, Migration, Refused};
 pub use migrations::MigrationStatus;
-pub use running::{AttachmentStatus, Running};
+pub use running::{ANOTHER_DEVICE, AttachmentStatus, Running};
 pub use steering::steer;
 pub use table::FRONT_ENDS;

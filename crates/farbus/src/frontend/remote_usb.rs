@@ -39,6 +39,7 @@ impl FarDevice {
     /// # Errors
     /// [`ClientError`].
     pub fn open(client: &Client, target: &Target, grace: Duration) -> Result<Self, ClientError> {
+        let target = &*client.meant(target)?;
         if let Some(linked) = client.session(target, grace)? {
             return Ok(FarDevice::Session(Box::new(linked)));
         }

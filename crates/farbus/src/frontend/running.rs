@@ -20,6 +20,9 @@ use crate::importer::session::status::SessionStatus;
 use crate::link::meters::Readings;
 use crate::link::status::LinksStatus;
 
+/// The state of an attachment that finds another device where its own was: it waits for its own.
+pub const ANOTHER_DEVICE: &str = "another device";
+
 /// An attachment that runs on another thread, or is about to.
 #[derive(Clone)]
 pub struct Running {
@@ -47,7 +50,8 @@ pub struct AttachmentStatus {
     pub title: String,
     /// `attached`; `link lost` while it waits for another; `held` while nothing is asked of it, because its user moves;
     /// `following` while it is in use, and goes to another host as soon as its user leaves;
-    /// `handed over` while it is on its way to another host; before it is here, `waiting`.
+    /// `handed over` while it is on its way to another host; before it is here, `waiting`; `another device` while
+    /// another one is where it was.
     pub state: &'static str,
     /// The address of the exporter that has the device now, as it was named.
     pub user: String,

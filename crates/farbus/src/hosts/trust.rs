@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use farbus_io::trust::{
-    Accepts, Audit, Event, Fingerprint, Folder, Identity, Outcome, Peer, Peers, Protocol, StateError, Terms, host_name,
-    limits, timestamp,
+    Accepts, Audit, AuditRecorder, Event, Fingerprint, Folder, Identity, Outcome, Peer, Peers, Protocol, StateError,
+    Terms, host_name, limits, timestamp,
 };
 use tracing::error;
 
@@ -18,7 +18,7 @@ use crate::common::host_address::SECURE_PORT;
 pub struct Trust {
     folder: Folder,
     identity: Arc<Identity>,
-    audit: Arc<Audit>,
+    audit: Arc<dyn AuditRecorder>,
     name: String,
 }
 
@@ -34,6 +34,9 @@ pub enum Use {
 }
 
 impl Use {
+    /// The word in the audit log for a connection.
+    pub const CONNECT: &'static str = "connect";
+
     /// The word in the audit log.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -152,8 +155,14 @@ impl Trust {
         Ok(noted)
     }
 
+    /// The same, with an audit log that is written by another process.
+    #[must_use]
+    pub fn recorded_by(self, audit: Arc<dyn AuditRecorder>) -> Self {
+        Self { audit, ..self }
+    }
+
     /// The audit log.
-    pub fn audit(&self) -> Arc<Audit> {
+    pub fn audit(&self) -> Arc<dyn AuditRecorder> {
         Arc::clone(&self.audit)
     }
 

@@ -112,6 +112,7 @@ impl OpenedDisk {
             DiskMode::Exclusive => Mode::Exclusive,
             DiskMode::Read => Mode::Read,
         };
+        let target = &*client.meant(target)?;
         let grace = client.grace_period(&target.address, GRACE_DISK)?;
         if !grace.is_zero() {
             match client.block(target, asked, grace)? {

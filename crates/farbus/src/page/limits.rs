@@ -20,13 +20,13 @@ use super::drawn::VIEW_BYTES_MAX;
 use super::lab::LAB_BYTES_MAX;
 use super::line::messages::{ANSWER_BYTES_MAX, AUTHORIZATION_BYTES_MAX, QUESTION_BYTES_MAX};
 use super::line::places::QUESTIONS_MAX;
-use super::rights::clients::{CONNECTIONS_MAX, OTHERS_MAX, REMOTE_MAX};
+use super::rights::clients::{CONNECTIONS_MAX, OF_OTHERS_MAX, REMOTE_MAX};
 use super::secure::TLS_BYTES_MAX;
 use super::server::{BODIES_MAX, HEAD_BYTES_MAX, STREAMS_MAX, UNREAD_KIB_MAX};
 
 /// The most that is held for clients, part by part, bytes.
 const PARTS: [(&str, usize); 18] = [
-    ("heads that arrive and that leave", (CONNECTIONS_MAX + OTHERS_MAX + REMOTE_MAX) * 2 * HEAD_BYTES_MAX),
+    ("heads that arrive and that leave", (CONNECTIONS_MAX + OF_OTHERS_MAX + REMOTE_MAX) * 2 * HEAD_BYTES_MAX),
     ("TLS of browsers of other machines", REMOTE_MAX * TLS_BYTES_MAX),
     ("bodies that arrive", BODIES_MAX * BODY_BYTES_MAX as usize),
     ("events that are kept", KEPT_MAX * EVENT_BYTES_MAX),
@@ -42,7 +42,7 @@ const PARTS: [(&str, usize); 18] = [
     ("pictures of streams", PICTURES_MAX * (2 * PICTURE_BYTES_MAX + 2 * READ_BYTES)),
     ("answers that are not read yet", UNREAD_KIB_MAX << 10),
     ("questions to the process with the rights", 2 * QUESTIONS_MAX * QUESTION_BYTES_MAX),
-    ("questions who a client is", (CONNECTIONS_MAX + OTHERS_MAX + REMOTE_MAX) * 4 * AUTHORIZATION_BYTES_MAX),
+    ("questions who a client is", (CONNECTIONS_MAX + OF_OTHERS_MAX + REMOTE_MAX) * 4 * AUTHORIZATION_BYTES_MAX),
     ("answers that it sends, one at a time", 2 * ANSWER_BYTES_MAX),
     // As the directory says it, as the hosts do, together, and as it was before.
     ("what is known of other hosts", 4 * LAB_BYTES_MAX),

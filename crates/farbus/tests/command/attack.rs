@@ -164,6 +164,7 @@ fn with_rights(scene: &Scene<'_>, is_over: &AtomicBool) -> String {
             break;
         }
         let mut attach = scene.rack.start(&[&words[..], &["--socket", socket]].concat());
+        // waits: the fault comes at a moment that is never the same
         thread::sleep(Duration::from_millis(100 + number * 37 % 300));
         attach.kill();
         let _ = fs::remove_file(socket);
@@ -199,6 +200,7 @@ fn hostile_exporter(scene: &Scene<'_>, is_over: &AtomicBool) -> String {
     // The daemon's pauses between two tries grow.
     wait_until(PATIENCE, "the daemon dials", || scene.dialled.load(Ordering::Acquire) > before);
     while !is_over.load(Ordering::Acquire) {
+        // waits: between two looks for an event
         thread::sleep(LOOK_EVERY);
     }
     scene.is_hostile.store(false, Ordering::Release);
@@ -221,6 +223,7 @@ fn serve_nonsense(listener: &TcpListener, is_hostile: &AtomicBool, dialled: &Ato
     listener.set_nonblocking(true).unwrap();
     while !is_over.load(Ordering::Acquire) {
         let Ok((mut stream, _)) = listener.accept() else {
+            // waits: between two looks for an event
             thread::sleep(LOOK_EVERY);
             continue;
         };
@@ -321,6 +324,7 @@ fn play(scene: &Scene<'_>, daemon: &Running, client: &mut Client, attack: &Attac
             most.memory_kib = most.memory_kib.max(now.memory_kib);
             most.descriptors = most.descriptors.max(now.descriptors);
             most.threads = most.threads.max(now.threads);
+            // waits: between two looks for an event
             thread::sleep(LOOK_EVERY);
         }
         drop(on_panic);

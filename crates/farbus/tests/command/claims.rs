@@ -65,7 +65,7 @@ fn attach_with_wait_gets_the_device_when_it_is_free_or_gives_up_in_time() {
     let mut waits = Running::start(harness.command(&[&arguments[..], &["--wait"]].concat()));
     waits.wait_for_line("waiting for");
     waits.signal(Signal::INT);
-    assert_eq!(waits.wait_for_end(PATIENCE), Some(0), "and a wait is ended by a signal");
+    assert_eq!(waits.wait_for_shell_code(PATIENCE), 130, "a wait that a signal ends has not got the device");
 }
 
 #[test]

@@ -78,6 +78,7 @@ fn pulses(target: &Target, urb: impl Fn(UrbId) -> Urb) -> Vec<Duration> {
         let done = port.wait(None).unwrap().expect("it is answered");
         assert_eq!(done.status, Status::Ok);
         took.push(asked.elapsed());
+        // waits: the pace of a load; a slow machine makes less of it
         thread::sleep(Duration::from_millis(5));
     }
     took.sort_unstable();
@@ -113,6 +114,7 @@ fn congested_link_starves_neither_interrupt_nor_control_transfers() {
                         let _ = socket.send_to(&[0; 1200], "10.111.2.2:9");
                         sent += 1242;
                     }
+                    // waits: the pace of a load; a slow machine makes less of it
                     thread::sleep(Duration::from_millis(1));
                 }
                 sent

@@ -83,6 +83,7 @@ fn a_client_that_asks_slowly_keeps_others_waiting_only_until_it_is_cut_off() {
         let dribble = std::thread::spawn(move || {
             // Each byte comes in time, but the request never ends.
             while slow.write_all(b" ").is_ok() {
+                // waits: each byte comes in time and the request never ends; later bytes are no less slow
                 std::thread::sleep(Duration::from_millis(100));
             }
             let _ = slow.read(&mut [0; 8]);

@@ -201,6 +201,7 @@ fn cuts_and_kills_lose_no_synced_write_of_two_disks_at_two_front_ends() {
         let is_over = || workers.iter().any(|worker| worker.is_finished());
         for fault in (0..faults()).take_while(|_| !is_over()) {
             cutter.wait_until_in_use(is_over);
+            // waits: the fault comes at a moment that is never the same
             thread::sleep(Duration::from_millis(20 + fault * 37 % 200));
             match fault % 6 {
                 1 => {

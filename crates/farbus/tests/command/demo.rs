@@ -77,9 +77,9 @@ fn ctrl_c_in_the_demo_leaves_nothing_at_any_step() {
         }
         demo.signal(Signal::INT);
         // After the last step's line it may be too late to stop.
-        let code = demo.wait_for_end(PATIENCE);
-        println!("{step}: {code:?} {}", demo.log());
-        assert!(code == Some(1) || (code == Some(0) && step == "read "), "{step}: {code:?} {}", demo.log());
+        let code = demo.wait_for_shell_code(PATIENCE);
+        println!("{step}: {code} {}", demo.log());
+        assert!(code == 130 || (code == 0 && step == "read "), "{step}: {code} {}", demo.log());
         assert_nothing_is_left(&harness);
     }
 }

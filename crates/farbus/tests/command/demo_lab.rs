@@ -125,7 +125,7 @@ fn lab_that_is_interrupted_while_it_begins_leaves_nothing() {
     let mut lab = Running::start(harness.command(&["demo", "--lab", "--listen", "127.0.0.1:0"]));
     lab.wait_for_line("three daemons");
     lab.signal(Signal::INT);
-    assert_eq!(lab.wait_for_end(PATIENCE), Some(0), "{}", lab.log());
+    assert_eq!(lab.wait_for_shell_code(PATIENCE), 130, "{}", lab.log());
     assert_nothing_is_left(&harness);
 }
 

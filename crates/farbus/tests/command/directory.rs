@@ -348,6 +348,66 @@ fn full_directory_is_named_and_written_once_there_is_room() {
 }
 
 #[test]
+fn paired_hosts_are_seen_in_a_directory_that_one_member_floods_and_all_is_well_when_its_keys_have_gone() {
+    if !has_etcd() {
+        return;
+    }
+    let harness = Harness::new();
+    let [lab3, desk] = two(&harness);
+    let etcd = Etcd::start(&harness, 1, &[]);
+    let lab = Site::start(&lab3, &format!("{}\n{BOARD}", etcd.line()));
+    let site = Site::start(&desk, &etcd.line());
+    site.wait_for_counts(2, 1);
+    etcd.flood(66_560);
+    let trouble = site.wait_for_trouble(Some("too-much"));
+    assert!(trouble["trouble"]["message"].as_str().unwrap().contains("paired hosts last"), "{trouble}");
+    // What a paired host shares meanwhile is seen, and so is all of it by one that begins now.
+    let later = "share = [{what='zero', name='board'}, {what='zero', name='later'}]";
+    lab.reload(&format!("{}\n{later}", etcd.line()));
+    let said = lab3.ok(&["daemon", "reload"]);
+    assert!(said.contains("nothing changed"), "{said}");
+    site.wait_for("shared meanwhile", |line| line["target"] == "lab3/later");
+    drop(site);
+    let site = Site::start(&desk, &etcd.line());
+    site.wait_for("read although there is no room", |line| line["target"] == "lab3/later");
+    assert!(desk.ok(&["directory", "limit", "lab3", "--devices", "3"]).contains("lab3"), "limits are written, too");
+    etcd.ctl(&["del", "--prefix", "/farbus/1/aaaa"]);
+    site.wait_for_trouble(None);
+    lab.wait_for_trouble(None);
+    site.wait_for_counts(2, 2);
+    fs::write(&lab.file, configuration(later)).unwrap();
+    let said = lab3.ok(&["daemon", "reload"]);
+    assert!(said.contains("removed [directory etcd://"), "{said}");
+}
+
+/// A directory's answer is written from its records: no tree of all values is made.
+#[test]
+fn a_large_directory_takes_little_more_memory_while_it_is_asked_for() {
+    const DEVICES: usize = 2000;
+    if !has_etcd() {
+        return;
+    }
+    let harness = Harness::new();
+    let [_, desk] = two(&harness);
+    let etcd = Etcd::start(&harness, 1, &[]);
+    let site = Site::start(&desk, &etcd.line());
+    let key = "b".repeat(52);
+    etcd.ctl(&["put", &format!("/farbus/1/{key}"), r#"{"name":"far"}"#]);
+    let text = "c".repeat(200);
+    let value = json!({ "ids": "0403:6001", "title": "A board", "state": "available", "comment": text, "place": text, "labels": { "a": text, "b": text } });
+    etcd.put_many((0..DEVICES).map(|number| (format!("/farbus/1/{key}/d{number}"), value.to_string())));
+    site.wait_for_counts(2, DEVICES as u64);
+    let before = site.process.peak_kib();
+    let answer = site.known(&[]).to_string().len();
+    for _ in 0..3 {
+        site.wait_for("the last device", |line| line["name"] == format!("d{}", DEVICES - 1));
+    }
+    let grown = site.process.peak_grown_kib(before);
+    println!("an answer of {answer} bytes, {before} KiB before, {grown} KiB more");
+    assert!(answer > 4 * DEVICES * text.len() && grown * 1024 < answer as u64 * 4, "{answer} {before} {grown}");
+}
+
+#[test]
 fn follower_that_missed_what_was_compacted_reads_all_again() {
     if !has_etcd() {
         return;

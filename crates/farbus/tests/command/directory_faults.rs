@@ -100,6 +100,7 @@ fn use_steadily(client: &mut Client, tally: &Tally) {
         client.write(usize::from(round) * 4096, round);
         assert_eq!(client.read(usize::from(round) * 4096)[7], round);
         Tally::count(&tally.steady);
+        // waits: the pace of a load; a slow machine makes less of it
         thread::sleep(Duration::from_millis(20));
     }
 }
@@ -135,17 +136,20 @@ fn fault(etcd: &mut Etcd<'_>, number: usize, at: usize, span: Duration) {
     match number {
         0 => {
             etcd.kill(at);
+            // waits: the fault lasts so long
             thread::sleep(span);
             etcd.restart(at);
         }
         1 | 2 => {
             let stopped: Vec<usize> = (0..number).map(|more| (at + more) % 3).collect();
             stopped.iter().for_each(|at| etcd.signal(*at, Signal::STOP));
+            // waits: the fault lasts so long
             thread::sleep(span);
             stopped.iter().for_each(|at| etcd.signal(*at, Signal::CONT));
         }
         3 => {
             (0..3).for_each(|at| etcd.kill(at));
+            // waits: the fault lasts so long
             thread::sleep(span);
             (0..3).for_each(|at| etcd.restart(at));
         }
@@ -167,18 +171,22 @@ fn fault(etcd: &mut Etcd<'_>, number: usize, at: usize, span: Duration) {
             let until = Instant::now() + span;
             while Instant::now() < until {
                 etcd.signal(at, Signal::STOP);
+                // waits: the fault lasts so long
                 thread::sleep(Duration::from_millis(90));
                 etcd.signal(at, Signal::CONT);
+                // waits: the fault lasts so long
                 thread::sleep(Duration::from_millis(10));
             }
         }
         8 => {
             etcd.part(at, true);
+            // waits: the fault lasts so long
             thread::sleep(span);
             etcd.part(at, false);
         }
         9 => {
             etcd.unplug(at, true);
+            // waits: the fault lasts so long
             thread::sleep(span);
             etcd.unplug(at, false);
         }

@@ -206,25 +206,49 @@ impl Nbd {
 
     /// Sends a request and returns the error of its answer, or 0. Command 1 writes, 3 flushes.
     fn ask(&mut self, command: u16, offset: u64, payload: &[u8]) -> u32 {
+        self.send(command, offset, payload.len() as u32, payload);
+        self.receive()
+    }
+
+    fn send(&mut self, command: u16, offset: u64, count: u32, payload: &[u8]) {
         self.1 += 1;
         let mut bytes = 0x2560_9513u32.to_be_bytes().to_vec();
         bytes.extend([0, 0]);
         bytes.extend(command.to_be_bytes());
         bytes.extend(self.1.to_be_bytes());
         bytes.extend(offset.to_be_bytes());
-        bytes.extend((payload.len() as u32).to_be_bytes());
+        bytes.extend(count.to_be_bytes());
         bytes.extend(payload);
         self.0.write_all(&bytes).unwrap();
+    }
+
+    /// The error of an answer, or 0.
+    fn receive(&mut self) -> u32 {
         let mut reply = [0; 16];
         self.0.read_exact(&mut reply).unwrap();
         u32::from_be_bytes(reply[4..8].try_into().unwrap())
     }
 
-    fn write(&mut self, offset: u64, payload: &[u8]) {
+    pub fn write(&mut self, offset: u64, payload: &[u8]) {
         assert_eq!(self.ask(1, offset, payload), 0);
     }
 
-    fn flush(&mut self) -> bool {
+    /// Reads so many bytes.
+    pub fn read(&mut self, offset: u64, count: u32) -> Vec<u8> {
+        self.send(0, offset, count, &[]);
+        let error = self.receive();
+        assert_eq!(error, 0);
+        let mut bytes = vec![0; count as usize];
+        self.0.read_exact(&mut bytes).unwrap();
+        bytes
+    }
+
+    /// Whether the server has closed the connection; waits until it says something.
+    pub fn is_closed(&mut self) -> bool {
+        matches!(self.0.read(&mut [0; 16]), Ok(0) | Err(_))
+    }
+
+    pub fn flush(&mut self) -> bool {
         self.ask(3, 0, &[]) == 0
     }
 }
@@ -364,6 +388,7 @@ fn migrate_says_at_once_that_an_nbd_client_still_has_the_disk() {
         client.write(512, &[8; 512]);
         client
     });
+    // waits: nothing must happen meanwhile; a slow machine only shows less
     thread::sleep(Duration::from_millis(200));
     assert!(!waiting.is_finished());
     desk.ok(&["resume", "lab3/block"]);

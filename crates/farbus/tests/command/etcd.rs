@@ -226,6 +226,54 @@ impl<'a> Etcd<'a> {
         (outcome.code == Some(0)).then_some(outcome.stdout)
     }
 
+    /// Writes so many keys of made-up hosts, which come before those of real ones.
+    pub fn flood(&self, count: usize) {
+        let name = |number: usize| -> String {
+            format!("{number:06}").bytes().map(|digit| char::from(b'a' + digit - b'0')).collect()
+        };
+        self.put_many(
+            (0..count).map(|number| (format!("/farbus/1/aaaa{}{}", name(number), "a".repeat(42)), "{}".into())),
+        );
+    }
+
+    /// Writes keys, dozens in one request to the gateway for JSON.
+    pub fn put_many(&self, keys: impl Iterator<Item = (String, String)>) {
+        use base64::Engine as _;
+        use std::io::{Read as _, Write as _};
+        let base64 = |text: &str| base64::engine::general_purpose::STANDARD.encode(text);
+        let address = self.members();
+        let mut stream = std::net::TcpStream::connect(address.split(',').next().unwrap()).unwrap();
+        let put = |(key, value): &(String, String)| {
+            format!(r#"{{"requestPut":{{"key":"{}","value":"{}"}}}}"#, base64(key), base64(value))
+        };
+        for some in keys.collect::<Vec<_>>().chunks(100) {
+            let puts: Vec<String> = some.iter().map(put).collect();
+            let body = format!(r#"{{"success":[{}]}}"#, puts.join(","));
+            let head = format!("POST /v3/kv/txn HTTP/1.1\r\nHost: etcd\r\nContent-Length: {}\r\n\r\n", body.len());
+            stream.write_all(format!("{head}{body}").as_bytes()).unwrap();
+            let mut answer = Vec::new();
+            let is_whole = |answer: &[u8]| {
+                let text = String::from_utf8_lossy(answer);
+                text.split_once("\r\n\r\n").is_some_and(|(head, body)| {
+                    let length = head
+                        .lines()
+                        .find_map(|line| line.to_lowercase().strip_prefix("content-length: ")?.parse().ok());
+                    length.map_or_else(
+                        || body.ends_with("\r\n0\r\n\r\n") || body.ends_with("0\r\n\r\n"),
+                        |length: usize| body.len() >= length,
+                    )
+                })
+            };
+            while !is_whole(&answer) {
+                let mut bytes = [0; 16 << 10];
+                let count = stream.read(&mut bytes).unwrap();
+                assert!(count > 0, "etcd closed the connection");
+                answer.extend_from_slice(&bytes[..count]);
+            }
+            assert!(answer.starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&answer));
+        }
+    }
+
     /// The keys of farbus that are there.
     pub fn keys(&self) -> Vec<String> {
         let text = self.ctl(&["get", "--prefix", "/farbus/1/", "--keys-only"]);

@@ -92,6 +92,7 @@ impl Evil {
             if now != passed {
                 (passed, since) = (now, Instant::now());
             }
+            // waits: between two looks for an event
             thread::sleep(Duration::from_millis(5));
         }
         self.inside.is_evil.store(true, Ordering::Release);
@@ -112,6 +113,7 @@ impl Evil {
                 let _ = link.write_all(&said);
             }
         }
+        // waits: the device, disk or peer is that slow: its time is an argument of the test
         thread::sleep(SPEAKS_FOR.saturating_sub(began.elapsed()));
     }
 

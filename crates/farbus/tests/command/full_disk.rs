@@ -32,14 +32,21 @@ impl SmallDisk {
         assert!(command.output().unwrap().status.success());
     }
 
-    fn fill(&self) {
+    /// Makes the file system read-only, or no longer.
+    pub fn make_read_only(&self, is_read_only: bool) {
+        let mut command = Command::new("mount");
+        command.args(["-o", if is_read_only { "remount,ro" } else { "remount,rw" }]).arg(&self.0);
+        assert!(command.output().unwrap().status.success());
+    }
+
+    pub fn fill(&self) {
         let mut file = File::create(self.0.join("filler")).unwrap();
         while file.write(&[0; 512]).is_ok() {}
         assert!(fs::write(self.0.join("more"), [0; 4096]).is_err(), "it is full");
         let _ = fs::remove_file(self.0.join("more"));
     }
 
-    fn make_room(&self) {
+    pub fn make_room(&self) {
         fs::remove_file(self.0.join("filler")).unwrap();
     }
 }

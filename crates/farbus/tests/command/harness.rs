@@ -4,6 +4,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -197,6 +198,11 @@ impl Running {
         }
     }
 
+    /// Whether a line of its output that nobody has read yet contains `part`; reads them up to that.
+    pub fn has_said(&self, part: &str) -> bool {
+        self.lines.try_iter().any(|line| line.contains(part))
+    }
+
     /// What is left of the output of a process that has ended.
     pub fn rest(&self) -> String {
         self.lines.iter().collect::<Vec<_>>().join("\n")
@@ -212,6 +218,7 @@ impl Running {
         let until = Instant::now() + PATIENCE;
         while !self.log().contains(part) {
             assert!(Instant::now() < until, "it does not say '{part}' but\n{}", self.log());
+            // waits: between two looks for an event
             thread::sleep(Duration::from_millis(5));
         }
     }
@@ -219,6 +226,11 @@ impl Running {
     /// The number of the process.
     pub fn id(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Whether the process has not ended yet.
+    pub fn is_running(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
     }
 
     pub fn signal(&self, signal: Signal) {
@@ -235,6 +247,7 @@ impl Running {
     fn hear_out(&mut self, until: Instant) {
         if let Some(reader) = self.reader.take() {
             while !reader.is_finished() && Instant::now() < until {
+                // waits: between two looks for an event
                 thread::sleep(Duration::from_millis(1));
             }
         }
@@ -249,8 +262,16 @@ impl Running {
                 return status.code();
             }
             assert!(started.elapsed() < within, "it did not end within {within:?}\n{}", self.log());
+            // waits: between two looks for an event
             thread::sleep(Duration::from_millis(5));
         }
+    }
+
+    /// Its end as a shell says it: the exit code, or 128 and the number of the signal.
+    pub fn wait_for_shell_code(&mut self, within: Duration) -> i32 {
+        let code = self.wait_for_end(within);
+        let mut signal = || self.child.try_wait().unwrap().and_then(|status| status.signal());
+        code.or_else(|| Some(128 + signal()?)).expect("it has ended by one of both")
     }
 
     /// The most memory that the process has used.
@@ -338,6 +359,7 @@ pub fn wait_until(within: Duration, what: &str, mut is_so: impl FnMut() -> bool)
     let started = Instant::now();
     while !is_so() {
         assert!(started.elapsed() < within, "not within {within:?}: {what}");
+        // waits: between two looks for an event
         thread::sleep(Duration::from_millis(5));
     }
 }

@@ -37,7 +37,7 @@ fn is_lasting(harness: &Harness, name: &str) -> bool {
 }
 
 /// Whether a file here can be recognised again: not on every file system.
-fn has_lasting_files(harness: &Harness) -> bool {
+pub(super) fn has_lasting_files(harness: &Harness) -> bool {
     let image = disk(harness, "probe.img");
     let _share = harness.share(&[&image]);
     has("file system whose files are known again", is_lasting(harness, "disk"))

@@ -94,6 +94,7 @@ fn an_importer_killed_under_load_frees_its_device_long_before_its_grace_ends() {
         attach.wait_for_line("attached as ");
         let clients: Vec<_> = (0..2).map(|_| load(&socket)).collect();
         // Kills it after a moment that is never the same.
+        // waits: the fault comes at a moment that is never the same
         thread::sleep(Duration::from_millis(400 + u64::from(number) * 37 % 100));
         attach.kill();
         let killed = Instant::now();

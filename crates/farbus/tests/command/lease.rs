@@ -11,14 +11,14 @@ use super::restart::{exporter, restart};
 use super::trust::{Host, three};
 
 /// A device called `disk` that lab3 shares, and that both others know where to find.
-struct Lab<'a> {
-    lab3: &'a Host<'a>,
-    share: Running,
-    target: String,
+pub struct Lab<'a> {
+    pub lab3: &'a Host<'a>,
+    pub share: Running,
+    pub target: String,
 }
 
 impl<'a> Lab<'a> {
-    fn new([lab3, desk, rack]: &'a [Host<'a>; 3], what: &[&str]) -> Self {
+    pub fn new([lab3, desk, rack]: &'a [Host<'a>; 3], what: &[&str]) -> Self {
         let (share, address) = lab3.share(what);
         for host in [desk, rack] {
             host.ok(&["list", "lab3", "--address", &address]);
@@ -26,7 +26,7 @@ impl<'a> Lab<'a> {
         Self { lab3, share, target: "lab3/disk".to_owned() }
     }
 
-    fn lease(&self) -> serde_json::Value {
+    pub fn lease(&self) -> serde_json::Value {
         self.lab3.json(&["status", "--json"])[0]["devices"][0]["lease"].clone()
     }
 }
@@ -93,7 +93,7 @@ fn interrupted_wait_leaves_the_queue_at_once() {
     let waiting = || lab.lab3.json(&["status", "--json"])[0]["devices"][0]["waiting"].clone();
     assert_eq!(waiting()[0]["host"], "rack");
     waits.signal(Signal::INT);
-    assert_eq!(waits.wait_for_end(PATIENCE), Some(0));
+    assert_eq!(waits.wait_for_shell_code(PATIENCE), 130);
     assert!(waiting().is_null());
 }
 
@@ -327,7 +327,7 @@ fn query_leases_as_many_of_the_devices_it_means_as_are_asked_for() {
     let mut waits = desk.start(&["lease", "label:board=imx8", "--count", "3"]);
     waits.wait_for_line("waiting for 3 at once");
     waits.signal(Signal::INT);
-    assert_eq!(waits.wait_for_end(PATIENCE), Some(0));
+    assert_eq!(waits.wait_for_shell_code(PATIENCE), 130);
     assert_eq!(leases(desk), ["lab3/a desk held", "lab3/b rack held", "lab3/c rack held"]);
 }
 

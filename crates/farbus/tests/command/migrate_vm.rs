@@ -243,7 +243,7 @@ fn machine_stays_with_its_devices_when_qemu_fails_or_its_owner_cancels() {
     assert_eq!(said.recv_timeout(PATIENCE).unwrap(), Said::Copying);
     assert_eq!(states(&cluster), ["following", "following"]);
     command.signal(Signal::INT);
-    assert_eq!(command.wait_for_end(PATIENCE), Some(3), "{}", command.log());
+    assert_eq!(command.wait_for_shell_code(PATIENCE), 130, "{}", command.log());
     command.assert_logged("it was cancelled");
     machine.assert_served(&cluster, 30);
 }

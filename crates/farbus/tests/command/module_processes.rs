@@ -58,6 +58,7 @@ fn module_that_forks_and_ignores_signals_is_dead_after_farbus_is_killed() {
             let programs = of(&module).into_iter().filter(|(_, words)| is_program(words));
             programs.count() >= expected
         });
+        // waits: the process between a program and its grandchild ends; what is looked at after that exists either way
         std::thread::sleep(Duration::from_millis(200));
         let all: Vec<_> = of(&module).into_iter().filter(|(_, words)| !words.contains(" share ")).collect();
         for (pid, _) in all.iter().filter(|(_, words)| is_program(words)) {

@@ -172,7 +172,7 @@ fn replayed_recording_answers_instead_of_the_device() {
     };
     read("disk", format!("record:file={}", file.display()));
     assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
-    wait_until_written(&file);
+    wait_until_written(&file, 64 << 10);
     // The other disk has none of the recorded bytes, and is not read.
     read("disk2", format!("replay:file={},pace=none", file.display()));
     let refused = harness.run(&["attach", &share.target("disk"), "--via", "nbd", "--module", "replay"]);
@@ -202,8 +202,7 @@ fn stream_frames_pass_modules_and_frames_beyond_the_link_rate_are_dropped() {
     let (shrunk, fewer) = read("100", &[&record, "bundle", "zstd", "buffer:time=2ms"]);
     assert_eq!((&shrunk["frames"], &shrunk["missed"]), (&100.into(), &0.into()));
     assert!(fewer < bytes / 4, "{fewer} of {bytes}");
-    wait_until_written(&file);
-    assert!(fs::metadata(&file).unwrap().len() > 100 * 64 * 48, "frames are recorded");
+    wait_until(PATIENCE, "frames are recorded", || fs::metadata(&file).unwrap().len() > 100 * 64 * 48);
     // Twenty frames a second fit, of two hundred: the reader sees the newest, and far more of them than one grant
     // allows.
     let slow = ["stale:ahead=1", "rate:bytes-per-s=62000"];
@@ -242,12 +241,14 @@ fn request_waits_at_a_paused_module_until_it_is_resumed() {
     assert_eq!(none.code, Some(4), "{none:?}");
 }
 
-/// A recording is written with a delay: waits until the file no longer grows.
-fn wait_until_written(file: &Path) {
+/// A recording is written with a delay: waits until the file has so many bytes at the least, and no longer grows.
+fn wait_until_written(file: &Path, bytes_min: u64) {
     let length = || fs::metadata(file).unwrap().len();
+    wait_until(PATIENCE, "what was read is recorded", || length() >= bytes_min);
     let mut last = 0;
-    while last == 0 || length() != last {
+    while length() != last {
         last = length();
+        // waits: a recorder writes what it has within this time, or the file is looked at again
         thread::sleep(std::time::Duration::from_millis(300));
     }
 }

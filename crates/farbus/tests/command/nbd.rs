@@ -230,6 +230,7 @@ fn an_exporter_that_is_killed_ends_the_attachment_and_its_clients() {
     let mut served = Served::start(&harness, "disk.sock", &["attach", &share.target("disk"), "--via", "nbd"]);
     let to = harness.path("to");
     let mut copy = Running::start(harness.command_of(Path::new("nbdcopy"), &[&served.uri, to.to_str().unwrap()]));
+    // waits: the exporter dies while it is read; that nothing was read yet has to do as well
     std::thread::sleep(Duration::from_millis(300));
     share.process.kill();
     let killed = Instant::now();

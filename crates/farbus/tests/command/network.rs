@@ -215,6 +215,7 @@ fn a_daemon_announces_itself_and_is_listed_and_used_by_name() {
     let mut as_daemon = command_in(&harness, &network.router, &arguments);
     as_daemon.env("FARBUS_NAME", "bench-7");
     let mut daemon = Share::follow(Running::start(as_daemon));
+    // waits: an announcement fails, as at boot; on a slow machine none was tried, and the rest holds as well
     std::thread::sleep(Duration::from_secs(1));
     assert!(ip(&format!("-n {} link set cable up", network.near)));
     let name = "bench-7";

@@ -9,6 +9,7 @@ use farbus::model::EpAddr;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
+use super::block;
 use super::harness::{Harness, PATIENCE, Running, Share, has_fuse};
 use super::observe::press;
 
@@ -56,6 +57,23 @@ fn a_device_that_two_processes_share_under_one_name_is_meant_by_its_process() {
     assert_eq!(harness.run(&["type", "keyboard@1", "a"]).code, Some(4), "it has none");
     drop(first);
     assert_eq!(harness.run(&["type", "a"]).code, Some(0), "only one is left");
+}
+
+#[test]
+fn what_this_machine_offers_to_paired_hosts_alone_is_named_and_not_asked_for_in_plain() {
+    let harness = Harness::new();
+    let ([lab3, _], _share) = block::share(&harness, &["keyboard", "zero"]);
+    let listed = lab3.run(&["list"]);
+    // The paired host is asked, and shares nothing.
+    assert!(listed.code == Some(0) && !listed.stderr.contains("closed the connection"), "{listed:?}");
+    assert!(!listed.stdout.contains("Nothing is offered here"), "{listed:?}");
+    let expected = "This machine offers to paired hosts alone: keyboard, zero   (farbus status)";
+    assert!(listed.stdout.contains(expected), "{listed:?}");
+    let here = lab3.json(&["list", "--json"]);
+    let silent: Vec<&Value> = here.as_array().unwrap().iter().map(|line| &line["host"]).collect();
+    assert_eq!(silent, ["desk"], "{here}");
+    let status = lab3.json(&["status", "--json"]);
+    assert_eq!(status[0]["is_for_paired_hosts"], true, "{status}");
 }
 
 #[test]

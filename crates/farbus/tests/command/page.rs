@@ -359,6 +359,7 @@ impl Prometheus {
         wait_until(PATIENCE, what, || {
             let is_it = is_so(&self.ask(path)["data"]);
             if !is_it {
+                // waits: between two looks for an event
                 std::thread::sleep(Duration::from_millis(100));
             }
             is_it

@@ -404,7 +404,7 @@ fn thousand_devices_take_a_page_of_bounded_size_and_a_change_takes_one_row() {
     browser.script(
         "window.heard = []; events.addEventListener('parts', (event) => window.heard.push(event.data.length));",
     );
-    browser.devtools("Performance.enable", &json!({}));
+    browser.devtools("Performance.enable", &json!({ "timeDomain": "threadTicks" }));
     let script_ms = || {
         let metrics = browser.devtools("Performance.getMetrics", &json!({}));
         let metrics = metrics["metrics"].as_array().unwrap();

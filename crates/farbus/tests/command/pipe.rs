@@ -134,6 +134,7 @@ fn pipe_whose_process_was_stopped_starts_again_and_reports_the_jump() {
     wait_until(PATIENCE, "both run", || pipes(&harness).len() == 2);
     stopped.signal(Signal::STOP);
     // Longer than any scheduler is late: sixteen periods of 40 ms, and two seconds.
+    // waits: the clock of a stopped process has to jump by more than any scheduler is late
     std::thread::sleep(Duration::from_secs(3));
     stopped.signal(Signal::CONT);
     let jumps = |pipe: &Value| pipe["pipe"]["jobs"]["jumps"].as_u64();

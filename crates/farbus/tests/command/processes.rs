@@ -100,6 +100,7 @@ fn kill_all(folders: &str) {
         for pid in found.iter().filter_map(|found| Pid::from_raw(i32::try_from(found.pid).ok()?)) {
             let _ = kill_process(pid, Signal::KILL);
         }
+        // waits: between two looks for an event
         thread::sleep(Duration::from_millis(5));
     }
 }
@@ -122,6 +123,7 @@ fn end_all_within(folder: &Path, time_max: Duration) -> Vec<String> {
         if orphans.is_empty() || Instant::now() >= until {
             break orphans;
         }
+        // waits: between two looks for an event
         thread::sleep(Duration::from_millis(20));
     };
     kill_all(&mark);

@@ -2,7 +2,7 @@
 //! tests QEMU itself; here a guest made of code checks every packet.
 
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -37,19 +37,25 @@ impl<S: Read + Write> Guest<S> {
     pub fn over(stream: S) -> Self {
         let conn = Conn::new(Side::Guest, "test", CAPS, &Limits::DEFAULT);
         let mut guest = Self { stream, conn };
-        guest.flush();
+        guest.flush().unwrap();
         guest
     }
 
-    fn flush(&mut self) {
+    fn flush(&mut self) -> io::Result<()> {
         let bytes: Vec<u8> = self.conn.poll_transmit().iter().flat_map(|run| run.iter().copied()).collect();
-        self.stream.write_all(&bytes).unwrap();
+        self.stream.write_all(&bytes)?;
         self.conn.handle_transmitted(bytes.len(), &mut BufferPool::new(0));
+        Ok(())
     }
 
     pub fn say(&mut self, id: u64, message: Message) {
+        self.try_say(id, message).unwrap();
+    }
+
+    /// Like [`Self::say`], where the connection may have ended.
+    pub fn try_say(&mut self, id: u64, message: Message) -> io::Result<()> {
         self.conn.send(Packet { id, message }, &mut BufferPool::new(0));
-        self.flush();
+        self.flush()
     }
 
     /// The next packet, or `None` where the connection has ended.
@@ -69,23 +75,33 @@ impl<S: Read + Write> Guest<S> {
 
     /// Reads on until a packet of this type; drops the packets before it.
     pub fn hear_kind(&mut self, is_meant: impl Fn(&Message) -> bool) -> Packet {
+        self.try_hear_kind(is_meant).expect("the connection goes on")
+    }
+
+    fn try_hear_kind(&mut self, is_meant: impl Fn(&Message) -> bool) -> io::Result<Packet> {
         loop {
-            let packet = self.hear().expect("the connection goes on");
+            let packet = self.hear().ok_or(io::ErrorKind::ConnectionAborted)?;
             if is_meant(&packet.message) {
-                return packet;
+                return Ok(packet);
             }
         }
     }
 
     /// Reads the device's announcement, and configures the device.
     pub fn configure(&mut self) {
-        self.hear_kind(|message| matches!(message, Message::Hello { .. }));
-        self.hear_kind(|message| matches!(message, Message::DeviceConnect(_)));
-        self.say(1, Message::Reset);
-        self.say(2, Message::SetConfiguration(1));
-        let status = self.hear_kind(|message| matches!(message, Message::ConfigurationStatus { .. }));
+        self.try_configure().unwrap();
+    }
+
+    /// Like [`Self::configure`], where the connection may end.
+    pub fn try_configure(&mut self) -> io::Result<()> {
+        self.try_hear_kind(|message| matches!(message, Message::Hello { .. }))?;
+        self.try_hear_kind(|message| matches!(message, Message::DeviceConnect(_)))?;
+        self.try_say(1, Message::Reset)?;
+        self.try_say(2, Message::SetConfiguration(1))?;
+        let status = self.try_hear_kind(|message| matches!(message, Message::ConfigurationStatus { .. }))?;
         let done = Message::ConfigurationStatus { outcome: Outcome::Success, configuration: 1 };
         assert_eq!(status, Packet { id: 2, message: done });
+        Ok(())
     }
 
     pub fn control_in(&mut self, id: u64, setup: Setup) -> Vec<u8> {

@@ -95,6 +95,7 @@ fn reservations_survive_a_daemon_restart() {
     others.for_each(|driver| assert_eq!(as_told(driver).as_deref(), Some("Admitted")));
     drop(high);
     wait_until(PATIENCE, "and goes on when there is room", || {
+        // waits: between two looks for an event
         thread::sleep(Duration::from_millis(50));
         as_told(&mut low[2]).as_deref() == Some("Admitted")
     });

@@ -291,6 +291,7 @@ fn a_disk_and_a_stream_give_way_on_a_narrow_path_and_go_on() {
                 one_more(&mut highs);
             }
             let before = taken(&harness);
+            // waits: nothing must happen meanwhile; a slow machine only shows less
             thread::sleep(Duration::from_secs(1));
             assert!(taken(&harness) <= before + 1, "no frame goes by");
             if state_of(&harness, "memory") == "admitted" {
@@ -303,6 +304,7 @@ fn a_disk_and_a_stream_give_way_on_a_narrow_path_and_go_on() {
                 read_at(&disk, 8 << 20);
                 is_read.store(true, Ordering::Release);
             });
+            // waits: nothing must happen meanwhile; a slow machine only shows less
             thread::sleep(Duration::from_secs(1));
             assert!(!is_read.load(Ordering::Acquire), "what is asked of it waits");
             drop(highs);

@@ -237,6 +237,7 @@ fn hardly_notices(through: &[&str]) {
             later.push(restart(&lab3, 1));
             let is_linked = || attach.log().matches("linked again").count() >= links;
             wait_until(PATIENCE, "a link to the next process", is_linked);
+            // waits: what is under test is in use for a while, however little of it runs in that time
             thread::sleep(Duration::from_millis(100));
         }
         is_done.store(true, Ordering::Release);

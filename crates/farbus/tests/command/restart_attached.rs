@@ -50,6 +50,7 @@ fn restart_often(
         let is_silent = round % 2 == 1;
         if is_silent {
             share.signal(Signal::STOP);
+            // waits: a stopped exporter is silent for a while; how long does not matter
             thread::sleep(Duration::from_millis(50));
         }
         let answer = desk.run(&["daemon", "restart", "--json"]);
@@ -61,6 +62,7 @@ fn restart_often(
         assert_eq!(answer["kept"].as_array().map(Vec::len), Some(1), "{answer}");
         later.push(Later::of(&answer));
         wait_until(PATIENCE, "it has a link", || state_of(desk) == "attached");
+        // waits: what is under test is in use for a while, however little of it runs in that time
         thread::sleep(Duration::from_millis(200));
         assert!(is_at_work(), "its user continues\n{}", daemon.log());
     }
@@ -93,6 +95,7 @@ fn what_was_detached_stays_detached_through_restarts_until_a_reload() {
         while Instant::now() < until {
             let state = state_of(&desk);
             assert!(state.is_empty() || state == "detached", "{state}");
+            // waits: nothing must happen meanwhile; a slow machine only shows less
             thread::sleep(Duration::from_millis(20));
         }
     }

@@ -12,6 +12,7 @@ use rustix::process::Signal;
 use super::harness::{
     Harness, Outcome, PATIENCE, Running, Share, copy_program, finish, has, has_fuse, has_program, wait_until,
 };
+use super::trust::next_code;
 
 /// An ordinary user, whom this machine gives no rights.
 const NOBODY: u32 = 65534;
@@ -65,6 +66,67 @@ pub(super) fn run(harness: &Harness, target: &str, program: &[&str]) -> Outcome 
     finish(ordinary(harness, &[&["run", target, "--"], program].concat()), PATIENCE)
 }
 
+/// How the devices of a [`Lab`] are reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Connection {
+    /// By plain USB/IP, as from any exporter.
+    Plain,
+    /// In a session without keys.
+    Session,
+    /// In a session of paired hosts.
+    Paired,
+}
+
+/// An exporter, and an ordinary user of another host who runs programs with its devices.
+pub(super) struct Lab<'h> {
+    harness: &'h Harness,
+    pub share: Share,
+    connection: Connection,
+    /// Where the exporter listens for paired hosts.
+    secure: String,
+}
+
+impl<'h> Lab<'h> {
+    pub fn new(harness: &'h Harness, connection: Connection, what: &[&str]) -> Self {
+        let here = ["--local-users", "all", "--listen", "127.0.0.1:0", "--secure", "127.0.0.1:0"];
+        let exporter = |arguments: &[&str]| {
+            let mut command = harness.command(arguments);
+            command.env("FARBUS_NAME", "lab3");
+            command
+        };
+        if connection == Connection::Paired {
+            let mut waiting = Running::start(exporter(&["pair", "--listen", "127.0.0.1:0", "--json"]));
+            let (address, code) = next_code(&waiting);
+            let mut joining = ordinary(harness, &["pair", &address, &code]);
+            joining.env("FARBUS_NAME", "desk");
+            let joined = finish(joining, PATIENCE);
+            assert_eq!((joined.code, waiting.wait_for_end(PATIENCE)), (Some(0), Some(0)), "{joined:?}");
+            let allowed = finish(exporter(&["allow", "desk", "all"]), PATIENCE);
+            assert_eq!(allowed.code, Some(0), "{allowed:?}");
+        }
+        let share = Share::follow(Running::start(exporter(&[&["share"], what, &here].concat())));
+        let line = share.process.wait_for_line("for paired hosts");
+        let secure = line.split_whitespace().nth(2).unwrap().to_owned();
+        Self { harness, share, connection, secure }
+    }
+
+    /// `farbus run` with a device of it.
+    pub fn command(&self, device: &str, program: &[&str]) -> Command {
+        let (here, paired) = (self.share.target(device), format!("lab3/{device}"));
+        let how = match self.connection {
+            Connection::Plain => vec!["run", &here, "--grace", "0", "--"],
+            Connection::Session => vec!["run", &here, "--grace", "20", "--"],
+            Connection::Paired => vec!["run", &paired, "--address", &self.secure, "--"],
+        };
+        ordinary(self.harness, &[&how, program].concat())
+    }
+
+    /// Runs a program with a device of it, to its end.
+    pub fn run(&self, device: &str, program: &[&str]) -> Outcome {
+        finish(self.command(device, program), PATIENCE)
+    }
+}
+
 /// Waits until nobody uses the device.
 pub(super) fn wait_until_free(harness: &Harness, share: &Share) {
     wait_until(PATIENCE, "the device is free", || {
@@ -80,19 +142,28 @@ pub(super) fn left_mounts() -> Vec<String> {
 
 #[test]
 fn lsusb_sees_a_device_of_another_host_and_the_tree_of_its_bus() {
+    lsusb_sees_the_tree(Connection::Plain);
+}
+
+#[test]
+fn lsusb_sees_a_device_of_a_paired_host_and_the_tree_of_its_bus() {
+    lsusb_sees_the_tree(Connection::Paired);
+}
+
+fn lsusb_sees_the_tree(connection: Connection) {
     if !can_run() {
         return;
     }
     let harness = Harness::new();
-    let share = share(&harness, &["zero"]);
-    let seen = run(&harness, &share.target("zero"), &["lsusb"]);
+    let lab = Lab::new(&harness, connection, &["zero"]);
+    let seen = lab.run("zero", &["lsusb"]);
     assert_eq!(seen.code, Some(0), "{seen:?}");
     let lines: Vec<&str> = seen.stdout.lines().collect();
     assert_eq!(lines.len(), 2, "{seen:?}");
     assert!(lines[0].starts_with("Bus 001 Device 002: ID 0525:a4a0"), "{seen:?}");
     assert!(lines[1].starts_with("Bus 001 Device 001: ID 1d6b:0002"), "{seen:?}");
 
-    let seen = run(&harness, &share.target("zero"), &["lsusb", "-v", "-d", "0525:a4a0"]);
+    let seen = lab.run("zero", &["lsusb", "-v", "-d", "0525:a4a0"]);
     for part in [
         "iManufacturer           1 farbus",
         "iProduct                2 source/sink",
@@ -101,12 +172,36 @@ fn lsusb_sees_a_device_of_another_host_and_the_tree_of_its_bus() {
         assert!(seen.stdout.contains(part), "{part}: {seen:?}");
     }
     assert_eq!(seen.stderr, "", "no program complains");
-    let tree = run(&harness, &share.target("zero"), &["lsusb", "-t"]);
+    let tree = lab.run("zero", &["lsusb", "-t"]);
     assert!(tree.stdout.contains("Dev 1, Class=root_hub") && tree.stdout.contains("Dev 2, If 0"), "{tree:?}");
     assert_eq!((tree.code, tree.stderr.as_str()), (Some(0), ""));
-    let table = run(&harness, &share.target("zero"), &["usb-devices"]);
-    assert!(table.stdout.contains("Vendor=0525 ProdID=a4a0") && table.stderr.is_empty(), "{table:?}");
+    let table = lab.run("zero", &["usb-devices"]);
+    for part in ["Vendor=0525 ProdID=a4a0", "S:  Manufacturer=farbus", "S:  Product=source/sink", "S:  SerialNumber="] {
+        assert!(table.stdout.contains(part) && table.stderr.is_empty(), "{part}: {table:?}");
+    }
     assert!(left_mounts().is_empty(), "and nobody outside sees a thing");
+}
+
+#[test]
+fn attributes_of_a_device_are_the_same_over_every_connection() {
+    if !can_run() {
+        return;
+    }
+    let harness = Harness::new();
+    // A debug probe: its interfaces have names, too.
+    let every_attribute = "cd /sys/bus/usb/devices/1-1/ && for one in * 1-1:*/*; do \
+        [ -f \"$one\" ] && echo \"$one: $(od -An -c \"$one\")\"; done; true";
+    let seen = [Connection::Plain, Connection::Session, Connection::Paired].map(|connection| {
+        let lab = Lab::new(&harness, connection, &["cmsis-dap"]);
+        let seen = lab.run("cmsis-dap", &["sh", "-c", every_attribute]);
+        let texts = lab.run("cmsis-dap", &["sh", "-c", "cd /sys/bus/usb/devices && cat 1-1/product 1-1:1.0/interface"]);
+        assert_eq!(texts.stdout.trim_end(), "CMSIS-DAP probe\nCMSIS-DAP v2", "{connection:?}: {texts:?}");
+        wait_until_free(&harness, &lab.share);
+        seen
+    });
+    assert!(seen[0].code == Some(0) && seen[0].stdout.contains("serial: "), "{seen:?}");
+    assert_eq!(seen[1].stdout, seen[0].stdout);
+    assert_eq!(seen[2].stdout, seen[0].stdout);
 }
 
 #[test]

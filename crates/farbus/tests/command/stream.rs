@@ -146,6 +146,7 @@ fn source_waits_for_a_reader_of_all_frames_and_a_fifo_loses_none() {
     assert_eq!((frames.description().format, frames.description().frame_bytes_max), (Format::Bytes, BYTES as u32));
     for number in 0..FRAMES {
         if number % 500 == 0 {
+            // waits: the reader is slow, so that its grants run out; on a slow machine it is slower
             thread::sleep(Duration::from_millis(100));
         }
         let frame = frames.next_frame().unwrap().unwrap();

@@ -172,6 +172,7 @@ fn a_move_that_is_cut_off_continues_and_its_old_disk_is_not_attached_again() {
     assert_eq!(swapping.wait_for_end(PATIENCE), Some(3), "{}", swapping.log());
     let mut swapping = Running::start(harness.command(&slowly));
     wait_until(PATIENCE, "it is being moved again", is_copying);
+    // waits: more than nothing is copied; how much does not matter
     thread::sleep(Duration::from_millis(300));
     attached.process.kill();
     assert_eq!(swapping.wait_for_end(PATIENCE), Some(4), "{}", swapping.log());

@@ -195,6 +195,7 @@ impl Scene<'_> {
                 let reached = || is_reached(step, &self.lab3, &self.desk);
                 wait_until(PATIENCE, &format!("move {number}: {step:?}"), reached);
                 // What is killed is not always the same moment after it.
+                // waits: the fault comes at a moment that is never the same
                 thread::sleep(Duration::from_micros(number as u64 * 797 % 10_000));
                 match end {
                     End::Importer => importer.kill(),
@@ -217,6 +218,7 @@ impl Scene<'_> {
                 is_moved = true;
             }
             // A while on the copy.
+            // waits: a while on the copy; a slow machine writes less of it
             thread::sleep(Duration::from_millis(20));
             is_over.store(true, Ordering::Release);
             writer.join().unwrap().unwrap_or_else(|error| panic!("move {number}: {error}"));

@@ -1,14 +1,18 @@
 //! What a process can do that was taken over: a program has the running, confined half of a share do system calls, and
 //! sees what the kernel answers (docs/security.md, attacker 5).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use rustix::process::Signal;
+use serde_json::Value;
+
 use super::harness::{Harness, PATIENCE, finish, has, has_program};
 use super::page::open_page;
 use super::page_confined::http_process;
+use super::trust::{Host, pair};
 
 /// The calls that reach the kernel; all others are refused before.
 const REACHED: &str = include_str!("../programs/reached.txt");
@@ -49,6 +53,88 @@ fn inject(harness: &Harness, program: &Path, pid: u64, what: &str) -> Vec<(Strin
         (name.to_owned(), answer.parse().unwrap())
     };
     said.stdout.lines().map(line).collect()
+}
+
+/// The files of a folder, with what is in them.
+fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
+    let entries = fs::read_dir(folder).unwrap().flatten().filter(|entry| entry.path().is_file());
+    entries.map(|entry| (entry.file_name().into_string().unwrap(), fs::read(entry.path()).unwrap())).collect()
+}
+
+/// The files below `folder` that a process has open for writing.
+fn open_for_writing(pid: u64, folder: &Path) -> Vec<PathBuf> {
+    let is_for_writing = |number: &str| {
+        let about = fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}")).unwrap_or_default();
+        let flags = about.lines().find_map(|line| line.strip_prefix("flags:")).unwrap_or("0");
+        u32::from_str_radix(flags.trim(), 8).unwrap() & 3 != 0
+    };
+    let all = fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
+    let of_writing = all.filter(|entry| is_for_writing(entry.file_name().to_str().unwrap()));
+    let files = of_writing.filter_map(|entry| fs::read_link(entry.path()).ok());
+    files.filter(|file| file.starts_with(folder)).collect()
+}
+
+/// Who may do what, who has what and what was done is stored by the process that nobody on the network talks to.
+#[test]
+fn a_confined_half_that_was_taken_over_changes_no_file_of_its_state_and_nobody_may_do_more_after_a_restart() {
+    for is_daemon in [false, true] {
+        let harness = Harness::new();
+        let Some(program) = injector(&harness) else { return };
+        let [lab3, desk, rack] = ["lab3", "desk", "rack"].map(|name| Host { harness: &harness, name });
+        pair(&lab3, &desk);
+        pair(&lab3, &rack);
+        lab3.ok(&["allow", "desk", "disk"]);
+        let state = harness.path("lab3");
+        let config = harness.path("lab3.toml");
+        let what = format!("disk:{}", harness.image("disk.img", 1 << 20).display());
+        let start = |address: &str| {
+            let text = format!("[secure]\nlisten = ['{address}']\n[[share]]\nwhat = '{what}'\nname = 'disk'\n");
+            fs::write(&config, text).unwrap();
+            let process = match is_daemon {
+                true => lab3.start(&["daemon", "--config", config.to_str().unwrap()]),
+                false => lab3.start(&["share", &format!("{what},name=disk"), "--listen", "none", "--secure", address]),
+            };
+            let line = process.wait_for_line("for paired hosts");
+            let address = line.split_whitespace().nth(2).unwrap().to_owned();
+            (process, address)
+        };
+        let (mut process, address) = start("127.0.0.1:0");
+        let port = address.rsplit_once(':').unwrap().1;
+        let target = &format!("lab3:{port}/disk");
+        desk.ok(&["lease", target, "--for", "10m", "--reason", "a test"]);
+        let socket = harness.path("disk.sock");
+        let attached = desk.start(&["attach", target, "--via", "nbd", "--socket", socket.to_str().unwrap()]);
+        attached.wait_for_line("attached as ");
+
+        let (status, before) = (lab3.ok(&["status", "--json"]), files(&state));
+        for needed in ["peers.json", "key.pem", "audit.log", "grants.log", "devices.json", "lease-", "count-", "lock"] {
+            assert!(before.keys().any(|name| name.starts_with(needed)), "{needed}: {:?}", before.keys());
+        }
+        let pid = serde_json::from_str::<Value>(&status).unwrap()[0]["pid"].as_u64().unwrap();
+        assert_eq!(open_for_writing(pid, &state), Vec::<PathBuf>::new());
+        let mut inject = Command::new(&program);
+        inject.args([&pid.to_string(), "state"]).arg(&state).args(before.keys());
+        let said = finish(inject, PATIENCE);
+        assert_eq!(said.code, Some(0), "{said:?}");
+        let answers: Vec<_> = said.stdout.lines().map(|line| line.rsplit_once(' ').unwrap()).collect();
+        assert!(answers.len() > 20 * before.len(), "{answers:?}");
+        for (what, answer) in answers {
+            assert!([EPERM, EACCES].map(|error| error.to_string()).contains(&answer.to_owned()), "{what}: {answer}");
+        }
+        assert_eq!(files(&state), before);
+
+        process.signal(Signal::KILL);
+        process.wait_for_end(PATIENCE);
+        let (_process, _) = start(&address);
+        let leases: Value =
+            serde_json::from_str(&desk.ok(&["lease", "list", &format!("lab3:{port}"), "--json"])).unwrap();
+        assert!(leases.to_string().contains("desk") && !leases.to_string().contains("rack"), "{leases}");
+        let refused =
+            rack.run(&["attach", target, "--via", "nbd", "--socket", socket.with_extension("two").to_str().unwrap()]);
+        assert!(refused.code != Some(0) && refused.stderr.contains("offers no device at all"), "{refused:?}");
+        let peers = files(&state).remove("peers.json");
+        assert_eq!(peers.as_ref(), before.get("peers.json"));
+    }
 }
 
 /// Has the confined half of a share do calls; returns what `inject.c` printed of each.

@@ -120,6 +120,7 @@ impl<'a> Lab<'a> {
     fn bring_up(&mut self, seed: u64) {
         let mut dice = Dice(seed | 1 << 40);
         for host in 0..self.hosts.len() {
+            // waits: hosts start in an order that the seed chooses; each order has to do
             thread::sleep(Duration::from_millis(dice.below(SLOWEST_MS / 4)));
             self.start(host);
         }
@@ -128,6 +129,7 @@ impl<'a> Lab<'a> {
         let outcomes: Vec<Outcome> = thread::scope(|scope| {
             let begun = hosts.iter().zip(late).map(|(host, late)| {
                 scope.spawn(move || {
+                    // waits: hosts start in an order that the seed chooses; each order has to do
                     thread::sleep(late);
                     up(host, plan)
                 })

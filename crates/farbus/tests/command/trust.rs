@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use serde_json::Value;
 
@@ -390,7 +390,7 @@ fn unpaired_hosts_are_refused_and_logged_and_disturb_no_session() {
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         assert!(matches!(stream.read(&mut [0; 16]), Ok(0) | Err(_)), "nothing is said to them");
     }
-    assert!(started.elapsed() < Duration::from_secs(30));
+    assert!(started.elapsed() < PATIENCE);
 
     // And a client at another address that connects a thousand times.
     let mut refused_at_once = 0;

@@ -41,6 +41,7 @@ fn flood(mut send: impl FnMut(&[u8]) -> std::io::Result<Option<usize>>, mut says
                     moved = Instant::now();
                 }
                 Ok(None) if moved.elapsed() < FULL_AFTER && began.elapsed() < ASKS_FOR => {
+                    // waits: between two looks for an event
                     std::thread::sleep(Duration::from_millis(1));
                 }
                 // The socket is full, or the peer was cut off.

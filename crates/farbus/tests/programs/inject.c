@@ -3,6 +3,8 @@
  *
  *   inject PID all       each number up to 470, with arguments that make no sense to any call
  *   inject PID attempts  what an intruder would try, on things that are there
+ *   inject PID state FOLDER NAME...
+ *                        every way to change these files, and what is in their folder
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -145,6 +147,42 @@ static void attempts(const char *folder)
 	attempt("raise-limits", SYS_prlimit64, 0, 7, scratch, 0);
 }
 
+static void change(const char *folder, const char *name)
+{
+	static const struct { const char *name; uint64_t flags; } ways[] = {
+		{ "write", O_WRONLY }, { "read-and-write", O_RDWR }, { "append", O_WRONLY | O_APPEND },
+		{ "shorten", O_WRONLY | O_TRUNC }, { "shorten-reading", O_RDONLY | O_TRUNC },
+		{ "make", O_RDONLY | O_CREAT },
+	};
+	char path[200], other[200], shown[300];
+	snprintf(path, sizeof path, "%s/%s", folder, name);
+	snprintf(other, sizeof other, "%s/%s.new", folder, name);
+	uint64_t it = text(0, path), fresh = text(1, other), parent = text(2, folder);
+	for (size_t way = 0; way < sizeof ways / sizeof *ways; way++) {
+		snprintf(shown, sizeof shown, "%s:%s", ways[way].name, name);
+		attempt(shown, SYS_openat, AT_FDCWD, it, ways[way].flags, 0600);
+	}
+	attempt("make-beside", SYS_openat, AT_FDCWD, fresh, O_WRONLY | O_CREAT | O_EXCL, 0600);
+	attempt("make-without-a-name", SYS_openat, AT_FDCWD, parent, O_TMPFILE | O_RDWR, 0600);
+	attempt("open", SYS_open, it, O_WRONLY, 0, 0);
+	attempt("creat", SYS_creat, it, 0600, 0, 0);
+	attempt("truncate", SYS_truncate, it, 0, 0, 0);
+	attempt("unlink", SYS_unlink, it, 0, 0, 0);
+	attempt("unlinkat", SYS_unlinkat, AT_FDCWD, it, 0, 0);
+	attempt("rename", SYS_rename, it, fresh, 0, 0);
+	attempt("renameat", SYS_renameat, AT_FDCWD, it, AT_FDCWD, fresh);
+	attempt("renameat2", SYS_renameat2, AT_FDCWD, it, AT_FDCWD, fresh);
+	attempt("link", SYS_link, it, fresh, 0, 0);
+	attempt("linkat", SYS_linkat, AT_FDCWD, it, AT_FDCWD, fresh);
+	attempt("symlink", SYS_symlink, it, fresh, 0, 0);
+	attempt("mkdir", SYS_mkdir, fresh, 0700, 0, 0);
+	attempt("mkdirat", SYS_mkdirat, AT_FDCWD, fresh, 0700, 0);
+	attempt("chmod", SYS_chmod, it, 0666, 0, 0);
+	attempt("fchmodat", SYS_fchmodat, AT_FDCWD, it, 0666, 0);
+	attempt("setxattr", SYS_setxattr, it, parent, parent, 1);
+	attempt("mknod", SYS_mknod, fresh, S_IFREG | 0600, 0, 0);
+}
+
 int main(int count, char **words)
 {
 	if (count < 3)
@@ -159,6 +197,9 @@ int main(int count, char **words)
 			uint64_t nonsense[6] = { -1, -1, -1, -1, -1, -1 };
 			printf("%ld %lld\n", number, (long long)call(number, nonsense));
 		}
+	} else if (!strcmp(words[2], "state")) {
+		for (int word = 4; word < count; word++)
+			change(words[3], words[word]);
 	} else {
 		attempts(count > 3 ? words[3] : "/tmp");
 	}

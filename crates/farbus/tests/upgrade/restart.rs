@@ -130,6 +130,7 @@ fn importer_upgraded_in_use_keeps_its_mount_and_its_nbd_clients() {
                 );
                 later.push(Later::of(&answer));
                 wait_until(PATIENCE, "both have links", || states(&desk) == ["attached", "attached"]);
+                // waits: what is under test is in use for a while, however little of it runs in that time
                 thread::sleep(Duration::from_millis(300));
                 assert!(!clients.is_finished() && !writer.is_finished(), "{}", daemon.log());
             }
@@ -196,6 +197,7 @@ fn exporter_upgraded_in_use_keeps_the_sessions_of_importers_of_both_releases() {
                 later.push(Later::of(&answer));
                 let is_linked = || attach.log().matches("linked again").count() >= links;
                 wait_until(PATIENCE, "a link to the next process", is_linked);
+                // waits: what is under test is in use for a while, however little of it runs in that time
                 thread::sleep(Duration::from_millis(200));
             }
             is_done.store(true, Ordering::Release);

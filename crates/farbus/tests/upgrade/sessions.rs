@@ -158,6 +158,30 @@ fn keyboard_that_the_other_release_shares_is_typed_on_and_observed() {
     }
 }
 
+/// In a session an exporter of 0.1.0 tells no strings: an importer of this release asks the device. One of 0.1.0 shows
+/// none, and is told nothing that it would refuse.
+#[test]
+fn device_that_the_other_release_shares_shows_its_strings_to_programs() {
+    if !has_previous() || !has_fuse() {
+        return;
+    }
+    let program = ["--", "sh", "-c", "cd /sys/bus/usb/devices/1-1; cat idVendor manufacturer product serial"];
+    // The previous release has no `run`.
+    let directions = DIRECTIONS.iter().filter(|direction| direction.1 == This);
+    for (direction, way) in directions.flat_map(|direction| WAYS.map(|way| (*direction, way))) {
+        let harness = Harness::new();
+        let meeting = Meeting::new(&harness, direction, way, &["zero"]);
+        let target = meeting.target("zero");
+        let seen = meeting.importer.run(&[&["run", &target], &meeting.how()[..], &program].concat());
+        assert_eq!(seen.code, Some(0), "{direction:?} {way:?}: {seen:?}");
+        assert!(seen.stdout.starts_with("0525\nfarbus\nsource/sink\n"), "{direction:?} {way:?}: {seen:?}");
+        if way == Way::Native {
+            let device = client::open(&target.parse().unwrap()).unwrap();
+            assert_eq!(device.descriptors().title(), "farbus source/sink", "{direction:?}");
+        }
+    }
+}
+
 #[test]
 fn console_of_the_other_release_is_refused_in_a_sentence_and_its_observer_gets_what_it_always_got() {
     if !has_previous() {
@@ -352,6 +376,7 @@ fn session_with_the_other_release_goes_on_after_its_link_was_cut() {
             let written = noise(round, 2 * MIB);
             thread::scope(|scope| {
                 scope.spawn(|| {
+                    // waits: the fault comes at a moment that is never the same
                     thread::sleep(Duration::from_millis(5 * round));
                     cutter.cut();
                 });
@@ -389,6 +414,7 @@ fn disk_whose_exporter_was_killed_and_started_again_shows_its_own_bytes_or_none(
         file.sync_all().unwrap();
         meeting._share.kill();
         let restarted = (0..100).find_map(|_| {
+            // waits: between two looks for an event
             thread::sleep(Duration::from_millis(100));
             let words = ["share", &what, "--listen", "none", "--secure", &meeting.address];
             let share = meeting.exporter.start(&words);

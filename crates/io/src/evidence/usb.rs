@@ -63,7 +63,8 @@ fn digest_of(found: &Found) -> String {
     context.update(&device.device_bcd.to_le_bytes());
     context.update(&device.class);
     for index in [device.manufacturer_string, device.product_string] {
-        context.update(all.string(index).unwrap_or_default().as_bytes());
+        // Blanks at the end were no part of it in earlier releases.
+        context.update(all.string(index).unwrap_or_default().trim_end().as_bytes());
         context.update(&[0]);
     }
     all.configurations.iter().for_each(|configuration| context.update(&configuration.bytes));

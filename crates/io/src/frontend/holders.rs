@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::UnmountFlags;
 
+use crate::mounts::{entries, mounts_in, numbers_below, processes, program_of};
 use crate::sys::loop_device;
 
 /// A holder of a disk.
@@ -102,7 +103,7 @@ pub fn of_port(port: u32) -> Vec<Holder> {
 
 /// A block device, and the mounts of it that are not seen here.
 fn of_device(name: &str) -> Vec<Holder> {
-    let (device, numbers) = (node(name), numbers_of(name));
+    let (device, numbers) = (node(name), numbers_below(&Path::new("/sys/block").join(name), name));
     let elsewhere = mounts_elsewhere(&numbers).into_iter().map(|(mount, pid)| Holder::MountElsewhere {
         device: device.clone(),
         mount,
@@ -148,13 +149,6 @@ fn name_of(device: &Path) -> &str {
     device.file_name().and_then(|name| name.to_str()).unwrap_or_default()
 }
 
-fn entries(folder: &Path) -> Vec<String> {
-    let all = fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut names: Vec<String> = all.filter_map(|entry| entry.file_name().into_string().ok()).collect();
-    names.sort();
-    names
-}
-
 /// The names of the loop devices over a file.
 fn loops_over(file: &Path) -> Vec<String> {
     let is_over = |name: &String| {
@@ -163,14 +157,6 @@ fn loops_over(file: &Path) -> Vec<String> {
         Path::new(told.trim_end_matches('\n')) == file
     };
     entries(Path::new("/sys/block")).into_iter().filter(|name| name.starts_with("loop")).filter(is_over).collect()
-}
-
-/// The device numbers of a block device and its partitions, as `mountinfo` has them.
-fn numbers_of(name: &str) -> Vec<String> {
-    let folder = Path::new("/sys/block").join(name);
-    let number = |folder: PathBuf| fs::read_to_string(folder.join("dev")).ok().map(|dev| dev.trim().to_owned());
-    let parts = entries(&folder).into_iter().filter(|part| part.starts_with(name)).map(|part| folder.join(part));
-    [folder.clone()].into_iter().chain(parts).filter_map(number).collect()
 }
 
 /// The first mount of devices with these numbers in each mount namespace but this thread's, with a process in it. Those
@@ -196,36 +182,6 @@ fn follows(line: &str) -> bool {
     fields.into_iter().any(|field| field.starts_with("shared:") || field.starts_with("master:"))
 }
 
-/// Where file systems of devices with these numbers are mounted, in order, from the text of `mountinfo` (proc(5)).
-fn mounts_in(text: &str, numbers: &[String]) -> Vec<PathBuf> {
-    let mount = |line: &str| {
-        let mut fields = line.split(' ').skip(2);
-        let (number, _root, at) = (fields.next()?, fields.next()?, fields.next()?);
-        numbers.iter().any(|known| known == number).then(|| PathBuf::from(unescape(at)))
-    };
-    text.lines().filter_map(mount).collect()
-}
-
-/// Decodes a path from `mountinfo`: spaces and the like are three octal digits.
-fn unescape(text: &str) -> std::ffi::OsString {
-    use std::os::unix::ffi::OsStringExt;
-    let (mut bytes, mut rest) = (Vec::new(), text.as_bytes());
-    while let Some((&first, others)) = rest.split_first() {
-        let octal = others.get(..3).filter(|_| first == b'\\').and_then(|digits| std::str::from_utf8(digits).ok());
-        match octal.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
-            Some(byte) => {
-                bytes.push(byte);
-                rest = &others[3..];
-            }
-            None => {
-                bytes.push(first);
-                rest = others;
-            }
-        }
-    }
-    std::ffi::OsString::from_vec(bytes)
-}
-
 fn processes_with(file: &Path) -> Vec<Holder> {
     let mut found = Vec::new();
     for pid in processes() {
@@ -236,15 +192,6 @@ fn processes_with(file: &Path) -> Vec<Holder> {
         }
     }
     found
-}
-
-/// Every process that can be seen.
-fn processes() -> impl Iterator<Item = u32> {
-    entries(Path::new("/proc")).into_iter().filter_map(|name| name.parse().ok())
-}
-
-fn program_of(pid: u32) -> String {
-    fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim().to_owned()
 }
 
 /// The names of the block devices of what is plugged into this port of any of `vhci-hcd`'s controllers.
@@ -287,7 +234,7 @@ mod tests {
         let mounts = mounts_in(text, &["7:3".into()]);
         assert_eq!(mounts, [PathBuf::from("/mnt/a b"), PathBuf::from("/mnt/a b/sub")]);
         assert!(mounts_in(text, &["7:4".into()]).is_empty());
-        assert_eq!(unescape("a\\1"), "a\\1");
+        assert_eq!(crate::mounts::unescape("a\\1"), "a\\1");
         let followers: Vec<bool> = text.lines().map(follows).collect();
         assert_eq!(followers, [true, false, false, false, false]);
     }

@@ -41,6 +41,12 @@ pub fn since_boot() -> time::Duration {
     time::Duration::from_nanos(since_boot_ns())
 }
 
+/// Unix time by this machine's clock, milliseconds; 0 before 1970.
+pub fn unix_ms() -> u64 {
+    let since = time::SystemTime::now().duration_since(time::UNIX_EPOCH);
+    since.map_or(0, |since| since.as_millis() as u64)
+}
+
 fn since_boot_ns() -> u64 {
     let now = clock_gettime(ClockId::Boottime);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64

@@ -13,7 +13,7 @@ mod tls;
 mod wait;
 
 pub use crate::sys::tcp::Progress;
-pub use clock::{Clock, since_boot};
+pub use clock::{Clock, since_boot, unix_ms};
 pub use end::LinkEnd;
 pub use ends::wait_for_ends;
 pub use gather::Gathering;

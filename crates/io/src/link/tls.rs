@@ -19,9 +19,10 @@ use super::socket::{receive_from, send_to};
 use super::wait::{Interest, wait};
 
 /// How many encrypted bytes are taken from the socket at once: as many as a session's own receive buffer holds.
+///
+/// Most links of a host that uses a thousand devices carry little. The allocator takes so large a buffer of zeros from
+/// the system, which gives a page when it is first written: a link that carries little has one or two of them.
 const INCOMING_BYTES: usize = 256 << 10;
-/// The same until a receive has filled it: most links of a host that uses a thousand devices carry little.
-const FIRST_INCOMING_BYTES: usize = 16 << 10;
 /// How many encrypted bytes may wait for the socket. Eight records: encrypted and sent while they are in the cache.
 const OUTGOING_BYTES_MAX: usize = 128 << 10;
 /// What rustls holds besides: a handshake message in pieces (64 KiB), and decrypted data that was not taken, a record
@@ -70,7 +71,7 @@ struct Incoming {
 impl Tls {
     pub fn new(mut connection: Connection) -> Self {
         connection.set_buffer_limit(Some(OUTGOING_BYTES_MAX));
-        let incoming = Incoming { bytes: vec![0; FIRST_INCOMING_BYTES].into(), from: 0, to: 0 };
+        let incoming = Incoming { bytes: vec![0; INCOMING_BYTES].into(), from: 0, to: 0 };
         Self {
             connection: Mutex::new(connection),
             incoming: Mutex::new(incoming),
@@ -214,10 +215,7 @@ impl Incoming {
     /// Takes what the socket has; only when the buffer is empty.
     fn fill(&mut self, fd: &OwnedFd, flags: RecvFlags) -> io::Result<usize> {
         debug_assert!(self.is_empty(), "what is there is looked at first");
-        if self.to == self.bytes.len() && self.bytes.len() < INCOMING_BYTES {
-            self.bytes = vec![0; INCOMING_BYTES].into();
-        }
-        // If receiving fails, nothing is there, and the buffer did not fill.
+        // If receiving fails, nothing is there.
         (self.from, self.to) = (0, 0);
         self.to = receive_from(fd, &mut self.bytes, flags)?;
         Ok(self.to)

@@ -102,6 +102,11 @@ impl Module for Half {
         self.take_turn(&module_abi::time(now), None, out);
     }
 
+    /// What its program holds back, it holds in its own memory.
+    fn held_bytes(&self) -> usize {
+        0
+    }
+
     fn hold_max(&self) -> Option<Duration> {
         self.hold_max
     }

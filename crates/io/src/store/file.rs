@@ -13,6 +13,7 @@ use farbus_model::{BlockStore, Extent, Medium, StoreError};
 use rustix::fs::{FallocateFlags, FileType, FlockOperation, Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
 
+use super::in_use::{self, ImageUser};
 use crate::sys::errno::store_error;
 
 /// What is written where a range cannot be zeroed by a system call. One page of the page cache is far too small (a
@@ -69,14 +70,39 @@ impl BlockSizes {
     }
 }
 
+/// Whether a disk is opened that something else on this machine uses: a mount, a loop device, swap, a program.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OtherUsers {
+    /// Not for writing. For reading with a warning, unless they have locked it against that.
+    #[default]
+    Refused,
+    /// Its owner wants it all the same: with a warning.
+    Permitted,
+}
+
+impl OtherUsers {
+    /// Permitted, if their owner says so.
+    pub fn permitted_if(is_permitted: bool) -> Self {
+        if is_permitted { Self::Permitted } else { Self::Refused }
+    }
+}
+
 impl FileStore {
     /// Opens `path` and locks it.
     ///
     /// # Errors
     /// [`OpenError`], which says what to type next.
     pub fn open(path: impl AsRef<Path>, read_only: bool) -> Result<Self, OpenError> {
+        Self::open_beside(path, read_only, OtherUsers::Refused)
+    }
+
+    /// As [`FileStore::open`], beside other users if these are permitted.
+    ///
+    /// # Errors
+    /// [`OpenError`], which says what to type next.
+    pub fn open_beside(path: impl AsRef<Path>, read_only: bool, others: OtherUsers) -> Result<Self, OpenError> {
         let path = path.as_ref();
-        Self::try_open(path, read_only).map_err(|trouble| OpenError { path: path.to_owned(), trouble })
+        Self::try_open(path, read_only, others).map_err(|trouble| OpenError { path: path.to_owned(), trouble })
     }
 
     /// The store behind a descriptor that [`FileStore::open`] opened in another process, together with its lock.
@@ -93,9 +119,14 @@ impl FileStore {
     ///
     /// # Errors
     /// [`OpenError`].
-    pub fn received(file: OwnedFd, path: impl Into<PathBuf>, read_only: bool) -> Result<Self, OpenError> {
+    pub fn received(
+        file: OwnedFd,
+        path: impl Into<PathBuf>,
+        read_only: bool,
+        others: OtherUsers,
+    ) -> Result<Self, OpenError> {
         let (path, file) = (path.into(), File::from(file));
-        let checked = check_received(&file, read_only).and_then(|()| lock(&file, &path, read_only));
+        let checked = check_received(&file, read_only).and_then(|()| claim(&file, &path, read_only, others));
         match checked.and_then(|()| Self::over(file, &path, read_only)) {
             Ok(store) => Ok(store),
             Err(trouble) => Err(OpenError { path, trouble }),
@@ -131,7 +162,7 @@ impl FileStore {
         Ok(Self { file, path, undurable, ..*self })
     }
 
-    fn try_open(path: &Path, read_only: bool) -> Result<Self, Trouble> {
+    fn try_open(path: &Path, read_only: bool, others: OtherUsers) -> Result<Self, Trouble> {
         let is_block_device = match rustix::fs::stat(path).map(|s| FileType::from_raw_mode(s.st_mode)) {
             Ok(FileType::RegularFile) => false,
             Ok(FileType::BlockDevice) => true,
@@ -142,14 +173,14 @@ impl FileStore {
         // NONBLOCK: if the path has become a FIFO meanwhile, do not wait for its other end.
         let mut flags = OFlags::CLOEXEC | OFlags::NONBLOCK;
         flags |= if read_only { OFlags::RDONLY } else { OFlags::RDWR };
-        if is_block_device && !read_only {
+        if is_block_device && !read_only && others == OtherUsers::Refused {
             // With it the kernel refuses a device that is mounted, and refuses to mount one that is shared.
             flags |= OFlags::EXCL;
         }
         let file = File::from(rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| match errno {
             Errno::ACCESS | Errno::PERM => Trouble::NotAllowed { writing: !read_only },
             Errno::ROFS => Trouble::ReadOnlyMedium,
-            Errno::BUSY => Trouble::InUse,
+            Errno::BUSY => Trouble::InUse(in_use::exclusive_user_of(path)),
             Errno::NXIO | Errno::NOMEDIUM => Trouble::NoMedium,
             errno => Trouble::Other(errno.into()),
         })?);
@@ -157,7 +188,7 @@ impl FileStore {
         if !matches!(kind, Ok(FileType::RegularFile | FileType::BlockDevice)) {
             return Err(Trouble::NotADisk);
         }
-        lock(&file, path, read_only)?;
+        claim(&file, path, read_only, others)?;
         Self::over(file, path, read_only)
     }
 
@@ -267,6 +298,28 @@ fn check_received(file: &File, read_only: bool) -> Result<(), Trouble> {
     }
 }
 
+/// Locks a disk, and looks for others that use it.
+fn claim(file: &File, path: &Path, read_only: bool, others: OtherUsers) -> Result<(), Trouble> {
+    let locked = lock(file, path, read_only);
+    let user = match locked {
+        Err(Trouble::InUse(user)) if others == OtherUsers::Permitted => user,
+        Err(trouble) => return Err(trouble),
+        Ok(()) => match in_use::user_of(file) {
+            None => return Ok(()),
+            Some(user) if read_only || others == OtherUsers::Permitted => Some(user),
+            Some(user) => return Err(Trouble::InUse(Some(user))),
+        },
+    };
+    let by = user.map(|user| user.to_string()).unwrap_or_default();
+    match read_only {
+        true => tracing::warn!(path = %path.display(), by, "in use on this machine: what is read of it may change"),
+        false => {
+            tracing::warn!(path = %path.display(), by, "in use on this machine, and written all the same, as its owner said")
+        }
+    }
+    Ok(())
+}
+
 fn lock(file: &File, path: &Path, read_only: bool) -> Result<(), Trouble> {
     let operation =
         if read_only { FlockOperation::NonBlockingLockShared } else { FlockOperation::NonBlockingLockExclusive };
@@ -282,7 +335,7 @@ fn lock(file: &File, path: &Path, read_only: bool) -> Result<(), Trouble> {
             Err(errno) => return Err(Trouble::Other(errno.into())),
         }
     }
-    Err(Trouble::InUse)
+    Err(Trouble::InUse(Some(in_use::locked_by(file))))
 }
 
 impl AsFd for FileStore {
@@ -431,8 +484,8 @@ pub enum Trouble {
     },
     /// It is on a read-only medium.
     ReadOnlyMedium,
-    /// Another program has locked or mounted it.
-    InUse,
+    /// Another program has locked or mounted it: which, as far as is known.
+    InUse(Option<ImageUser>),
     /// Another program passed a descriptor that was opened so.
     WrongDescriptor(&'static str),
     /// Any other error.
@@ -453,11 +506,15 @@ impl fmt::Display for OpenError {
             }
             Trouble::NotAllowed { writing: false } => write!(f, "you may not read it; run as its owner"),
             Trouble::ReadOnlyMedium => write!(f, "it cannot be written; share it read-only with `disk:{path},ro`"),
-            Trouble::InUse => write!(
-                f,
-                "it is mounted or shared already; see `findmnt {path}` and `farbus status`, \
-                 or let every user open it read-only with `disk:{path},ro`"
-            ),
+            Trouble::InUse(user) => {
+                let by = user.as_ref().map(|user| format!(": {user}")).unwrap_or_default();
+                write!(
+                    f,
+                    "it is mounted or shared already{by}; see `findmnt {path}` and `farbus status`, \
+                     or let every user open it read-only with `disk:{path},ro`\n  \
+                     two that write it destroy what is on it; to share it all the same: `disk:{path},force`"
+                )
+            }
             Trouble::WrongDescriptor(how) => write!(f, "the descriptor that was passed was opened {how}"),
             Trouble::Other(error) => write!(f, "{error}"),
         }
@@ -487,20 +544,25 @@ mod tests {
     fn received_descriptor_must_be_a_disk_that_was_opened_as_it_is_used() {
         let scratch = Scratch::of_size(4096);
         let open = |options: &mut std::fs::OpenOptions| OwnedFd::from(options.open(&scratch.0).unwrap());
-        let refused = |fd, read_only| FileStore::received(fd, &scratch.0, read_only).unwrap_err().to_string();
+        let refused = |fd, read_only| {
+            FileStore::received(fd, &scratch.0, read_only, OtherUsers::Refused).unwrap_err().to_string()
+        };
         let reads = || open(File::options().read(true));
         assert!(refused(reads(), false).contains("for reading only"));
         assert!(refused(open(File::options().write(true)), true).contains("for writing only"));
         assert!(refused(open(File::options().read(true).append(true)), false).contains("O_APPEND"));
         let (pipe, _other) = rustix::pipe::pipe().unwrap();
         assert!(refused(pipe, true).contains("neither a regular file"));
-        let first = FileStore::received(reads(), &scratch.0, true).unwrap();
+        let first = FileStore::received(reads(), &scratch.0, true, OtherUsers::Refused).unwrap();
         let writes = || open(File::options().read(true).write(true));
         assert!(refused(writes(), false).contains("shared already"), "it is locked");
         drop(first);
         let kept = FileStore::open(&scratch.0, false).unwrap();
         let passed = kept.try_clone().unwrap().into_descriptor();
-        assert!(!FileStore::received(passed, &scratch.0, false).unwrap().is_read_only(), "its lock came along");
+        assert!(
+            !FileStore::received(passed, &scratch.0, false, OtherUsers::Refused).unwrap().is_read_only(),
+            "its lock came along"
+        );
     }
 
     #[test]
@@ -668,7 +730,7 @@ mod tests {
             expected[5000..][..2 << 20].fill(0);
             expected[(3 << 20) + 1..][..100_000].fill(0);
             assert!(read(&mut store, 0, 4 << 20) == expected, "sectors of {sector_bytes}");
-            assert!(matches!(FileStore::open(&device.0, false), Err(OpenError { trouble: Trouble::InUse, .. })));
+            assert!(matches!(FileStore::open(&device.0, false), Err(OpenError { trouble: Trouble::InUse(_), .. })));
             drop(store);
         }
     }
@@ -677,7 +739,7 @@ mod tests {
     fn file_has_either_one_writer_or_several_readers() {
         let scratch = Scratch::of_size(4096);
         let in_use = |read_only| match FileStore::open(&scratch.0, read_only) {
-            Err(OpenError { trouble: Trouble::InUse, .. }) => true,
+            Err(OpenError { trouble: Trouble::InUse(_), .. }) => true,
             Err(error) => panic!("{error}"),
             Ok(_) => false,
         };

@@ -2,13 +2,15 @@
 
 pub mod file;
 pub mod frames;
+pub mod in_use;
 mod output;
 
 use std::fs;
 use std::sync::OnceLock;
 
-pub use file::{BlockSizes, FileStore, OpenError, Trouble};
+pub use file::{BlockSizes, FileStore, OpenError, OtherUsers, Trouble};
 pub use frames::FrameFile;
+pub use in_use::ImageUser;
 pub use output::create_output;
 
 /// A number that changes when this machine restarts: data that was written to a file and not flushed may be lost then.

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | user | root's identity, groups and capabilities ([`accounts`](super::accounts)) | nothing starts |
 //! | `no_new_privs` | setuid programs | nothing starts |
-//! | seccomp | every system call that an engine does not make, for example `execve`, `ptrace`, `mount`, `socket`; signals to other processes | nothing starts |
+//! | seccomp | every system call that an engine does not make, for example `execve`, `ptrace`, `mount`, `socket`, `rename`; opening a file for writing; signals to other processes | nothing starts |
 //! | landlock | files except those named, new TCP connections | kernels before 5.13: the report says so |
 //!
 //! A call that takes a path is allowed only if landlock checks where the path leads; it does not for `chmod` and its
@@ -43,7 +43,8 @@ use super::accounts::{Account, confined_user};
 pub struct Needs {
     /// Files and folders that it may read, with what is in them.
     pub readable: Vec<PathBuf>,
-    /// A folder in which it may do everything. The process becomes the folder's owner; a folder of root's is refused.
+    /// A folder that it may read, with what is in it. The process becomes the folder's owner; a folder of root's is
+    /// refused.
     pub state: Option<Arc<OwnedFd>>,
     /// Deadlines for its threads, and locked memory: it keeps the two capabilities for these.
     pub deadlines: bool,
@@ -164,8 +165,7 @@ fn restrict_files(needs: &Needs) -> Result<(), String> {
             ruleset = ruleset.add_rule(PathBeneath::new(PathFd::new(path)?, readable_as(path)))?;
         }
         if let Some(state) = &needs.state {
-            let all_but_programs = AccessFs::from_all(LANDLOCK) & !AccessFs::Execute;
-            ruleset = ruleset.add_rule(PathBeneath::new(state, all_but_programs))?;
+            ruleset = ruleset.add_rule(PathBeneath::new(state, AccessFs::ReadFile | AccessFs::ReadDir))?;
         }
         Ok(ruleset.restrict_self()?.ruleset)
     };
@@ -269,11 +269,6 @@ const CALLS: &[u32] = &[
     nr::__NR_uname,
 ];
 
-/// The additional calls for files of its own: creating, locking, renaming. Modes by descriptor only: landlock does not
-/// check where a path leads whose mode is changed.
-const STATE_CALLS: &[u32] =
-    &[nr::__NR_renameat, nr::__NR_renameat2, nr::__NR_unlinkat, nr::__NR_mkdirat, nr::__NR_fchmod, nr::__NR_flock];
-
 /// Calls that open, list or change what has a path, and are refused to a process that needs none. The kind of `stat`
 /// stays, for it also tells a descriptor's size.
 const PATH_CALLS: &[u32] = &[
@@ -316,11 +311,6 @@ const OLD_CALLS: &[u32] =
     &[nr::__NR_poll, nr::__NR_epoll_wait, nr::__NR_readlink, nr::__NR_access, nr::__NR_stat, nr::__NR_lstat];
 #[cfg(not(target_arch = "x86_64"))]
 const OLD_CALLS: &[u32] = &[];
-/// The same for files of its own.
-#[cfg(target_arch = "x86_64")]
-const OLD_STATE_CALLS: &[u32] = &[nr::__NR_rename, nr::__NR_unlink, nr::__NR_mkdir];
-#[cfg(not(target_arch = "x86_64"))]
-const OLD_STATE_CALLS: &[u32] = &[];
 
 /// `ioctl` by its second argument under a mask: usbfs, discarding on a block device, and a block device's sector sizes.
 const IOCTLS: &[(u64, u64)] = &[
@@ -345,6 +335,9 @@ const SIOCOUTQ: u64 = 0x5411;
 const TCGETS: u64 = 0x5401;
 /// `prctl`: the name and the timer slack of a thread.
 const PRCTLS: &[u64] = &[15, 29];
+/// `openat` by its flags: for writing, for a new file, with or without a name, or to make one shorter. Who owns a file
+/// may write it by its modes, and a kernel without landlock checks nothing else.
+const WRITING: u64 = 0o1 | 0o2 | 0o100 | 0o1000 | 0o20_000_000;
 /// `clone`: into the same thread group, as every thread and no process does.
 const CLONE_THREAD: u64 = 0x0001_0000;
 
@@ -370,14 +363,12 @@ pub(super) fn unknown_call(call: u32) -> Result<BpfProgram, seccompiler::Backend
 }
 
 fn allowed_calls(needs: &Needs) -> Result<BpfProgram, seccompiler::BackendError> {
-    let state = STATE_CALLS.iter().chain(OLD_STATE_CALLS).filter(|_| needs.state.is_some());
     let deadlines = DEADLINE_CALLS.iter().filter(|_| needs.deadlines);
     let datagrams = DATAGRAM_CALLS.iter().filter(|_| needs.datagrams);
     let has_no_paths = needs.has_no_paths && needs.readable.is_empty() && needs.state.is_none();
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> = CALLS
         .iter()
         .chain(OLD_CALLS)
-        .chain(state)
         .chain(datagrams)
         .chain(deadlines)
         .filter(|call| !(has_no_paths && PATH_CALLS.iter().chain(OLD_PATH_CALLS).any(|path_call| path_call == *call)))
@@ -398,6 +389,9 @@ fn allowed_calls(needs: &Needs) -> Result<BpfProgram, seccompiler::BackendError>
         SeccompRule::new(vec![is_local, is_kind])
     });
     rules.insert(nr::__NR_socketpair.into(), pairs.collect::<Result<_, _>>()?);
+    if !has_no_paths {
+        rules.insert(nr::__NR_openat.into(), vec![only(2, SeccompCmpArgLen::Dword, WRITING, 0)?]);
+    }
     rules.insert(nr::__NR_fcntl.into(), vec![no_signals_by_fcntl()?]);
     // Other instances of farbus may run as the same user: only signals to this process are allowed, as when it aborts.
     rules.insert(nr::__NR_tgkill.into(), vec![only(0, SeccompCmpArgLen::Dword, !0, std::process::id().into())?]);

@@ -16,6 +16,7 @@
 //! and again when lines can be written. A line that was written in part stays as it is; the next one starts on a new
 //! line.
 
+use std::fmt;
 use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::FileExt;
@@ -168,6 +169,25 @@ struct Log {
     tally: Mutex<Tally<Kind>>,
     /// Whether a thread waits until a summary is due.
     is_waited_for: AtomicBool,
+}
+
+/// Writes events to the audit log: this process, or another one that it asks.
+pub trait AuditRecorder: fmt::Debug + Send + Sync {
+    /// Writes a line, or counts the event for a summary.
+    fn record(&self, event: &Event<'_>);
+
+    /// Writes all summaries, even if their minute is not over: the process ends.
+    fn finish(&self) {}
+}
+
+impl AuditRecorder for Audit {
+    fn record(&self, event: &Event<'_>) {
+        Audit::record(self, event);
+    }
+
+    fn finish(&self) {
+        Audit::finish(self);
+    }
 }
 
 impl Audit {

@@ -10,6 +10,7 @@ use std::{env, fmt};
 
 use rustix::fs::{FlockOperation, flock};
 
+use super::spare_room;
 use super::state_folder::{Access, FolderError, StateFolder};
 
 /// The folder of a host's key, its peers and its audit log.
@@ -202,7 +203,8 @@ impl Folder {
         Ok(ReadFile::Read(bytes, stamp))
     }
 
-    /// Replaces the file `name` atomically and durably; if that fails, as on a full disk, the old file stays.
+    /// Replaces the file `name` atomically and durably. If it does not get larger, that works on a full disk, too: what
+    /// takes permissions away does. If it fails, the old file stays.
     pub(super) fn write(&self, name: &str, bytes: &[u8]) -> Result<(), StateError> {
         let folder = self.opened_or_made()?;
         let fresh = format!("{name}.new");
@@ -214,10 +216,17 @@ impl Folder {
             folder.rename(&fresh, name)?;
             Ok(folder.sync()?)
         };
-        write().inspect_err(|_| {
-            // Frees the space that it took on a full disk.
-            let _ = folder.remove(&fresh);
-        })
+        let Err(error) = write() else {
+            spare_room::keep(&folder, bytes.len());
+            return Ok(());
+        };
+        // Frees the space that it took on a full disk.
+        let _ = folder.remove(&fresh);
+        let before = folder.file(name, Access::Read)?.and_then(|file| file.metadata().ok());
+        match before.is_some_and(|before| before.len() >= bytes.len() as u64) {
+            true => spare_room::replace(&folder, name, bytes).map_err(|_| error),
+            false => Err(error),
+        }
     }
 
     /// Opens the file `name` for reading and appending; creates it if it does not exist.

@@ -81,10 +81,10 @@ fn fuzz_state_files() {
             assert_eq!(KnownNotes::of(&folder, &NotedDevice::of(Some(device), "disk")).unwrap(), notes);
         }
         let Ok(known) = known else {
-            assert!(KnownLease::reserve(&folder, device, 5).is_err(), "a damaged file gives no number");
+            assert!(KnownLease::reserve(&folder, device, 0, 5).is_err(), "a damaged file gives no number");
             return;
         };
-        let number = KnownLease::reserve(&folder, device, 5).unwrap();
+        let number = KnownLease::reserve(&folder, device, 0, 5).unwrap();
         assert!(number > known.reserved || known.reserved == u64::MAX, "{number} after {}", known.reserved);
         assert_eq!(KnownLease::load(&folder, device).unwrap().reserved, number);
     });

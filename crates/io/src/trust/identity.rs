@@ -56,11 +56,17 @@ impl Identity {
     /// As [`Identity::load_or_create`].
     pub fn load(folder: &Folder) -> Result<Option<Self>, StateError> {
         let Some(pem) = folder.read(KEY_FILE, KEY_BYTES_MAX, true)? else { return Ok(None) };
-        let trouble = |what: &dyn fmt::Display| {
-            folder.trouble(KEY_FILE, &format_args!("it holds no Ed25519 key (PKCS #8, PEM): {what}"))
+        let damaged = || {
+            let path = folder.file(KEY_FILE);
+            let what = format!(
+                "it is damaged: it holds no Ed25519 key (PKCS #8, PEM)\n  \
+                 bring it back from a backup; or take a new key, and pair all hosts again: mv {0} {0}.damaged",
+                path.display()
+            );
+            StateError { path, what }
         };
-        let der = PrivatePkcs8KeyDer::from_pem_slice(&pem).map_err(|error| trouble(&error))?;
-        let key = KeyPair::from_pkcs8_der_and_sign_algo(&der, &rcgen::PKCS_ED25519).map_err(|error| trouble(&error))?;
+        let der = PrivatePkcs8KeyDer::from_pem_slice(&pem).map_err(|_| damaged())?;
+        let key = KeyPair::from_pkcs8_der_and_sign_algo(&der, &rcgen::PKCS_ED25519).map_err(|_| damaged())?;
         Ok(Some(Self::over(key)))
     }
 

@@ -184,6 +184,11 @@ impl Invitations {
     }
 }
 
+/// Whether the codes can be read.
+pub(super) fn check_invitations(folder: &Folder, now: SystemTime) -> Result<(), StateError> {
+    Invitations::read(folder, now).map(drop)
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::leases::tests::Scratch;

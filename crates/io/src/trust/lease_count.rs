@@ -135,7 +135,7 @@ mod tests {
     fn counts_that_many_threads_store_at_once_are_all_different() {
         let Scratch(folder) = &Scratch::new("many");
         let device = DeviceId::random();
-        let reserve = || (0..50).map(|_| KnownLease::reserve(folder, device, 7).unwrap()).collect::<Vec<u64>>();
+        let reserve = || (0..50).map(|_| KnownLease::reserve(folder, device, 0, 7).unwrap()).collect::<Vec<u64>>();
         let mut all: Vec<u64> = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..4).map(|_| scope.spawn(reserve)).collect();
             threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()

@@ -129,20 +129,25 @@ impl KnownLease {
     fn load_file(folder: &Folder, device: DeviceId) -> Result<Self, StateError> {
         let name = file_of(device);
         let Some(bytes) = folder.read(&name, LEASE_BYTES_MAX, false)? else { return Ok(Self::default()) };
-        serde_json::from_slice(&bytes).map_err(|error| folder.trouble(&name, &format!("it is damaged: {error}")))
+        serde_json::from_slice(&bytes).map_err(|error| {
+            let next = "detach the device wherever it is attached, and type: rm";
+            folder.trouble(&name, &format!("it is damaged: {error}\n  {next} {}", folder.file(&name).display()))
+        })
     }
 
-    /// Reserves a count that is higher than `above` and than every count that was reserved before, durably.
+    /// Reserves a count that is higher than `latest` and than every count that was reserved before, durably. It is
+    /// higher than `above`, too, unless there is no room to store how far ahead that is, as on a full disk: then it is
+    /// one of those for which there was room before.
     ///
     /// # Errors
     /// [`StateError`]; nothing is reserved then.
-    pub fn reserve(folder: &Folder, device: DeviceId, above: u64) -> Result<u64, StateError> {
-        let next = |known: &Self| Ok::<u64, StateError>(known.latest(folder, device)?.max(above).saturating_add(1));
+    pub fn reserve(folder: &Folder, device: DeviceId, latest: u64, above: u64) -> Result<u64, StateError> {
+        let next = |known: &Self| Ok::<u64, StateError>(known.latest(folder, device)?.max(latest).saturating_add(1));
         {
             // Mostly the lock of this device's count is enough: nobody who changes another file is waited for.
             let lock = lease_count::lock(folder, device)?;
             let known = Self::load_file(folder, device)?;
-            let count = next(&known)?;
+            let count = next(&known)?.max(above.saturating_add(1));
             if !known.is_behind(count) {
                 lease_count::write(folder, device, &lock, count)?;
                 return Ok(count);
@@ -150,14 +155,24 @@ impl KnownLease {
         }
         let lock = Lock::of(folder, device)?;
         let before = Self::load_file(folder, device)?;
-        let count = next(&before)?;
-        // Before what makes it count: a number that was stored and not given is left out.
-        lease_count::write(folder, device, &lock.device, count)?;
-        if before.is_behind(count) {
-            let reserved = before.reserved.max(count.saturating_add(AHEAD_MAX));
-            Self { reserved, ahead: Some(reserved), ..before }.store(folder, device)?;
+        let next = next(&before)?;
+        let count = next.max(above.saturating_add(1));
+        let write = |count: u64| lease_count::write(folder, device, &lock.device, count).map(|()| count);
+        if !before.is_behind(count) {
+            return write(count);
         }
-        Ok(count)
+        let reserved = before.reserved.max(count.saturating_add(AHEAD_MAX));
+        let after = Self { reserved, ahead: Some(reserved), ..before.clone() };
+        if before.ahead != Some(before.reserved) {
+            // Before what makes it count: a number that was stored and not given is left out.
+            write(count)?;
+            return after.store(folder, device).map(|()| count);
+        }
+        match after.store(folder, device) {
+            Ok(()) => write(count),
+            Err(_) if !before.is_behind(next) => write(next),
+            Err(error) => Err(error),
+        }
     }
 
     /// Whether the number that is far enough ahead has to be stored anew before this count is given.
@@ -167,8 +182,10 @@ impl KnownLease {
 
     /// The count of the latest lease.
     fn latest(&self, folder: &Folder, device: DeviceId) -> Result<u64, StateError> {
-        let exact = if self.ahead == Some(self.reserved) { lease_count::read(folder, device)? } else { None };
-        Ok(exact.unwrap_or(self.reserved))
+        let exact = lease_count::read(folder, device)?;
+        // If this file was lost, or an earlier version counted on in it, the exact count is one of an earlier lease.
+        let is_latest = self.ahead == Some(self.reserved);
+        Ok(exact.map_or(self.reserved, |exact| if is_latest { exact } else { exact.max(self.reserved) }))
     }
 
     /// Stores the lease of a device, or that it has none.
@@ -293,6 +310,11 @@ fn file_of(device: DeviceId) -> String {
     format!("lease-{device}.json")
 }
 
+/// The device whose file is called so; `None` for other files.
+pub(super) fn device_of_file(name: &str) -> Option<DeviceId> {
+    name.strip_prefix("lease-")?.strip_suffix(".json")?.parse().ok()
+}
+
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
@@ -318,9 +340,13 @@ pub(super) mod tests {
     fn reserved_count_is_higher_than_every_earlier_one_even_if_the_clock_was_set_back() {
         let Scratch(folder) = &Scratch::new("mark");
         let (one, other) = (DeviceId::random(), DeviceId::random());
-        assert_eq!(KnownLease::reserve(folder, one, 1_900_000).unwrap(), 1_900_001);
-        assert_eq!(KnownLease::reserve(folder, one, 5).unwrap(), 1_900_002, "another process, whose clock is behind");
-        assert_eq!(KnownLease::reserve(folder, other, 5).unwrap(), 6, "each device has its own");
+        assert_eq!(KnownLease::reserve(folder, one, 0, 1_900_000).unwrap(), 1_900_001);
+        assert_eq!(
+            KnownLease::reserve(folder, one, 0, 5).unwrap(),
+            1_900_002,
+            "another process, whose clock is behind"
+        );
+        assert_eq!(KnownLease::reserve(folder, other, 0, 5).unwrap(), 6, "each device has its own");
         assert_eq!(KnownLease::load(folder, one).unwrap().reserved, 1_900_002);
     }
 
@@ -329,7 +355,7 @@ pub(super) mod tests {
         let Scratch(folder) = &Scratch::new("exact");
         let device = DeviceId::random();
         let (reserve, latest) = (
-            |above| KnownLease::reserve(folder, device, above).unwrap(),
+            |above| KnownLease::reserve(folder, device, 0, above).unwrap(),
             || KnownLease::load(folder, device).unwrap().reserved,
         );
         let file = folder.file(&file_of(device));
@@ -354,10 +380,34 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn without_room_counts_go_on_as_far_as_there_was_room_for_and_are_then_refused() {
+        let Scratch(folder) = &Scratch::new("room");
+        let device = DeviceId::random();
+        let reserve = |latest, above| KnownLease::reserve(folder, device, latest, above);
+        // As on a full disk: a file that would replace another cannot be made.
+        let in_the_way = folder.file(&format!("{}.new", file_of(device)));
+        folder.make().unwrap();
+        fs::create_dir(&in_the_way).unwrap();
+        assert!(reserve(0, 1000).is_err() && reserve(0, 1000).is_err(), "there never was room");
+        fs::remove_dir(&in_the_way).unwrap();
+        let first = reserve(0, 1000).unwrap();
+        fs::create_dir(&in_the_way).unwrap();
+        assert_eq!(reserve(0, 1_000_000).unwrap(), first + 1, "further than there was room for is not possible");
+        assert_eq!(reserve(first + 5, 1_000_000).unwrap(), first + 6, "later than its latest is");
+        assert_eq!(KnownLease::load(folder, device).unwrap().reserved, first + 6);
+        let last = first + AHEAD_MAX;
+        assert_eq!(reserve(last - 1, 5).unwrap(), last);
+        assert!(reserve(0, 5).is_err(), "all that were reserved are used");
+        assert_eq!(KnownLease::load(folder, device).unwrap().reserved, last);
+        fs::remove_dir(&in_the_way).unwrap();
+        assert_eq!(reserve(0, 5).unwrap(), last + 1, "there is room again");
+    }
+
+    #[test]
     fn lease_is_kept_beside_what_a_later_version_stored() {
         let Scratch(folder) = &Scratch::new("kept");
         let device = DeviceId::random();
-        KnownLease::reserve(folder, device, 1).unwrap();
+        KnownLease::reserve(folder, device, 0, 1).unwrap();
         let file = folder.file(&file_of(device));
         fs::write(&file, r#"{"reserved":7,"of_later":[1]}"#).unwrap();
         let lease = StoredLease {
@@ -403,7 +453,7 @@ pub(super) mod tests {
                 assert!(why.contains("farbus swap --forget disk"), "{why}");
             }
         }
-        assert_eq!(KnownLease::reserve(folder, device, 1).unwrap(), 2, "leases go on beside it");
+        assert_eq!(KnownLease::reserve(folder, device, 0, 1).unwrap(), 2, "leases go on beside it");
         assert!(KnownLease::forget_retirement(folder, device).unwrap());
         assert!(!KnownLease::forget_retirement(folder, device).unwrap());
         assert_eq!(why("key 2"), None);
@@ -427,7 +477,7 @@ pub(super) mod tests {
             for part in devices.chunks(25) {
                 scope.spawn(move || {
                     part.iter().for_each(|&device| {
-                        assert_eq!(KnownLease::reserve(folder, device, 7).unwrap(), 8);
+                        assert_eq!(KnownLease::reserve(folder, device, 0, 7).unwrap(), 8);
                         KnownLease::note_moving(folder, device, "key", "desk", "today").unwrap();
                     })
                 });
@@ -443,11 +493,11 @@ pub(super) mod tests {
     fn damaged_or_huge_file_gives_no_number() {
         let Scratch(folder) = &Scratch::new("damaged");
         let device = DeviceId::random();
-        KnownLease::reserve(folder, device, 1).unwrap();
+        KnownLease::reserve(folder, device, 0, 1).unwrap();
         let file = folder.file(&file_of(device));
         for content in ["{".to_owned(), " ".repeat(70_000), r#"{"reserved":-1}"#.to_owned()] {
             fs::write(&file, &content).unwrap();
-            assert!(KnownLease::reserve(folder, device, 1).is_err(), "{}", content.len());
+            assert!(KnownLease::reserve(folder, device, 0, 1).is_err(), "{}", content.len());
             assert_eq!(fs::read_to_string(&file).unwrap(), content, "and is not overwritten");
         }
     }

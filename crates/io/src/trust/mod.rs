@@ -6,9 +6,11 @@
 //! that.
 
 mod admission;
+mod attached;
 mod audit;
 mod audit_reading;
 mod authority;
+mod damage;
 mod devices;
 mod fingerprint;
 mod folder;
@@ -29,14 +31,17 @@ mod provider;
 mod quic;
 mod random;
 mod remote_page;
+mod spare_room;
 mod state_folder;
 mod tls;
 mod tokens;
 
 pub use admission::{Admission, Proof, Refusal, Ticket, subscriber};
-pub use audit::{Audit, Event, Outcome, timestamp};
+pub use attached::{AttachedDevice, KnownAttachment};
+pub use audit::{Audit, AuditRecorder, Event, Outcome, timestamp};
 pub use audit_reading::{AuditReader, RecordedEvent};
 pub use authority::{Authority, AuthorityError};
+pub use damage::damaged_files;
 pub use devices::{DeviceId, Devices, DevicesReader, KnownDevice, PREFIX_DIGITS_MIN};
 pub use fingerprint::{Fingerprint, NotAFingerprint};
 pub use folder::{Folder, StateError};

@@ -260,6 +260,11 @@ impl KnownNotes {
     }
 }
 
+/// Whether what the owner says of devices can be read.
+pub(super) fn check_notes(folder: &Folder) -> Result<(), StateError> {
+    KnownNotes::load(folder).map(drop)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -75,17 +75,20 @@ impl PageKey {
     /// As [`PageKey::load_or_create`].
     pub fn load(folder: &Folder) -> Result<Option<Self>, StateError> {
         let Some(text) = folder.read(KEY_FILE, KEY_BYTES_MAX, true)? else { return Ok(None) };
+        let damaged = || {
+            let what = "it is damaged: it holds no key with its certificate\n  remove it: the page makes another, which \
+                        browsers have to be shown again";
+            folder.trouble(KEY_FILE, &what)
+        };
         let (mut key, mut certificate) = (None, None);
         for section in <(SectionKind, Vec<u8>) as PemObject>::pem_slice_iter(&text) {
-            match section.map_err(|error: pem::Error| folder.trouble(KEY_FILE, &error))? {
+            match section.map_err(|_: pem::Error| damaged())? {
                 (SectionKind::PrivateKey, der) => key = Some(der),
                 (SectionKind::Certificate, der) => certificate = Some(der),
                 _ => {}
             }
         }
-        let incomplete = "it holds no key with its certificate\n  remove it: the page makes another, which browsers \
-                          have to be shown again";
-        let both = key.zip(certificate).ok_or_else(|| folder.trouble(KEY_FILE, &incomplete))?;
+        let both = key.zip(certificate).ok_or_else(damaged)?;
         Ok(Some(Self { key: both.0, certificate: both.1 }))
     }
 

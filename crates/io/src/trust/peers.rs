@@ -146,7 +146,15 @@ impl Peers {
     /// host then.
     pub fn load(folder: &Folder) -> Result<Self, StateError> {
         let Some(bytes) = folder.read(PEERS_FILE, limits::PEERS_BYTES_MAX, true)? else { return Ok(Self::default()) };
-        serde_json::from_slice(&bytes).map_err(|error| folder.trouble(PEERS_FILE, &error))
+        serde_json::from_slice(&bytes).map_err(|error| {
+            let path = folder.file(PEERS_FILE);
+            let what = format!(
+                "it is damaged: {error}\n  \
+                 bring it back from a backup; or pair all hosts again, after: mv {0} {0}.damaged",
+                path.display()
+            );
+            StateError { path, what }
+        })
     }
 
     /// Changes the list in `folder`, with a lock against other processes. Fields of other releases, which this one does

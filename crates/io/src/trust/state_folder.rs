@@ -26,7 +26,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
-use rustix::fs::{AtFlags, CWD, Dir, FileType, Gid, Mode, OFlags, Stat, Uid};
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Gid, Mode, OFlags, RenameFlags, Stat, Uid};
 use rustix::io::Errno;
 
 use crate::sys::accounts::service_user;
@@ -327,6 +327,23 @@ impl StateFolder {
             match rustix::fs::renameat(&*self.fd, from, &*self.fd, to) {
                 Ok(()) | Err(Errno::NOENT) => Ok(()),
                 Err(errno) => Err(system(errno)),
+            }
+        })
+    }
+
+    /// The files `one` and `other` change names, in one step. Where the file system cannot do that, `one` replaces
+    /// `other`.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub(super) fn exchange(&self, one: &str, other: &str) -> Result<(), FolderError> {
+        self.act(one, || {
+            checked(other)?;
+            match rustix::fs::renameat_with(&*self.fd, one, &*self.fd, other, RenameFlags::EXCHANGE) {
+                Err(Errno::INVAL | Errno::NOSYS | Errno::PERM | Errno::OPNOTSUPP) => {
+                    rustix::fs::renameat(&*self.fd, one, &*self.fd, other).map_err(system)
+                }
+                exchanged => exchanged.map_err(system),
             }
         })
     }

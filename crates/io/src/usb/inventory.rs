@@ -267,9 +267,16 @@ impl Inventory {
         let number = |name: &str| text(name)?.trim().parse::<u32>().ok();
         let (bus, device_number) = (number("busnum")?, number("devnum")?);
         let raw = fs::read(folder.join("descriptors")).ok()?;
-        let strings = [text("manufacturer"), text("product"), text("serial")];
-        let serial = strings[2].clone();
-        let descriptors = parse(&raw, strings);
+        let strings = ["manufacturer", "product", "serial"].map(|name| string(&folder.join(name)));
+        let configuration = number("bConfigurationValue").and_then(|value| u8::try_from(value).ok()).unwrap_or(0);
+        let mut descriptors = parse(&raw, strings);
+        if let Some(all) = &mut descriptors {
+            let own = names.iter().filter(|name| name.strip_prefix(bus_id).is_some_and(|rest| rest.starts_with(':')));
+            let interfaces = own.map(|name| self.devices.join(name));
+            all.strings.extend(configuration_strings(all, configuration, &folder, interfaces));
+            // Linux 6.9 and later show it.
+            all.bos = fs::read(folder.join("bos_descriptors")).unwrap_or_default();
+        }
         let interfaces: Vec<Interface> = names
             .iter()
             .filter(|name| name.strip_prefix(bus_id).is_some_and(|rest| rest.starts_with(':')))
@@ -279,9 +286,9 @@ impl Inventory {
             bus_id: bus_id.to_owned(),
             bus,
             number: device_number,
-            serial,
+            serial: text("serial"),
             speed: speed(&text("speed").unwrap_or_default()),
-            configuration: number("bConfigurationValue").and_then(|value| u8::try_from(value).ok()).unwrap_or(0),
+            configuration,
             interfaces,
             is_imported: is_below_vhci(&folder),
             node: self.nodes.join(format!("{bus:03}/{device_number:03}")),
@@ -361,6 +368,31 @@ fn interface(folder: &Path) -> Option<Interface> {
         class: [byte("bInterfaceClass")?, byte("bInterfaceSubClass")?, byte("bInterfaceProtocol")?],
         driver: driver.and_then(|path| Some(path.file_name()?.to_str()?.to_owned())),
     })
+}
+
+/// A string of a device, as the kernel shows it: all of it, and the end of the line.
+fn string(path: &Path) -> Option<String> {
+    let text = fs::read_to_string(path).ok()?;
+    Some(text.strip_suffix('\n').unwrap_or(&text).to_owned())
+}
+
+/// The strings of the active configuration and its interfaces, by index, as far as the kernel has read them: those of
+/// the active alternate settings.
+fn configuration_strings(
+    all: &Descriptors,
+    active: u8,
+    folder: &Path,
+    interfaces: impl Iterator<Item = PathBuf>,
+) -> Vec<(u8, String)> {
+    let Some(configuration) = all.configuration(active) else { return Vec::new() };
+    let byte = |path: PathBuf| u8::from_str_radix(fs::read_to_string(path).ok()?.trim(), 16).ok();
+    let own = string(&folder.join("configuration")).map(|text| (configuration.name_string(), text));
+    let of_interface = |folder: PathBuf| {
+        let (number, alternate) = (byte(folder.join("bInterfaceNumber"))?, byte(folder.join("bAlternateSetting"))?);
+        Some((configuration.setting(number, alternate)?.name_string, string(&folder.join("interface"))?))
+    };
+    let named = own.into_iter().chain(interfaces.filter_map(of_interface));
+    named.filter(|(index, text)| *index != 0 && !text.is_empty()).collect()
 }
 
 /// Parses a speed as the kernel writes it, in megabits a second.
@@ -549,6 +581,41 @@ mod tests {
         root.device("2-2", 60, 0, "12");
         root.put("sys/bus/usb/devices/2-2/busnum", "2\n");
         assert_eq!(inventory.bus_of(&inventory.device_at("2-2").unwrap().unwrap()), "usb2, up to full speed");
+    }
+
+    #[test]
+    fn strings_and_object_store_are_those_that_the_kernel_shows() {
+        let root = Root::new("strings");
+        let raw = DeviceDescriptor {
+            manufacturer_string: 1,
+            product_string: 2,
+            serial_string: 3,
+            configurations: 1,
+            ..DeviceDescriptor::default()
+        };
+        root.device("1-1", 2, 0, "5000");
+        let mut raw = raw.to_bytes().to_vec();
+        // The second setting of the interface is active; each has a name, and so has the configuration.
+        raw.extend([9, 2, 27, 0, 1, 1, 4, 0x80, 50, 9, 4, 0, 0, 0, 8, 6, 0x50, 5, 9, 4, 0, 1, 0, 8, 6, 0x62, 6]);
+        root.put("sys/bus/usb/devices/1-1/descriptors", raw);
+        for (name, text) in [
+            ("1-1/product", "Stick  \n"),
+            ("1-1/serial", "4711 \n"),
+            ("1-1/configuration", "both\n"),
+            ("1-1/bos_descriptors", "\u{5}\u{f}\u{5}\0\0"),
+            ("1-1:1.0/bAlternateSetting", " 1\n"),
+            ("1-1:1.0/interface", "UAS\n"),
+        ] {
+            root.put(&format!("sys/bus/usb/devices/{name}"), text);
+        }
+        let found = Inventory::at(&root.0).device_at("1-1").unwrap().unwrap();
+        let texts = [(2, "Stick  "), (3, "4711 "), (4, "both"), (6, "UAS")];
+        assert_eq!(found.descriptors.strings, texts.map(|(index, text)| (index, text.to_owned())).into());
+        assert_eq!((found.descriptors.bos, found.serial.as_deref()), (vec![5, 15, 5, 0, 0], Some("4711")));
+        // While it is not configured, the kernel shows an empty name.
+        root.put("sys/bus/usb/devices/1-1/configuration", "");
+        let found = Inventory::at(&root.0).device_at("1-1").unwrap().unwrap();
+        assert_eq!(found.descriptors.string(4), None);
     }
 
     #[test]

@@ -3,13 +3,15 @@
 use std::time::Duration;
 
 use farbus_model::Instant;
-use farbus_model::module::{Class, Effects, Form, Manifest, Message, Module, Parameter, Side, Turn};
+use farbus_model::module::{Class, Effects, Form, MESSAGE_BYTES, Manifest, Message, Module, Parameter, Side, Turn};
 
+use crate::cost::ModuleCost;
 use crate::maker::Simple;
 
 /// The manifest of `buffer` and the function that makes a half of it from settings.
 pub const BUFFER: Simple = Simple {
     manifest: &MANIFEST,
+    cost: |_| ModuleCost::SMALL,
     make: |settings, _| {
         Box::new(Buffer {
             span: settings.span("time"),
@@ -77,6 +79,10 @@ impl Module for Buffer {
             self.due = Some(now);
         }
         self.handle_timeout(now, out);
+    }
+
+    fn held_bytes(&self) -> usize {
+        self.kept_bytes + self.kept.len() * MESSAGE_BYTES
     }
 
     fn poll_timeout(&self) -> Option<Instant> {

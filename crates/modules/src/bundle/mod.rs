@@ -12,15 +12,18 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use farbus_model::module::{
-    ASIDE_BYTES_MAX, Class, Effects, Form, Kind, Manifest, Message, Module, Parameter, Side, Trouble, Turn,
+    ASIDE_BYTES_MAX, Class, Effects, Form, Kind, MESSAGE_BYTES, Manifest, Message, Module, Parameter, Side, Trouble,
+    Turn,
 };
 use farbus_model::{Instant, Payload};
 
+use crate::cost::ModuleCost;
 use crate::maker::Simple;
 
 /// The manifest of `bundle` and the function that makes a half of it from settings.
 pub const BUNDLE: Simple = Simple {
     manifest: &MANIFEST,
+    cost: |_| ModuleCost::with_state(ASIDE_BYTES_MAX),
     make: |settings, _| {
         Box::new(Bundle {
             span: settings.span("time"),
@@ -145,10 +148,15 @@ impl Bundle {
     }
 
     /// Delivers the messages with this number, and those that waited for them.
-    fn up(&mut self, number: u32, messages: Vec<Message>, out: &mut Turn) {
+    fn up(&mut self, number: u32, mut messages: Vec<Message>, out: &mut Turn) {
         if number != self.next_in {
+            // Windows on what the link received would keep all of that.
+            for message in &mut messages {
+                message.head.own();
+                message.payload.own();
+            }
             let is_past = number.wrapping_sub(self.next_in) > u32::MAX / 2;
-            self.early_bytes += messages.iter().map(Message::len).sum::<usize>();
+            self.early_bytes += messages.iter().map(Message::memory_bytes).sum::<usize>();
             let is_known = self.early.insert(number, messages).is_some();
             if is_past || is_known || self.early.len() > EARLY_MAX || self.early_bytes > EARLY_BYTES_MAX {
                 out.fail(Trouble::Peer, "its other half numbers what it sends in another way");
@@ -158,7 +166,7 @@ impl Bundle {
         messages.into_iter().for_each(|message| out.above(message));
         self.next_in = self.next_in.wrapping_add(1);
         while let Some(messages) = self.early.remove(&self.next_in) {
-            self.early_bytes -= messages.iter().map(Message::len).sum::<usize>();
+            self.early_bytes -= messages.iter().map(Message::memory_bytes).sum::<usize>();
             messages.into_iter().for_each(|message| out.above(message));
             self.next_in = self.next_in.wrapping_add(1);
         }
@@ -198,6 +206,10 @@ impl Module for Bundle {
                 None => out.fail(Trouble::Peer, "its other half sent what is no bundle"),
             },
         }
+    }
+
+    fn held_bytes(&self) -> usize {
+        self.kept_bytes + self.kept.len() * MESSAGE_BYTES + self.early_bytes
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
@@ -268,7 +280,7 @@ impl Bundle {
                 let (head, payload) = (part()?, part()?);
                 messages.push(Message { kind: kind_of(kind, pair)?, id, head, payload });
             }
-            self.early_bytes += messages.iter().map(Message::len).sum::<usize>();
+            self.early_bytes += messages.iter().map(Message::memory_bytes).sum::<usize>();
             let is_new = number != self.next_in && self.early.insert(number, messages).is_none();
             (is_new && self.early.len() <= EARLY_MAX && self.early_bytes <= EARLY_BYTES_MAX).then_some(())?;
         }

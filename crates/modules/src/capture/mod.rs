@@ -16,7 +16,7 @@ use farbus_model::Payload;
 use farbus_model::module::{Class, Kind, Message};
 
 pub use self::seen::SeenTransfer;
-use crate::heads::{BlockAsk, UsbRequest, word};
+use crate::heads::{BlockAsk, Packet, UsbRequest, word};
 
 /// LINKTYPE_USB_LINUX_MMAPPED.
 pub const USB: u16 = 220;
@@ -140,6 +140,14 @@ pub enum Asked {
     Usb(UsbRequest),
     /// To a block device.
     Block(BlockAsk),
+}
+
+impl Asked {
+    /// Memory that it takes in a table, bytes.
+    pub fn memory_bytes(&self) -> usize {
+        let packets = if let Asked::Usb(asked) = self { asked.packets.capacity() } else { 0 };
+        2 * size_of::<Self>() + packets * size_of::<Packet>()
+    }
 }
 
 /// A request and its answer in a recording.

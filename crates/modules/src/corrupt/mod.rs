@@ -3,12 +3,14 @@
 use farbus_model::Instant;
 use farbus_model::module::{Class, Effects, Form, Kind, Manifest, Message, Module, Parameter, Side, Turn};
 
+use crate::cost::ModuleCost;
 use crate::dice::{Dice, SEED};
 use crate::maker::Simple;
 
 /// The manifest of `corrupt` and the function that makes a half of it from settings.
 pub const CORRUPT: Simple = Simple {
     manifest: &MANIFEST,
+    cost: |_| ModuleCost::SMALL,
     make: |settings, _| {
         Box::new(Corrupt { one_in: settings.number("one-in"), dice: Dice::new(settings.number("seed")) })
     },
@@ -49,6 +51,10 @@ impl Module for Corrupt {
             message.payload = bytes.into();
         }
         out.pass(from, message);
+    }
+
+    fn held_bytes(&self) -> usize {
+        0
     }
 
     fn save(&self) -> Option<Vec<u8>> {

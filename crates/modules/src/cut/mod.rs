@@ -3,11 +3,13 @@
 use farbus_model::Instant;
 use farbus_model::module::{Class, Effects, Form, Manifest, Message, Module, Parameter, Role, Side, Trouble, Turn};
 
+use crate::cost::ModuleCost;
 use crate::maker::Simple;
 
 /// The manifest of `cut` and the function that makes a half of it from settings.
 pub const CUT: Simple = Simple {
     manifest: &MANIFEST,
+    cost: |_| ModuleCost::SMALL,
     make: |settings, place| Box::new(Cut { left: settings.number("after"), cuts: place.role == Role::Importer }),
 };
 
@@ -45,6 +47,10 @@ impl Module for Cut {
             }
             None => out.fail(Trouble::Network, "it cuts the way here, as it was told"),
         }
+    }
+
+    fn held_bytes(&self) -> usize {
+        0
     }
 
     fn save(&self) -> Option<Vec<u8>> {

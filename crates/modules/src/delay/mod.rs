@@ -5,6 +5,7 @@ use std::time::Duration;
 use farbus_model::Instant;
 use farbus_model::module::{Class, Effects, Form, Manifest, Message, Parameter};
 
+use crate::cost::ModuleCost;
 use crate::dice::{Dice, SEED};
 use crate::later::{Later, Pace};
 use crate::maker::Simple;
@@ -12,6 +13,7 @@ use crate::maker::Simple;
 /// The manifest of `delay` and the function that makes a half of it from settings.
 pub const DELAY: Simple = Simple {
     manifest: &MANIFEST,
+    cost: |_| ModuleCost::SMALL,
     make: |settings, _| {
         Box::new(Later::new(Delay {
             time: settings.span("time"),

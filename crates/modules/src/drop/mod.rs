@@ -3,12 +3,14 @@
 use farbus_model::module::{Class, Effects, Form, Kind, Manifest, Message, Module, Parameter, Role, Side, Turn};
 use farbus_model::{Instant, Payload};
 
+use crate::cost::ModuleCost;
 use crate::dice::{Dice, SEED};
 use crate::maker::Simple;
 
 /// The manifest of `drop` and the function that makes a half of it from settings.
 pub const DROP: Simple = Simple {
     manifest: &MANIFEST,
+    cost: |_| ModuleCost::SMALL,
     make: |settings, place| {
         Box::new(Drop {
             one_in: settings.number("one-in"),
@@ -54,6 +56,10 @@ impl Module for Drop {
         }
         let (kind, head, payload) = (Kind::Completion, self.failed.clone(), Payload::Empty);
         out.above(Message { kind, id: message.id, head, payload });
+    }
+
+    fn held_bytes(&self) -> usize {
+        0
     }
 
     fn save(&self) -> Option<Vec<u8>> {

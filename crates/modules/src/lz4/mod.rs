@@ -3,11 +3,18 @@
 use farbus_model::module::{Class, Effects, Form, Manifest, Parameter};
 
 use crate::compress::{Codec, Compress};
+use crate::cost::ModuleCost;
 use crate::maker::Simple;
 
 /// The manifest of `lz4` and the function that makes a half of it from settings.
-pub const LZ4: Simple =
-    Simple { manifest: &MANIFEST, make: |settings, _| Box::new(Compress::new(Lz4, settings.number("min") as usize)) };
+pub const LZ4: Simple = Simple {
+    manifest: &MANIFEST,
+    cost: |_| ModuleCost::with_state(TABLE_BYTES).taking(3),
+    make: |settings, _| Box::new(Compress::new(Lz4, settings.number("min") as usize)),
+};
+
+/// The table of what was seen before, which each call makes and drops.
+const TABLE_BYTES: usize = 32 << 10;
 
 const MANIFEST: Manifest = Manifest {
     name: "lz4",

@@ -3,10 +3,11 @@
 use farbus_model::Instant;
 use farbus_model::module::{Class, Effects, Manifest, Message, Module, Side, Turn};
 
+use crate::cost::ModuleCost;
 use crate::maker::Simple;
 
 /// The manifest of `null` and the function that makes a half of it from settings.
-pub const NULL: Simple = Simple { manifest: &MANIFEST, make: |_, _| Box::new(Null) };
+pub const NULL: Simple = Simple { manifest: &MANIFEST, cost: |_| ModuleCost::SMALL, make: |_, _| Box::new(Null) };
 
 const MANIFEST: Manifest = Manifest {
     name: "null",
@@ -24,6 +25,10 @@ struct Null;
 impl Module for Null {
     fn handle(&mut self, _now: Instant, from: Side, message: Message, out: &mut Turn) {
         out.pass(from, message);
+    }
+
+    fn held_bytes(&self) -> usize {
+        0
     }
 
     fn save(&self) -> Option<Vec<u8>> {

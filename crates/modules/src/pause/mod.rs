@@ -6,12 +6,16 @@ use std::time::Duration;
 use farbus_model::Instant;
 use farbus_model::module::{Class, Effects, Form, Manifest, Message, Module, Parameter, Side, Trouble, Turn};
 
+use crate::cost::ModuleCost;
 use crate::maker::Simple;
 
 /// The manifest of `pause` and the function that makes a half of it from settings.
 pub const PAUSE: Simple = Simple {
     manifest: &MANIFEST,
-    make: |settings, _| Box::new(Pause { span_max: settings.span("longest"), until: None, held: VecDeque::new() }),
+    cost: |_| ModuleCost::SMALL,
+    make: |settings, _| {
+        Box::new(Pause { span_max: settings.span("longest"), until: None, held: VecDeque::new(), held_bytes: 0 })
+    },
 };
 
 const MANIFEST: Manifest = Manifest {
@@ -40,6 +44,7 @@ struct Pause {
     until: Option<Instant>,
     /// The waiting messages, and where they came from.
     held: VecDeque<(Side, Message)>,
+    held_bytes: usize,
 }
 
 impl Pause {
@@ -47,23 +52,33 @@ impl Pause {
         if is_paused {
             self.until = Some(now + self.span_max);
         } else {
-            self.until = None;
+            (self.until, self.held_bytes) = (None, 0);
             self.held.drain(..).for_each(|(from, message)| out.pass(from, message));
         }
     }
 }
 
 impl Module for Pause {
-    fn handle(&mut self, now: Instant, from: Side, message: Message, out: &mut Turn) {
+    fn handle(&mut self, now: Instant, from: Side, mut message: Message, out: &mut Turn) {
         match (from, self.until) {
             (Side::Peer, _) => match message.payload.contiguous().as_ref() {
                 [HALT] => self.set(now, true, out),
                 [GO] => self.set(now, false, out),
                 _ => out.fail(Trouble::Peer, "its other half sent what is no word of it"),
             },
-            (_, Some(_)) => self.held.push_back((from, message)),
+            (_, Some(_)) => {
+                // Windows on what the link received would keep all of that.
+                message.head.own();
+                message.payload.own();
+                self.held_bytes += message.memory_bytes();
+                self.held.push_back((from, message));
+            }
             (_, None) => out.pass(from, message),
         }
+    }
+
+    fn held_bytes(&self) -> usize {
+        self.held_bytes
     }
 
     fn pause(&mut self, now: Instant, is_paused: bool, out: &mut Turn) {
@@ -103,7 +118,7 @@ mod tests {
 
     #[test]
     fn both_halves_hold_what_comes_and_let_it_go_in_its_order() {
-        let half = || Pause { span_max: Duration::from_secs(60), until: None, held: VecDeque::new() };
+        let half = || Pause { span_max: Duration::from_secs(60), until: None, held: VecDeque::new(), held_bytes: 0 };
         let (mut here, mut there, mut out) = (half(), half(), Turn::default());
         let message = |id| Message { kind: Kind::Request, id, head: Payload::Empty, payload: Payload::Empty };
         here.pause(Instant::ZERO, true, &mut out);
@@ -126,7 +141,7 @@ mod tests {
 
     #[test]
     fn pause_ends_by_itself() {
-        let mut half = Pause { span_max: Duration::from_secs(1), until: None, held: VecDeque::new() };
+        let mut half = Pause { span_max: Duration::from_secs(1), until: None, held: VecDeque::new(), held_bytes: 0 };
         let mut out = Turn::default();
         half.pause(Instant::ZERO, true, &mut out);
         let due = half.poll_timeout().unwrap();

@@ -7,6 +7,7 @@ use std::time::Duration;
 use farbus_model::module::{Class, Effects, Form, Kind, Manifest, Message, Module, Parameter, Role, Side, Turn};
 use farbus_model::{Instant, Payload};
 
+use crate::cost::ModuleCost;
 use crate::heads::{INTERRUPT, UsbRequest};
 use crate::maker::Simple;
 use crate::null::NULL;
@@ -14,6 +15,7 @@ use crate::null::NULL;
 /// The manifest of `pointer` and the function that makes a half of it from settings.
 pub const POINTER: Simple = Simple {
     manifest: &MANIFEST,
+    cost: |_| ModuleCost::SMALL,
     make: |settings, place| match place.role {
         Role::Importer => (NULL.make)(settings, place),
         Role::Exporter => Box::new(Pointer {
@@ -131,6 +133,9 @@ impl Layout {
     }
 }
 
+/// Memory of an open request: an entry with its head, which has 8 bytes.
+const ASKED_BYTES: usize = 128;
+
 struct Pointer {
     endpoint: u8,
     span: Duration,
@@ -188,7 +193,9 @@ impl Module for Pointer {
             (Side::Below, Kind::Request) => {
                 let asked = UsbRequest::read(&message.head);
                 if asked.is_some_and(|asked| asked.endpoint == self.endpoint && asked.kind == INTERRUPT) {
-                    self.asked.insert(message.id, message.head.clone());
+                    let mut head = message.head.clone();
+                    head.own();
+                    self.asked.insert(message.id, head);
                 }
                 out.above(message);
             }
@@ -202,6 +209,10 @@ impl Module for Pointer {
             (Side::Above, Kind::Completion) if self.asked.contains_key(&message.id) => self.report(now, message, out),
             _ => out.pass(from, message),
         }
+    }
+
+    fn held_bytes(&self) -> usize {
+        self.asked.len() * ASKED_BYTES + self.held.as_ref().map_or(0, |(_, report)| report.len())
     }
 
     fn poll_timeout(&self) -> Option<Instant> {

@@ -5,12 +5,14 @@ use std::time::Duration;
 use farbus_model::Instant;
 use farbus_model::module::{Class, Effects, Form, Manifest, Message, Parameter};
 
+use crate::cost::ModuleCost;
 use crate::later::{Later, Pace};
 use crate::maker::Simple;
 
 /// The manifest of `rate` and the function that makes a half of it from settings.
 pub const RATE: Simple = Simple {
     manifest: &MANIFEST,
+    cost: |_| ModuleCost::SMALL,
     make: |settings, _| {
         Box::new(Later::new(Rate { bytes_per_s: settings.number("bytes-per-s"), free_at: Instant::ZERO }))
     },

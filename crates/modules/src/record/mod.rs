@@ -7,6 +7,7 @@ use farbus_model::module::{Class, Effects, Form, Kind, Manifest, Message, Module
 use farbus_model::{Instant, Payload};
 
 use crate::capture::{self, Asked, BESIDE, DATA_BYTES_MAX, OWN, nbd, usbmon};
+use crate::cost::ModuleCost;
 use crate::files::Sink;
 use crate::heads::{BlockAsk, UsbReply, UsbRequest};
 use crate::maker::Simple;
@@ -14,6 +15,7 @@ use crate::maker::Simple;
 /// The manifest of `record` and the function that makes a half of it from settings.
 pub const RECORD: Simple = Simple {
     manifest: &MANIFEST,
+    cost: |_| ModuleCost::SMALL,
     make: |settings, place| match settings.sink("file") {
         Some(sink) => Box::new(Record::new(sink, place.class, settings.number("limit") << 20)),
         None => Box::new(NoRecord),
@@ -53,6 +55,10 @@ impl Module for NoRecord {
     fn handle(&mut self, _now: Instant, from: Side, message: Message, out: &mut Turn) {
         out.pass(from, message);
     }
+
+    fn held_bytes(&self) -> usize {
+        0
+    }
 }
 
 struct Record {
@@ -66,6 +72,8 @@ struct Record {
     lost: u64,
     /// Unanswered requests, by their ids: their numbers in the recording, and their content.
     open: BTreeMap<u64, (u64, Asked)>,
+    /// Memory of them.
+    open_bytes: usize,
     next_number: u64,
     counts: nbd::Counts,
 }
@@ -73,7 +81,7 @@ struct Record {
 impl Record {
     fn new(sink: Arc<dyn Sink>, class: Class, left: u64) -> Self {
         let (open, counts) = (BTreeMap::new(), nbd::Counts::default());
-        Self { sink, class, left, began: None, lost: 0, open, next_number: 1, counts }
+        Self { sink, class, left, began: None, lost: 0, open, open_bytes: 0, next_number: 1, counts }
     }
 
     fn note(&mut self, now: Instant, message: &Message) {
@@ -106,9 +114,13 @@ impl Record {
                     }
                     None => self.plain(unix_ns, message),
                 }
-                asked.map(|asked| self.open.insert(message.id, (number, asked)));
+                if let Some(asked) = asked {
+                    self.open_bytes += asked.memory_bytes();
+                    let before = self.open.insert(message.id, (number, asked));
+                    self.open_bytes -= before.map_or(0, |(_, asked)| asked.memory_bytes());
+                }
             }
-            Kind::Completion => match self.open.remove(&message.id) {
+            Kind::Completion => match self.forget(message.id) {
                 Some((number, Asked::Usb(asked))) => {
                     match UsbReply::read(&asked, &message.head, message.payload.len()) {
                         Some(reply) => {
@@ -128,6 +140,12 @@ impl Record {
             // A cancellation shows in its request's outcome, and asides belong to other modules.
             Kind::Cancel | Kind::Cancelled | Kind::Aside(_) => {}
         }
+    }
+
+    fn forget(&mut self, id: u64) -> Option<(u64, Asked)> {
+        let open = self.open.remove(&id)?;
+        self.open_bytes -= open.1.memory_bytes();
+        Some(open)
     }
 
     fn plain(&mut self, unix_ns: u64, message: &Message) {
@@ -180,5 +198,10 @@ impl Module for Record {
             self.note(now, &message);
         }
         out.pass(from, message);
+    }
+
+    /// What it remembers of requests until they are answered.
+    fn held_bytes(&self) -> usize {
+        self.open_bytes
     }
 }

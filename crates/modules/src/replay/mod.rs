@@ -9,6 +9,7 @@ use farbus_model::module::{
 use farbus_model::{Instant, Payload};
 
 use crate::capture::{Asked, Tale, Told};
+use crate::cost::ModuleCost;
 use crate::heads::{BlockAsk, CANCELLED, CONTROL, STALL, UsbReply, UsbRequest, usb_outcome};
 use crate::maker::{Begun, Fill, Maker, Place};
 use crate::refusal::{Mismatch, Refusal};
@@ -55,6 +56,10 @@ pub struct Replay;
 
 const TELLS: u8 = 1;
 
+/// Memory of a parsed recording for each byte of its file: data twice, and a request of few bytes takes more in memory
+/// than in the file.
+const FILE_COPIES: usize = 5;
+
 /// Makes a half, and its opening or answer: whether it is the one that replays.
 fn half(settings: &Settings, place: &Place) -> Result<(Option<Half>, Vec<u8>), Refusal> {
     let file = settings.file("file");
@@ -84,6 +89,10 @@ fn fit(half: Option<Half>, other: &[u8]) -> Result<Box<dyn Module>, Refusal> {
 impl Maker for Replay {
     fn manifest(&self) -> &'static Manifest {
         &MANIFEST
+    }
+
+    fn cost(&self, settings: &Settings) -> ModuleCost {
+        ModuleCost::with_state(settings.file("file").len().saturating_mul(FILE_COPIES))
     }
 
     fn begin(&self, settings: &Settings, place: &Place, _random: Fill<'_>) -> Result<Box<dyn Begun>, Refusal> {
@@ -126,6 +135,10 @@ impl Module for Listener {
     fn handle(&mut self, _now: Instant, from: Side, message: Message, out: &mut Turn) {
         out.pass(from, message);
     }
+
+    fn held_bytes(&self) -> usize {
+        0
+    }
 }
 
 /// Requests of a data endpoint are matched in order; those of endpoint 0 and of a disk by their content.
@@ -141,6 +154,7 @@ struct Half {
     class: Class,
     failed: Payload,
     waiting: Vec<Waiting>,
+    waiting_bytes: usize,
 }
 
 /// An unanswered request.
@@ -149,6 +163,13 @@ struct Waiting {
     endpoint: Endpoint,
     /// `None`: the recording has no answer, so the request stays open until it is cancelled.
     answer: Option<(Instant, Payload, Vec<u8>)>,
+}
+
+impl Waiting {
+    /// Memory that it takes, bytes.
+    fn memory_bytes(&self) -> usize {
+        size_of::<Self>() + self.answer.as_ref().map_or(0, |(_, head, data)| head.len() + data.len())
+    }
 }
 
 impl Half {
@@ -163,6 +184,7 @@ impl Half {
             class: place.class,
             failed: place.failed.clone(),
             waiting: Vec::new(),
+            waiting_bytes: 0,
         };
         for (at, told) in half.told.iter().enumerate() {
             match question(&told.asked, &told.sent) {
@@ -209,7 +231,7 @@ impl Half {
             Question::Endpoint(endpoint) => match self.in_order.get_mut(&endpoint).and_then(VecDeque::pop_front) {
                 None if endpoint & 0x80 != 0 => {
                     // The recording has ended: the device stays silent.
-                    return self.waiting.push(Waiting { id, endpoint, answer: None });
+                    return self.wait(Waiting { id, endpoint, answer: None });
                 }
                 place => (endpoint, place.filter(|&place| fits(&self.told[place], &asked, &sent))),
             },
@@ -226,8 +248,13 @@ impl Half {
             let due = (now + Duration::from_nanos(took)).max(before.unwrap_or_default());
             (due, head.clone(), data.clone())
         });
-        self.waiting.push(Waiting { id, endpoint, answer });
+        self.wait(Waiting { id, endpoint, answer });
         self.release(now, out);
+    }
+
+    fn wait(&mut self, waiting: Waiting) {
+        self.waiting_bytes += waiting.memory_bytes();
+        self.waiting.push(waiting);
     }
 
     fn mismatch(&self, id: u64, asked: &Asked, out: &mut Turn) {
@@ -248,7 +275,7 @@ impl Half {
 
     fn cancel(&mut self, id: u64, out: &mut Turn) {
         if let Some(at) = self.waiting.iter().position(|waiting| waiting.id == id) {
-            self.waiting.remove(at);
+            self.waiting_bytes -= self.waiting.remove(at).memory_bytes();
             let head = if self.class == Class::Usb { usb_outcome(CANCELLED) } else { self.failed.clone() };
             self.say(Kind::Completion, id, head, Payload::Empty, out);
         }
@@ -258,6 +285,7 @@ impl Half {
     fn release(&mut self, now: Instant, out: &mut Turn) {
         let is_due = |waiting: &Waiting| waiting.answer.as_ref().is_some_and(|(due, ..)| *due <= now);
         let due: Vec<Waiting> = self.waiting.extract_if(.., |waiting| is_due(waiting)).collect();
+        self.waiting_bytes -= due.iter().map(Waiting::memory_bytes).sum::<usize>();
         for Waiting { id, answer, .. } in due {
             let (_, head, data) = answer.expect("it is due");
             self.say(Kind::Completion, id, head, data.into(), out);
@@ -305,6 +333,10 @@ impl Module for Half {
             Kind::Event => out.lose(),
             _ => out.fail(Trouble::Peer, "its other half passes on what nobody said"),
         }
+    }
+
+    fn held_bytes(&self) -> usize {
+        self.waiting_bytes
     }
 
     fn poll_timeout(&self) -> Option<Instant> {

@@ -15,6 +15,7 @@ use farbus_model::module::{
 use farbus_model::{Instant, Payload};
 use ring::{aead, hmac};
 
+use crate::cost::ModuleCost;
 use crate::maker::{Begun, Fill, Maker, Place};
 use crate::refusal::{Mismatch, Refusal};
 use crate::settings::Settings;
@@ -83,6 +84,10 @@ fn proven<'a>(key: &hmac::Key, what: &str, before: &[u8], bytes: &'a [u8]) -> Re
 impl Maker for Seal {
     fn manifest(&self) -> &'static Manifest {
         &MANIFEST
+    }
+
+    fn cost(&self, _settings: &Settings) -> ModuleCost {
+        ModuleCost::SMALL.taking(2)
     }
 
     fn begin(&self, settings: &Settings, _place: &Place, random: Fill<'_>) -> Result<Box<dyn Begun>, Refusal> {
@@ -214,6 +219,10 @@ impl Module for Half {
             },
             Side::Peer => out.fail(Trouble::Peer, "its other half has nothing to say to it"),
         }
+    }
+
+    fn held_bytes(&self) -> usize {
+        0
     }
 
     fn save(&self) -> Option<Vec<u8>> {

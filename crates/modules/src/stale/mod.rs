@@ -5,11 +5,13 @@ use farbus_model::module::{
 };
 use farbus_model::{Instant, Payload};
 
+use crate::cost::ModuleCost;
 use crate::maker::Simple;
 
 /// The manifest of `stale` and the function that makes a half of it from settings.
 pub const STALE: Simple = Simple {
     manifest: &MANIFEST,
+    cost: |_| ModuleCost::SMALL,
     make: |settings, place| match place.role {
         Role::Importer => Box::new(Here),
         Role::Exporter => Box::new(There { ahead: settings.number("ahead") as u32, travelling: 0, waiting: None }),
@@ -42,6 +44,10 @@ impl Module for Here {
             out.aside(Payload::from(vec![1]));
         }
         out.pass(from, message);
+    }
+
+    fn held_bytes(&self) -> usize {
+        0
     }
 
     fn save(&self) -> Option<Vec<u8>> {
@@ -81,6 +87,10 @@ impl Module for There {
             self.travelling += 1;
             out.below(frame);
         }
+    }
+
+    fn held_bytes(&self) -> usize {
+        self.waiting.as_ref().map_or(0, Message::memory_bytes)
     }
 
     /// Frames under way need no state: they arrive by themselves.

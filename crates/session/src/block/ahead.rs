@@ -23,13 +23,15 @@ pub const AHEAD_KIND: u16 = 8;
 /// exclusively, or by readers only. A read never returns data older than the last answered change: when a change
 /// completes, the data fetched from that place is dropped. Before it completes, old and new data are both correct. A
 /// read is never answered with data that was requested more than [`limits::FETCHED_TIME_MAX`] earlier: by then an
-/// importer that hears nothing may have lost the device to another one, whose writes are not known here. After a
-/// handover, the replacement keeps the requests and fetches the data again.
+/// importer that hears nothing may have lost the device to another one, whose writes are not known here; a stream of
+/// which all data is so old is forgotten. After a handover, the replacement keeps the requests and fetches the data
+/// again.
 ///
 /// A stream begins with [`RUNS_MIN`] consecutive reads. From then on [`WINDOW_BYTES_MIN`] are fetched ahead. The window
-/// doubles each time that a read has to wait, up to [`WINDOW_BYTES_MAX`]. It stops growing once a piece takes much
-/// longer than the quickest one did: the link is then full, and a larger window would only delay other traffic. At most
-/// [`STREAMS_MAX`] streams are followed at a time.
+/// doubles when a read has to wait, up to [`WINDOW_BYTES_MAX`], unless the latest piece took much longer than the
+/// quickest: the link is full then, and a larger window only delays other traffic and holds memory at both ends. From
+/// [`WINDOW_BYTES_TRIED`] on each doubling is tried: if the first piece that it lets in took that long, the window is
+/// halved again, and until that piece arrives it does not grow. At most [`STREAMS_MAX`] streams are followed at a time.
 #[derive(Debug)]
 pub struct Ahead<D> {
     below: Below<D>,
@@ -56,9 +58,12 @@ pub const WINDOW_BYTES_MIN: u64 = 512 << 10;
 /// Largest number of bytes fetched ahead of one stream. It covers 160 MB/s over 100 ms; with 8 MiB, a disk at 50 ms
 /// reached 60 % of its speed at 0 ms.
 pub const WINDOW_BYTES_MAX: u64 = 16 << 20;
+/// A window that is so large grows only on trial: below that, a start matters more than memory.
+const WINDOW_BYTES_TRIED: u64 = 4 << 20;
 /// How much longer than twice the quickest a piece may take before the link counts as full. Allows for scheduling
-/// delays on a busy machine.
-const SLACK: Duration = Duration::from_millis(10);
+/// delays on a busy machine. Where the path has no delay of its own, this bounds the window: to what the link carries
+/// in the time of two such pieces. A larger window brings nothing there, and its data leaves the processor's caches.
+const SLACK: Duration = Duration::from_millis(3);
 /// Size of one piece that is fetched ahead, bytes.
 const PIECE_BYTES: u64 = 256 << 10;
 
@@ -69,6 +74,8 @@ struct Stream {
     next: u64,
     runs: u32,
     window: u64,
+    /// The first piece that the last doubling of the window let in, until it has arrived.
+    let_in: Option<u64>,
     /// Data that was fetched and is still of use, without gaps.
     pieces: VecDeque<Piece>,
     /// Reads that wait for pieces.
@@ -85,7 +92,14 @@ struct Piece {
 
 impl Stream {
     fn starting_at(next: u64) -> Self {
-        Self { next, runs: 1, window: WINDOW_BYTES_MIN, pieces: VecDeque::new(), waiting: VecDeque::new() }
+        Self {
+            next,
+            runs: 1,
+            window: WINDOW_BYTES_MIN,
+            let_in: None,
+            pieces: VecDeque::new(),
+            waiting: VecDeque::new(),
+        }
     }
 
     /// The range that was fetched or is being fetched.
@@ -105,6 +119,13 @@ impl Stream {
     fn is_fresh(&self, now: Instant, place: &Range<u64>) -> bool {
         let is_old = |piece: &Piece| now - piece.asked >= limits::FETCHED_TIME_MAX;
         !self.pieces.iter().any(|piece| overlap(&piece.place, place) && is_old(piece))
+    }
+
+    /// When none of the fetched data can answer a read any more: its reader has stopped. `None` if the stream has no
+    /// data, or reads wait for it.
+    fn expiry(&self) -> Option<Instant> {
+        let newest = self.pieces.back().filter(|_| self.waiting.is_empty())?;
+        Some(newest.asked + limits::FETCHED_TIME_MAX)
     }
 
     /// The bytes of `place`, if all of them have arrived. They are not copied.
@@ -131,8 +152,14 @@ impl Stream {
     fn forget_all(&mut self) -> VecDeque<BlockInFlight> {
         self.pieces.clear();
         (self.runs, self.window) = (0, WINDOW_BYTES_MIN);
+        self.let_in = None;
         std::mem::take(&mut self.waiting)
     }
+}
+
+/// A piece that took longer waited behind others.
+fn slow_from(quickest: Duration) -> Duration {
+    quickest.saturating_mul(2).saturating_add(SLACK)
 }
 
 fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
@@ -148,8 +175,7 @@ impl<D: BlockDevice> Ahead<D> {
     pub fn new(device: D) -> Self {
         let (epoch, below) = (device.epoch(), Below::new(device));
         let (asked, streams, left) = (BTreeMap::new(), VecDeque::new(), Vec::new());
-        let (quickest, latest) = (Duration::MAX, Duration::ZERO);
-        Self { below, asked, next_number: 0, streams, quickest, latest, epoch, left }
+        Self { below, asked, next_number: 0, streams, quickest: Duration::MAX, latest: Duration::ZERO, epoch, left }
     }
 
     /// Bytes that are fetched or being fetched.
@@ -215,8 +241,13 @@ impl<D: BlockDevice> Ahead<D> {
         match stream.bytes(&place) {
             Some(data) => done.push(request.answer(data)),
             None => {
-                if self.latest <= self.quickest.saturating_mul(2).saturating_add(SLACK) {
-                    stream.window = (stream.window * 2).min(WINDOW_BYTES_MAX);
+                let is_tried = stream.window >= WINDOW_BYTES_TRIED;
+                let may_grow = if is_tried { stream.let_in.is_none() } else { self.latest <= slow_from(self.quickest) };
+                if may_grow && stream.window < WINDOW_BYTES_MAX {
+                    stream.window *= 2;
+                    let count = stream.pieces.len();
+                    self.fetch(now, &mut stream, place.start, done);
+                    stream.let_in = stream.pieces.get(count).filter(|_| is_tried).map(|piece| piece.number);
                 }
                 stream.waiting.push_back(request);
             }
@@ -312,6 +343,12 @@ impl<D: BlockDevice> Ahead<D> {
         }
         self.latest = now - stream.pieces[at].asked;
         self.quickest = self.quickest.min(self.latest);
+        if stream.let_in.is_some_and(|first| first <= number) {
+            stream.let_in = None;
+            if self.latest > slow_from(self.quickest) {
+                stream.window /= 2;
+            }
+        }
         data.share();
         stream.pieces[at].data = Some(data);
         let mut still_waiting = VecDeque::new();
@@ -347,6 +384,18 @@ impl<D: BlockDevice> BlockLayer for Ahead<D> {
         let result = self.below.act(done, act);
         self.collect(now, done);
         result
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        let expiry = self.streams.iter().filter_map(Stream::expiry).min();
+        self.below.device.poll_timeout().into_iter().chain(expiry).min()
+    }
+
+    fn handle_timeout(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+        self.streams.retain(|stream| stream.expiry().is_none_or(|at| at > now));
+        if self.below.device.poll_timeout().is_some_and(|at| at <= now) {
+            self.with_inner(now, done, |device, done| device.handle_timeout(now, done));
+        }
     }
 
     fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut Completions<BlockDone>) {

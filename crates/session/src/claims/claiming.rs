@@ -7,7 +7,9 @@ use farbus_model::Instant;
 
 use super::bookings::Bookings;
 use super::lease::{Lease, Party};
-use super::uses::{Ending, Holder, Mode, PATIENCE, Past, QUEUE_MAX, Refusal, Waiting, host_of, shortened};
+use super::uses::{
+    Ending, Holder, Mode, PATIENCE, Past, QUEUE_MAX, RETURN_PATIENCE, Refusal, TRIES_MIN, Waiting, host_of, shortened,
+};
 
 /// The claims on one device.
 #[derive(Debug, Default)]
@@ -126,6 +128,27 @@ impl Claims {
         Some(mode)
     }
 
+    /// The device has gone: what is left of the claims on it, for when it comes back. Who had it comes first for
+    /// [`RETURN_PATIENCE`]: a board that is flashed goes and comes back in the hands of its user. Who waits is not heard
+    /// meanwhile, and keeps its place for so long.
+    #[must_use]
+    pub fn without_device(mut self, now: Instant) -> Self {
+        self.queue.retain(|waiting| waiting.is_patient(now));
+        for waiting in &mut self.queue {
+            (waiting.asked, waiting.patience) = (now, waiting.patience.max(RETURN_PATIENCE));
+        }
+        for holder in std::mem::take(&mut self.holders).into_iter().rev() {
+            let (host, since) = (host_of(&holder.who).to_owned(), holder.since);
+            self.queue.retain(|waiting| waiting.host != host);
+            self.queue.truncate(QUEUE_MAX - 1);
+            let (asked, tries, priority, patience) = (now, TRIES_MIN, 0, RETURN_PATIENCE);
+            self.queue.insert(0, Waiting { host, since, asked, tries, priority, patience, span: None });
+            self.remember_past(Past { holder, until: now, ending: Ending::Gone, remark: None });
+        }
+        (self.use_ends, self.remark) = (None, None);
+        self
+    }
+
     /// Hands the device over from `from` to `to`, which does not enter the queue.
     pub fn hand_over(&mut self, from: &str, to: &str, now: Instant) {
         if let Some(mode) = self.end(from, Ending::HandedOver, now) {
@@ -157,7 +180,7 @@ impl Claims {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::claims::{HISTORY_MAX, REASON_BYTES_MAX, TRIES_MIN};
+    use crate::claims::{HISTORY_MAX, REASON_BYTES_MAX};
 
     fn at_ms(ms: u64) -> Instant {
         Instant::from_nanos(ms * 1_000_000)
@@ -238,6 +261,24 @@ mod tests {
         }
         let remarks: Vec<_> = claims.history().map(|past| past.remark.as_deref()).collect();
         assert_eq!(remarks, [Some("repair"); 2]);
+    }
+
+    #[test]
+    fn user_of_a_device_that_goes_and_comes_back_comes_before_those_who_wait() {
+        let mut claims = Claims::default();
+        claims.claim(A, Mode::Exclusive, at_ms(0)).unwrap();
+        for ms in [1, 2, 3] {
+            claims.claim(B, Mode::Exclusive, at_ms(ms)).unwrap_err();
+        }
+        let mut claims = claims.without_device(at_ms(10));
+        assert_eq!(claims.history().last().map(|past| past.ending), Some(Ending::Gone));
+        assert_eq!(claims.claim(B, Mode::Exclusive, at_ms(1000)), Err(Refusal::Waited));
+        assert_eq!(claims.claim(A, Mode::Exclusive, at_ms(3500)), Ok(()), "as often as it is flashed");
+        let mut claims = claims.without_device(at_ms(4000));
+        for ms in [4000, 6000, 8000, 10_000, 12_000, 14_000] {
+            assert_eq!(claims.claim(B, Mode::Exclusive, at_ms(ms)), Err(Refusal::Waited));
+        }
+        assert_eq!(claims.claim(B, Mode::Exclusive, at_ms(14_001)), Ok(()), "A has not come back");
     }
 
     #[test]

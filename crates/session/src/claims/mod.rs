@@ -24,6 +24,6 @@ mod uses;
 
 pub use claiming::Claims;
 pub use uses::{
-    Ending, HISTORY_MAX, Holder, Mode, PATIENCE, Past, QUEUE_MAX, REASON_BYTES_MAX, Refusal, TRIES_MIN, Waiting,
-    host_of, shortened,
+    Ending, HISTORY_MAX, Holder, Mode, PATIENCE, Past, QUEUE_MAX, REASON_BYTES_MAX, RETURN_PATIENCE, Refusal,
+    TRIES_MIN, Waiting, host_of, shortened,
 };

@@ -148,6 +148,11 @@ impl Several {
         self.all(|part| matches!(part, Part::Confirmed | Part::HadBefore))
     }
 
+    /// The devices that were leased by this request; of the others that are granted this host had the lease before.
+    pub fn confirmed(&self) -> Vec<usize> {
+        self.all(|part| part == Part::Confirmed)
+    }
+
     /// The devices of which this host may have a confirmed lease that it could not release.
     pub fn stranded(&self) -> Vec<usize> {
         self.all(|part| part == Part::Stranded)

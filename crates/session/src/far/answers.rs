@@ -116,15 +116,7 @@ impl Answers {
         if speed == Speed::Full && device.usb_bcd >= 0x0200 {
             self.ask(now, Setup::get_descriptor(kind::DEVICE_QUALIFIER, 0, 0, 10), actions);
         }
-        let mut strings = vec![device.manufacturer_string, device.product_string, device.serial_string];
-        for configuration in &all.configurations {
-            strings.extend(configuration.bytes.get(6));
-            let descriptors = descriptors_in(&configuration.bytes);
-            strings.extend(descriptors.filter(|d| d[1] == kind::INTERFACE).filter_map(|d| d.get(8)));
-        }
-        let mut seen = [false; 256];
-        strings.retain(|&index| index != 0 && !std::mem::replace(&mut seen[usize::from(index)], true));
-        strings.truncate(STRINGS_MAX);
+        let strings: Vec<u8> = all.string_indexes().take(STRINGS_MAX).collect();
         if !strings.is_empty() {
             self.ask(now, Setup::get_descriptor(kind::STRING, 0, 0, STRING_BYTES), actions);
         }

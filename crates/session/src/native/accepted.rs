@@ -1,15 +1,22 @@
-//! How many unacknowledged bytes the other end accepts.
+//! What the other end of a session accepts: unacknowledged bytes, and descriptors besides a description.
 
 use farbus_model::budget::UNACKNOWLEDGED_BYTES_MIN;
 use farbus_wire::native::{LaneLimits, Options};
 
-/// What the other end of a session accepts on a lane; without a word of it, anything.
+use crate::Reject;
+use crate::snapshot::{Reader, Writer};
+
+/// What the other end of a session accepts; without a word of it, any number of bytes on a lane, and no descriptors.
 #[derive(Clone, Copy, Debug)]
-pub struct Accepted(usize);
+pub struct Accepted {
+    unacknowledged_bytes_max: usize,
+    /// Bytes of a message of descriptors; `None`: it is sent none.
+    descriptors_bytes_max: Option<u32>,
+}
 
 impl Default for Accepted {
     fn default() -> Self {
-        Self(usize::MAX)
+        Self { unacknowledged_bytes_max: usize::MAX, descriptors_bytes_max: None }
     }
 }
 
@@ -19,13 +26,40 @@ impl Accepted {
     /// begins*).
     pub fn hear(&mut self, options: &Options) {
         if let Some(bytes) = options.unacknowledged_bytes_max {
-            self.0 = usize::try_from(bytes).unwrap_or(usize::MAX).max(UNACKNOWLEDGED_BYTES_MIN);
+            self.unacknowledged_bytes_max = usize::try_from(bytes).unwrap_or(usize::MAX).max(UNACKNOWLEDGED_BYTES_MIN);
         }
+        self.descriptors_bytes_max = options.descriptors_bytes_max.or(self.descriptors_bytes_max);
+    }
+
+    /// Bytes of descriptors that the other end takes of a device; `None`: it is sent none.
+    pub fn descriptors_bytes_max(self) -> Option<usize> {
+        self.descriptors_bytes_max.map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX))
+    }
+
+    /// Writes to a snapshot what has to be known before the next greeting.
+    pub fn save(self, to: &mut Writer) {
+        to.flag(self.descriptors_bytes_max.is_some());
+        to.u32(self.descriptors_bytes_max.unwrap_or_default());
+    }
+
+    /// Restores what [`Accepted::save`] wrote; a snapshot of version 12 has none.
+    ///
+    /// # Errors
+    /// [`Reject`]: the snapshot is cut off.
+    pub fn restore(from: &mut Reader<'_>) -> Result<Self, Reject> {
+        if from.version() < 13 {
+            return Ok(Self::default());
+        }
+        let (is_said, bytes) = (from.flag("descriptors taken")?, from.u32("descriptors taken")?);
+        Ok(Self { descriptors_bytes_max: is_said.then_some(bytes), ..Self::default() })
     }
 
     /// The limits of a lane to that end.
     pub fn of(self, limits: LaneLimits) -> LaneLimits {
-        LaneLimits { unacknowledged_bytes_max: limits.unacknowledged_bytes_max.min(self.0), ..limits }
+        LaneLimits {
+            unacknowledged_bytes_max: limits.unacknowledged_bytes_max.min(self.unacknowledged_bytes_max),
+            ..limits
+        }
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use farbus_model::{Identity, Instant, Pieces};
 use farbus_wire::native::control::{Cause, Close, Credit, End, Inherit, MIGRATION_STATE_NAME_BYTES, Open, Opened};
+use farbus_wire::native::descriptors::{self, NamedDescriptor};
 use farbus_wire::native::lease::Ends;
 use farbus_wire::native::reserve::{self, Reservation, ReservationReport};
 use farbus_wire::native::retire::{Step, Word};
@@ -50,6 +51,8 @@ pub struct Attachment {
     lease_left: Option<Duration>,
     /// The exporter's answer to a step of a move, if it was not taken.
     step_answer: Option<(Step, Result<(), String>)>,
+    /// The descriptors that were told of the device that is opened next; `None`: nothing was told.
+    told_descriptors: Option<Vec<NamedDescriptor>>,
     /// Which device it is.
     known: KnownDevice,
     was_open: bool,
@@ -110,6 +113,7 @@ impl Attachment {
             reservation_request,
             lease_left: None,
             step_answer: None,
+            told_descriptors: None,
             known: KnownDevice::default(),
             was_open: false,
         };
@@ -125,6 +129,14 @@ impl Attachment {
         self
     }
 
+    /// Has it open this device and no other. Call it before its frames are taken.
+    pub fn expect(&mut self, identity: Identity) {
+        self.known = KnownDevice::expecting(identity);
+        if let Some(statement) = self.known.expectation() {
+            self.outbox.push_front(Message::control(Kind::Identity, self.number, 0, statement.encode().into()));
+        }
+    }
+
     /// In how long its lease ends, if its exporter has said so since the last call.
     pub fn take_lease_left(&mut self) -> Option<Duration> {
         self.lease_left.take()
@@ -138,6 +150,12 @@ impl Attachment {
     /// The exporter's latest answer to [`Attachment::say_step`] since the last call: the step was noted, or why not.
     pub fn take_step_answer(&mut self) -> Option<(Step, Result<(), String>)> {
         self.step_answer.take()
+    }
+
+    /// The descriptors that were told of the device since the last call; `None` if nothing was told, as by an exporter
+    /// of an earlier version.
+    pub(super) fn take_told_descriptors(&mut self) -> Option<Vec<NamedDescriptor>> {
+        self.told_descriptors.take()
     }
 
     /// The state of its reservation.
@@ -194,6 +212,11 @@ impl Attachment {
         self.known.identity()
     }
 
+    /// Whether the exporter said that it finds this identity again after it was started anew.
+    pub fn is_lasting(&self) -> bool {
+        self.known.is_lasting()
+    }
+
     fn ask_to_open(&mut self) {
         if let Some(word) = self.reservation_request.ask() {
             self.say_of_reservation(&word);
@@ -239,6 +262,10 @@ impl Attachment {
                         return Err(Reject::new("step", 0, "an importer says steps, and an exporter answers them"));
                     }
                 }
+                Ok(Heard::Part)
+            }
+            Kind::Descriptors => {
+                self.told_descriptors = Some(descriptors::decode(&arrived.body.contiguous())?);
                 Ok(Heard::Part)
             }
             Kind::Reserve => {
@@ -311,7 +338,7 @@ impl Attachment {
     /// The exporter has forgotten the session: opens the device again, and drops the frames that were not sent.
     pub fn handle_renewed(&mut self) {
         self.unsay();
-        (self.opened, self.is_moving) = (Pieces::default(), false);
+        (self.opened, self.is_moving, self.told_descriptors) = (Pieces::default(), false, None);
         self.known.forgotten(self.was_open);
         if !self.is_over() {
             self.state = State::Opening;

@@ -5,6 +5,7 @@ use std::time::Duration;
 use farbus_model::limits::LANES_MAX;
 use farbus_model::{BufferPool, Identity, Instant};
 use farbus_wire::native::control::Cause;
+use farbus_wire::native::descriptors::DESCRIPTORS_BYTES_MAX;
 use farbus_wire::native::reserve;
 use farbus_wire::native::retire::Step;
 use farbus_wire::native::{
@@ -84,6 +85,16 @@ pub trait Attached {
     /// The identity of its device; `None` before it is open, and if the exporter gives none.
     fn identity(&self) -> Option<Identity> {
         self.attachment().identity()
+    }
+
+    /// Whether the exporter said that it finds this identity again after it was started anew.
+    fn is_lasting(&self) -> bool {
+        self.attachment().is_lasting()
+    }
+
+    /// Has it open this device and no other. Call it before its frames are taken.
+    fn expect(&mut self, identity: Identity) {
+        self.attachment_mut().expect(identity);
     }
 
     /// When to call [`Attached::handle_timeout`]; `None`: never.
@@ -253,6 +264,7 @@ impl ImporterSession {
                 grace_ms: Some(u32::try_from(self.grace.as_millis()).unwrap_or(u32::MAX)),
                 lanes: (self.lanes_wished > 1).then_some(self.lanes_wished.into()),
                 hold_ms: Some(self.hold.own_ms()),
+                descriptors_bytes_max: Some(DESCRIPTORS_BYTES_MAX as u32),
                 ..Options::default()
             },
             // The first lane says what holds for the session.

@@ -61,12 +61,25 @@ pub struct KnownDevice {
     exporter: Option<u64>,
     /// The incarnation of the last exporter that knew the device.
     known_at: Option<u64>,
+    /// The exporter said that it finds the identity again after it was started anew.
+    is_lasting: bool,
 }
 
 impl KnownDevice {
+    /// What an attachment knows that had this device before, in another session: it has to be there again.
+    pub fn expecting(identity: Identity) -> Self {
+        Self { identity: Some(identity), is_asked_again: true, ..Self::default() }
+    }
+
     /// The identity of the device; `None` if its exporter told none.
     pub fn identity(&self) -> Option<Identity> {
         self.identity
+    }
+
+    /// Whether the exporter said that it finds the identity again after it was started anew. A snapshot does not say
+    /// it.
+    pub fn is_lasting(&self) -> bool {
+        self.is_lasting
     }
 
     /// A link was made to an exporter with this incarnation. If the exporter forgot the session, call
@@ -99,6 +112,10 @@ impl KnownDevice {
         let told = match Statement::decode(bytes)? {
             None => return Ok(None),
             Some(Statement::Is(told)) => told,
+            Some(Statement::Lasting(_)) => {
+                self.is_lasting = true;
+                return Ok(None);
+            }
             Some(Statement::Expected(_)) => {
                 return Err(Reject::new("identity", 1, "an exporter says which device it is, and expects none"));
             }
@@ -161,7 +178,7 @@ impl KnownDevice {
         let is_asked_again = from.flag("asked again")?;
         let (identity, told) = (take_identity(from)?, take_identity(from)?);
         let known_at = if from.flag("exporter known")? { Some(from.u64("exporter's incarnation")?) } else { None };
-        Ok(Self { identity, is_asked_again, told, exporter: None, known_at })
+        Ok(Self { identity, is_asked_again, told, exporter: None, known_at, is_lasting: false })
     }
 }
 
@@ -240,6 +257,23 @@ mod tests {
         device.note_exporter(8);
         assert_eq!(device.hear("disk", &Statement::Is(B).encode()), Ok(None));
         assert_eq!((device.opened("disk"), device.identity()), (Ok(()), Some(B)));
+    }
+
+    #[test]
+    fn device_of_another_session_has_to_be_there_again() {
+        let open = |told: Option<Identity>| {
+            let mut device = KnownDevice::expecting(A);
+            assert_eq!(device.expectation(), Some(Statement::Expected(A)));
+            device.note_exporter(7);
+            let heard = told.and_then(|told| device.hear("disk", &Statement::Is(told).encode()).unwrap());
+            heard.map_or(Ok(()), Err).and_then(|()| device.opened("disk")).map_err(|end| end.cause)
+        };
+        assert_eq!(open(Some(A)), Ok(()));
+        assert_eq!(open(Some(Identity { generation: 9, ..A })), Ok(()), "swaps have copied it");
+        assert_eq!(open(Some(B)), Err(Cause::Gone));
+        assert_eq!(open(Some(A.adopted())), Err(Cause::Gone));
+        assert_eq!(open(Some(Identity { generation: 0, ..A })), Err(Cause::Stale));
+        assert_eq!(open(None), Err(Cause::Gone), "nothing proves which device it is");
     }
 
     #[test]

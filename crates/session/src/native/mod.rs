@@ -5,7 +5,7 @@
 //! | [`importer`] | the importer's end of a session: greetings, and how long it waits for the next link |
 //! | [`exporter`] | the exporter's end: greetings, and the attachments that it serves |
 //! | `absence` | an importer without a link: how long the exporter waits, and what the importer may not know |
-//! | `accepted` | how many unacknowledged bytes the other end accepts |
+//! | `accepted` | what the other end accepts: unacknowledged bytes, descriptors |
 //! | [`attachment`] | the contract of the importer's end of an attachment, for all classes |
 //! | [`served`] | the contract of the exporter's end, for all classes |
 //! | [`served_block`], [`served_usb`] | a local device that a session serves; `served_device` has what both do |
@@ -15,6 +15,7 @@
 //! | [`timing`] | which requests are timed, and where their time went |
 //! | [`piped`], [`piped_served`], `pipe` | modules between any class and the link, on either side |
 //! | [`known_device`] | whether a device that is opened again is the one that was used before |
+//! | `named_descriptors` | strings and the object store of a USB device, as a session carries them besides its description |
 //! | `services` | what an exporter's session needs from the registry |
 //! | `reserving`, `reservation_request` | reserving before a device is opened, and measuring its path: the exporter's half, the importer's half |
 //! | [`suspendable_served`] | a device of any class whose requests can be suspended |
@@ -44,6 +45,7 @@ pub mod exporter;
 pub mod hold;
 pub mod importer;
 pub mod known_device;
+mod named_descriptors;
 mod pipe;
 pub mod piped;
 pub mod piped_served;
@@ -68,7 +70,7 @@ pub mod timing;
 /// The messages: greetings, control, and each class's own.
 pub use farbus_wire::native::{
     Arrived, Flow, Head, Kind, Lane, LaneLimits, LaneSet, Lanes, Message, Part, Urgency, block, console, control,
-    frame, hello, identity, modules, reserve, retire, stream, usb,
+    descriptors, frame, hello, identity, modules, reserve, retire, stream, usb,
 };
 
 pub use attachment::{Attachment, Heard, State};

@@ -21,6 +21,10 @@ use crate::snapshot::{Reader, Writer};
 const MESSAGE_BYTES_MAX: usize = URB_BYTES_MAX as usize + GROWTH_BYTES_MAX;
 /// Most bytes of all such messages of an attachment: the largest credit, plus the one message that may exceed it.
 const ARRIVING_BYTES_MAX: usize = (32 << 20) + 2 * MESSAGE_BYTES_MAX;
+/// Most bytes that the modules of an attachment hold back: the same, and what each message takes besides.
+const HELD_BYTES_MAX: usize = ARRIVING_BYTES_MAX + (4 << 20);
+/// Memory of an envelope: an entry of a tree.
+const ENVELOPE_BYTES: usize = 2 * size_of::<Envelope>();
 /// Most open requests of an attachment: the largest credit.
 const REQUESTS_MAX: usize = 4096;
 
@@ -308,6 +312,11 @@ impl Pipe {
         self.arriving_bytes
     }
 
+    /// Memory of what the modules hold back, and of what is noted of it, bytes.
+    pub fn held_bytes(&self) -> usize {
+        self.pipeline.held_bytes() + self.envelopes.len() * ENVELOPE_BYTES
+    }
+
     /// Lets the modules act if their timeout has come, and fails if one has kept a message for too long.
     pub fn handle_timeout(&mut self, now: Instant) {
         if self.pipeline.poll_deadline().is_some_and(|deadline| deadline <= now) {
@@ -435,6 +444,12 @@ impl Pipe {
         }
         if let Some(failure) = self.turn.failure() {
             self.fail(failure);
+        }
+        let held = self.held_bytes();
+        if held > HELD_BYTES_MAX {
+            let names: Vec<_> = self.pipeline.names().collect();
+            let why = format!("{} bytes are held back by {}, more than a credit allows", held, names.join(", "));
+            self.fail(Failure { trouble: Trouble::Peer, why });
         }
     }
 

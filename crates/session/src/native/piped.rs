@@ -271,7 +271,9 @@ impl<A: Attached> Attached for Piped<A> {
                 let unknown = Reject::new("kind", head.kind.code().into(), "a device is opened first");
                 modules.pipe.as_mut().ok_or(unknown)?.handle_arrived(now, arrived)?;
             }
-            Kind::Identity | Kind::Lease | Kind::Retire => self.remote.handle_arrived(now, arrived, done)?,
+            Kind::Identity | Kind::Lease | Kind::Retire | Kind::Descriptors => {
+                self.remote.handle_arrived(now, arrived, done)?
+            }
             kind => {
                 if kind == Kind::Opened {
                     modules.open(head.attachment);

@@ -3,7 +3,9 @@
 use farbus_model::module::Role;
 use farbus_model::{BufferPool, Command, CommandError, Instant, Readiness};
 use farbus_modules::Pipeline;
+use farbus_modules::cost::PIPELINE_BYTES;
 use farbus_wire::native::control::{Credit, End};
+use farbus_wire::native::descriptors::NamedDescriptor;
 use farbus_wire::native::{Arrived, Head, Kind, LaneLimits, Lanes};
 
 use super::pipe::{Pipe, Saved, end_of};
@@ -85,7 +87,9 @@ impl Served for PipedServed {
     }
 
     fn asked_bytes(&self) -> usize {
-        self.served.asked_bytes() + self.pipe.arriving_bytes()
+        // The first so many bytes were taken when the modules were agreed on.
+        let held = self.pipe.held_bytes().saturating_sub(PIPELINE_BYTES);
+        self.served.asked_bytes() + self.pipe.arriving_bytes() + held
     }
 
     fn answers_bytes_max(&self) -> usize {
@@ -98,6 +102,10 @@ impl Served for PipedServed {
 
     fn description(&self) -> Vec<u8> {
         self.served.description()
+    }
+
+    fn named_descriptors(&self) -> Option<Vec<NamedDescriptor>> {
+        self.served.named_descriptors()
     }
 
     fn handle_arrived(&mut self, now: Instant, arrived: Arrived, lanes: &mut Lanes) -> Result<(), Reject> {

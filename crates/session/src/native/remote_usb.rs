@@ -1,6 +1,6 @@
 //! A USB device of another host, used in a session.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use farbus_model::descriptor::{Configuration, DeviceDescriptor};
@@ -11,6 +11,7 @@ use farbus_model::{
 use farbus_wire::native::control::{
     Cause, Credit, End, MIGRATION_STATE_BYTES_MAX, MIGRATION_STATE_NAME_BYTES, Open, Opened,
 };
+use farbus_wire::native::descriptors;
 use farbus_wire::native::frame::{Head, Residence};
 use farbus_wire::native::lanes::{split_tag, tag_of};
 use farbus_wire::native::reserve::Reservation;
@@ -20,6 +21,7 @@ use farbus_wire::snapshot::{Reader, Writer};
 
 use super::attachment::{Attachment, Heard, State};
 use super::importer::{Attached, Movable};
+use super::named_descriptors;
 use super::slots::Slots;
 use super::spread::{Endpoints, REQUESTS_MAX};
 use super::timing::{Timed, Timing, split_residence};
@@ -37,6 +39,8 @@ pub struct RemoteUsb {
     attachment: Attachment,
     description: Option<Description>,
     descriptors: Descriptors,
+    /// Its strings were told or asked for: they are known as far as there are any.
+    has_strings: bool,
     selection: Selection,
     slots: Slots<Flight>,
     bytes: u64,
@@ -133,6 +137,7 @@ impl RemoteUsb {
             attachment,
             description: None,
             descriptors: Descriptors::default(),
+            has_strings: false,
             selection: Selection::default(),
             slots: Slots::default(),
             bytes: 0,
@@ -150,6 +155,16 @@ impl RemoteUsb {
     /// The exporter's description of it; `None` before it is open.
     pub fn description(&self) -> Option<&Description> {
         self.description.as_ref()
+    }
+
+    /// Whether its strings are known, as far as there are any: an exporter of an earlier version does not tell them.
+    pub fn has_strings(&self) -> bool {
+        self.has_strings
+    }
+
+    /// Its strings by index, as the device says them. For a device whose exporter did not tell them.
+    pub fn set_strings(&mut self, strings: BTreeMap<u8, String>) {
+        (self.descriptors.strings, self.has_strings) = (strings, true);
     }
 
     /// What may be in flight; nothing before it is open.
@@ -287,7 +302,14 @@ impl RemoteUsb {
     /// The device is open. `has_come_back`: it was handed over, and its successor did not come.
     fn handle_opened(&mut self, opened: &Opened, has_come_back: bool, done: &mut Completions) -> Result<(), Reject> {
         let description = Description::decode(&opened.info)?;
-        let descriptors = descriptors_of(&description)?;
+        let mut descriptors = descriptors_of(&description)?;
+        let told = self.attachment.take_told_descriptors();
+        // An exporter that was replaced by an earlier one tells nothing; the device is the same.
+        (descriptors.strings, descriptors.bos) = match &told {
+            Some(told) => named_descriptors::read(told),
+            None => (self.descriptors.strings.clone(), self.descriptors.bos.clone()),
+        };
+        self.has_strings |= told.is_some();
         (self.is_still, self.attachment.inherits) = (false, None);
         let before = self.description.replace(description);
         if before.is_some_and(|before| self.description.as_ref().is_some_and(|now| is_another(&before, now))) {
@@ -685,6 +707,8 @@ impl Movable for RemoteUsb {
         to.count(self.held.len());
         self.held.iter().for_each(|urb| to.urb(urb));
         self.attachment.save_known(to);
+        to.flag(self.has_strings);
+        to.bytes(&descriptors::encode(&named_descriptors::of(&self.descriptors), usize::MAX));
     }
 
     fn restore(from: &mut Reader<'_>) -> Result<Self, Reject> {
@@ -710,6 +734,12 @@ impl Movable for RemoteUsb {
         }
         let held = read_held(from)?;
         remote.attachment.restore_known(from)?;
+        // A snapshot of version 12 has no strings, as its exporter told none.
+        if from.version() >= 13 {
+            remote.has_strings = from.flag("strings")?;
+            let told = descriptors::decode(from.bytes("descriptors")?)?;
+            (remote.descriptors.strings, remote.descriptors.bos) = named_descriptors::read(&told);
+        }
         remote.bytes = flights.iter().filter(|(_, flight)| !flight.is_answered).map(|(_, flight)| flight.cost).sum();
         let count_in_flight = flights.len() as u64;
         let twice = |_| Reject::new("tag", count_in_flight, "a tag names one request");

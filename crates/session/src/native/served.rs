@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use farbus_model::{BufferPool, Command, CommandError, Instant, Readiness};
 use farbus_wire::native::control::{Credit, End, MIGRATION_STATE_BYTES_MAX};
+use farbus_wire::native::descriptors::NamedDescriptor;
 use farbus_wire::native::{Arrived, Lanes};
 
 use crate::Reject;
@@ -32,6 +33,11 @@ pub trait Served: Send {
 
     /// The device's description, in the encoding of its class.
     fn description(&self) -> Vec<u8>;
+
+    /// The descriptors of a USB device that its description does not have; `None` for devices of other classes.
+    fn named_descriptors(&self) -> Option<Vec<NamedDescriptor>> {
+        None
+    }
 
     /// Whether the description is known. An importer that opens the device before waits until it is, or is refused with
     /// [`Served::poll_end`].

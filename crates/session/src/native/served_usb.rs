@@ -6,12 +6,14 @@ use farbus_model::{
     Payload, Pieces, Readiness, Status, TransferType, Urb, UrbFlags, UrbId,
 };
 use farbus_wire::native::control::{Cause, Credit, End};
+use farbus_wire::native::descriptors::NamedDescriptor;
 use farbus_wire::native::frame::Head;
 use farbus_wire::native::usb::{self, Description, Request};
 use farbus_wire::native::{Arrived, Flow, Kind, Lanes, Message, Part, Urgency};
 use farbus_wire::usbip::DeviceRecord;
 
 use super::exporter::{Migration, Served, Unmovable};
+use super::named_descriptors;
 use super::served_device::{Arriving, ServedDevice};
 use super::timing::{CountRequest, ReadClock};
 use crate::Reject;
@@ -265,6 +267,10 @@ impl<D: Device> Served for ServedUsb<D> {
             configurations: all.configurations.iter().map(|configuration| configuration.bytes.clone()).collect(),
         }
         .encode()
+    }
+
+    fn named_descriptors(&self) -> Option<Vec<NamedDescriptor>> {
+        Some(named_descriptors::of(self.served.device.descriptors()))
     }
 
     fn handle_arrived(&mut self, now: Instant, arrived: Arrived, lanes: &mut Lanes) -> Result<(), Reject> {

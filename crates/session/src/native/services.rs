@@ -51,6 +51,12 @@ pub trait Services {
         None
     }
 
+    /// Whether the identity of the device that `open` names is found again after this process was started anew.
+    fn is_lasting(&mut self, open: &Open) -> bool {
+        let _ = open;
+        false
+    }
+
     /// The importer opens a disk next to overwrite it. If the same importer moved it away earlier, this notes durably
     /// that the importer may have it again, and still nobody else. Otherwise the disk is opened as any other.
     fn note_overwriting(&mut self, open: &Open) {

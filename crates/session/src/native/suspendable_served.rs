@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 
 use farbus_model::{BufferPool, Command, CommandError, Instant, Readiness};
 use farbus_wire::native::control::{Cause, Credit, End};
+use farbus_wire::native::descriptors::NamedDescriptor;
 use farbus_wire::native::{Arrived, Lanes};
 
 use super::served::{Migration, Served, Unmovable};
@@ -77,6 +78,10 @@ impl Served for SuspendableServed {
 
     fn description(&self) -> Vec<u8> {
         self.served.description()
+    }
+
+    fn named_descriptors(&self) -> Option<Vec<NamedDescriptor>> {
+        self.served.named_descriptors()
     }
 
     fn is_ready(&self) -> bool {

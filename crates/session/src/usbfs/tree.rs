@@ -164,8 +164,9 @@ impl Shown<'_> {
             }
             return;
         };
-        // USB 2.0 table 9-10: offsets 6 to 8; a unit is 2 mA, or 8 mA from SuperSpeed on (USB 3.2 table 9-22).
-        let [name, attributes, power] = [6, 7, 8].map(|at| active.bytes.get(at).copied().unwrap_or(0));
+        // USB 2.0 table 9-10: offsets 7 and 8; a unit is 2 mA, or 8 mA from SuperSpeed on (USB 3.2 table 9-22).
+        let [attributes, power] = [7, 8].map(|at| active.bytes.get(at).copied().unwrap_or(0));
+        let name = active.name_string();
         let unit_ma = if self.speed >= Speed::Super { 8 } else { 2 };
         folder.line("bConfigurationValue", active.value);
         folder.line("bmAttributes", format_args!("{attributes:02x}"));
@@ -245,6 +246,9 @@ impl Shown<'_> {
             [("bInterfaceClass", class), ("bInterfaceSubClass", subclass), ("bInterfaceProtocol", protocol)]
         {
             folder.line(name, format_args!("{byte:02x}"));
+        }
+        if let Some(text) = self.descriptors.string(setting.name_string).filter(|_| setting.name_string != 0) {
+            folder.line("interface", text);
         }
         folder.line("modalias", self.modalias(setting));
         folder.line("authorized", 1);

@@ -429,6 +429,7 @@ impl<S: Driver> UsbWorld<S> {
         this.world.exchange(&mut this.exporter_services, &mut this.done);
         assert_eq!(*this.world.remote.state(), State::Open);
         assert_eq!(this.world.remote.remote().descriptors().configurations.len(), 1);
+        this.check_strings();
         this
     }
 
@@ -550,7 +551,16 @@ impl<S: Driver> UsbWorld<S> {
         self.world.remote.submit(self.world.now, urb.launch(), &mut self.done);
     }
 
+    /// The importer knows the device's strings, whatever happens to links and processes.
+    fn check_strings(&self) {
+        let strings = SourceSink::device(Speed::High, Fill::Zeros, false).descriptors().strings.clone();
+        assert!(strings.len() >= 3, "{strings:?}");
+        assert_eq!(self.world.remote.remote().descriptors().strings, strings);
+        assert!(self.world.remote.remote().has_strings());
+    }
+
     fn check(&mut self) {
+        self.check_strings();
         let is_over = matches!(self.world.remote.state(), State::Ended(_));
         while let Some(done) = self.done.pop() {
             let asked = self.asked.remove(&done.id.0).expect("answered once");

@@ -2,9 +2,11 @@
 //!
 //! Shared by the tests of the state machines and those of real processes.
 
+use farbus_model::descriptor::string_to_bytes;
 use farbus_model::module::Offer;
 use farbus_model::{BlockId, BlockRequest, EpAddr, Identity, TransferType, Urb, UrbId};
 use farbus_session::native::control::{Cause, Class, Credit, End, Inherit, Mode, Open, Opened};
+use farbus_session::native::descriptors::{self, NamedDescriptor};
 use farbus_session::native::identity::Statement;
 use farbus_session::native::modules::encode_offers;
 use farbus_session::native::reserve::{Claim, Reservation, Word};
@@ -50,6 +52,11 @@ pub fn reservation() -> Reservation {
     Reservation { claims, ..Reservation::default() }
 }
 
+/// A string descriptor, another one in each turn.
+fn string(turn: u32) -> Vec<u8> {
+    string_to_bytes(&turn.to_string().repeat(12))
+}
+
 fn disk_request(tag: u16, is_read: bool, length: u32) -> Vec<u8> {
     let id = BlockId(tag.into());
     let request = match is_read {
@@ -87,7 +94,8 @@ pub fn of_importer(kind: Kind) -> Vec<(&'static str, Says)> {
         | Kind::MigrationState
         | Kind::Reply
         | Kind::Event
-        | Kind::Lease => {
+        | Kind::Lease
+        | Kind::Descriptors => {
             vec![plain(vec![0; 1000])]
         }
         Kind::Retire => vec![
@@ -238,6 +246,19 @@ pub fn of_exporter(kind: Kind) -> Vec<(&'static str, Says)> {
                 frame(kind, 1, 0, &retire::Word::Unable(retire::Step::Moved, "w".repeat(9000)).encode())
             }),
             says("of a later word", move |_| frame(kind, 1, 0, &[9; 1000])),
+        ],
+        Kind::Descriptors => vec![
+            says("strings", move |turn| {
+                let string = |index| NamedDescriptor { kind: 3, index, language: 0x0409, bytes: string(turn) };
+                frame(kind, 1, 0, &descriptors::encode(&[1, 2, 3].map(string), usize::MAX)).repeat(64)
+            }),
+            says("as much as there may be", move |_| {
+                let longest = [&[255, 15][..], &[7; 4094]].concat();
+                let store = NamedDescriptor { kind: 15, index: 0, language: 0, bytes: longest };
+                frame(kind, 1, 0, &descriptors::encode(&vec![store; 7], usize::MAX))
+            }),
+            says("more than there may be", move |_| frame(kind, 1, 0, &[0xff; 60_000])),
+            plain(vec![1, 0, 3]),
         ],
         Kind::Lease => vec![
             says("ends soon", move |turn| frame(kind, 1, 0, &[&[0][..], &turn.to_le_bytes()].concat()).repeat(64)),

@@ -73,17 +73,20 @@ pub enum Kind {
     /// What becomes of a disk that its importer moves to its own machine ([`super::retire`]); a peer that does not know
     /// it ignores it.
     Retire,
+    /// Strings and other descriptors of the USB device that is opened next ([`super::descriptors`]); said to a peer
+    /// that asked for it in its greeting.
+    Descriptors,
     /// A counted kind of a later version, to be ignored.
     Later(u8),
 }
 
-/// A peer may ignore kinds from here on, and [`Kind::Reserve`], [`Kind::Identity`], [`Kind::Lease`] and
-/// [`Kind::Retire`], if it does not know them.
-const LATER_FIRST: u8 = 0x84;
+/// A peer may ignore kinds from here on, and [`Kind::Reserve`], [`Kind::Identity`], [`Kind::Lease`], [`Kind::Retire`]
+/// and [`Kind::Descriptors`], if it does not know them.
+const LATER_FIRST: u8 = 0x85;
 
 impl Kind {
     /// All kinds of this version.
-    pub const ALL: [Kind; 23] = [
+    pub const ALL: [Kind; 24] = [
         Kind::Ping,
         Kind::Pong,
         Kind::Ack,
@@ -107,6 +110,7 @@ impl Kind {
         Kind::Identity,
         Kind::Lease,
         Kind::Retire,
+        Kind::Descriptors,
     ];
 
     /// The wire's number.
@@ -135,6 +139,7 @@ impl Kind {
             Kind::Identity => 129,
             Kind::Lease => 130,
             Kind::Retire => 131,
+            Kind::Descriptors => 132,
             Kind::Later(code) => code,
         }
     }
@@ -168,6 +173,7 @@ impl Kind {
             129 => Kind::Identity,
             130 => Kind::Lease,
             131 => Kind::Retire,
+            132 => Kind::Descriptors,
             LATER_FIRST.. => Kind::Later(code),
             _ => return Err(Reject::new("kind", code as u64, "no frame is of that kind")),
         })

@@ -70,6 +70,9 @@ pub struct Options {
     /// How long the sender holds a device that migrates at most, ms, 1 or more. The shorter time of both ends rules; an
     /// end that says none holds it for 20 s.
     pub hold_ms: Option<u32>,
+    /// The importer takes messages of [`super::descriptors`] of so many bytes at most, one before each USB device that
+    /// is opened. Without it none is sent.
+    pub descriptors_bytes_max: Option<u32>,
 }
 
 mod option {
@@ -77,6 +80,7 @@ mod option {
     pub const UNACKNOWLEDGED_BYTES_MAX: u16 = 2;
     pub const LANES: u16 = 3;
     pub const HOLD_MS: u16 = 4;
+    pub const DESCRIPTORS_BYTES_MAX: u16 = 5;
 }
 
 impl Options {
@@ -86,6 +90,7 @@ impl Options {
             (option::UNACKNOWLEDGED_BYTES_MAX, self.unacknowledged_bytes_max),
             (option::LANES, self.lanes),
             (option::HOLD_MS, self.hold_ms),
+            (option::DESCRIPTORS_BYTES_MAX, self.descriptors_bytes_max),
         ];
         for (kind, value) in known {
             if let Some(value) = value {
@@ -109,6 +114,7 @@ impl Options {
                 option::UNACKNOWLEDGED_BYTES_MAX => Some(&mut options.unacknowledged_bytes_max),
                 option::LANES => Some(&mut options.lanes),
                 option::HOLD_MS => Some(&mut options.hold_ms),
+                option::DESCRIPTORS_BYTES_MAX => Some(&mut options.descriptors_bytes_max),
                 _ => None,
             };
             if let Some(place) = place {

@@ -9,6 +9,7 @@
 //! |---|---|---|
 //! | 0 | exporter | the device that is opened next, or is open, has this identity |
 //! | 1 | importer | the device that is asked for next has to have this identity |
+//! | 2 | exporter | the identity that word 0 told before is found again after the exporter was started anew |
 //!
 //! A peer ignores frames of an unknown kind and statements with an unknown word.
 
@@ -24,10 +25,14 @@ pub enum Statement {
     Is(Identity),
     /// Importer: the device that is asked for next has to have this identity.
     Expected(Identity),
+    /// Exporter: it finds this identity, which it told before, again after it was started anew. Earlier versions do not
+    /// say it.
+    Lasting(Identity),
 }
 
 const IS: u8 = 0;
 const EXPECTED: u8 = 1;
+const LASTING: u8 = 2;
 
 impl Statement {
     /// Encodes the message.
@@ -35,6 +40,7 @@ impl Statement {
         let (word, identity) = match self {
             Statement::Is(identity) => (IS, identity),
             Statement::Expected(identity) => (EXPECTED, identity),
+            Statement::Lasting(identity) => (LASTING, identity),
         };
         [&[word][..], &identity.to_bytes()].concat()
     }
@@ -47,12 +53,16 @@ impl Statement {
         let rule = "it is a word, an id that is not zero, and a generation";
         let wrong = || Reject::new("identity", bytes.len() as u64, rule);
         let (&word, rest) = bytes.split_first().ok_or_else(wrong)?;
-        if word > EXPECTED {
+        if word > LASTING {
             return Ok(None);
         }
         let identity: [u8; IDENTITY_BYTES] = rest.try_into().map_err(|_| wrong())?;
         let identity = Identity::from_bytes(identity).ok_or_else(wrong)?;
-        Ok(Some(if word == IS { Statement::Is(identity) } else { Statement::Expected(identity) }))
+        Ok(Some(match word {
+            IS => Statement::Is(identity),
+            EXPECTED => Statement::Expected(identity),
+            _ => Statement::Lasting(identity),
+        }))
     }
 }
 
@@ -63,7 +73,7 @@ mod tests {
     #[test]
     fn statements_are_read_back_and_unknown_words_are_passed_over() {
         let identity = Identity { id: 7 << 90, generation: 3 };
-        for statement in [Statement::Is(identity), Statement::Expected(identity)] {
+        for statement in [Statement::Is(identity), Statement::Expected(identity), Statement::Lasting(identity)] {
             let bytes = statement.encode();
             assert_eq!(Statement::decode(&bytes), Ok(Some(statement)));
             for end in 0..bytes.len() {
@@ -71,7 +81,7 @@ mod tests {
             }
             assert!(Statement::decode(&[&bytes[..], &[0]].concat()).is_err(), "a byte too many");
         }
-        assert_eq!(Statement::decode(&[2, 1, 2, 3]), Ok(None));
+        assert_eq!(Statement::decode(&[3, 1, 2, 3]), Ok(None));
         assert!(Statement::decode(&[0; 25]).is_err(), "an id of zeros");
     }
 }

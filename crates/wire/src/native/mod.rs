@@ -15,6 +15,7 @@
 //! | [`identity`] | which device an attachment uses |
 //! | [`lease`] | when the lease of an attachment ends |
 //! | [`retire`] | what becomes of a disk that its importer moves |
+//! | [`descriptors`] | strings and other descriptors that a description does not have |
 //! | [`usb`], [`block`], [`stream`], [`console`] | requests, answers and events of these device classes |
 //!
 //! `docs/protocol.md` describes it byte by byte.
@@ -22,6 +23,7 @@
 pub mod block;
 pub mod console;
 pub mod control;
+pub mod descriptors;
 pub mod frame;
 pub mod hello;
 pub mod identity;

@@ -95,6 +95,7 @@ pub fn run(listen: SocketAddr, seconds: Option<u64>) -> Result<(), Failure> {
     say("farbus demo: three daemons, twenty devices, and the page; nothing of this machine is shared\n");
     let until = seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds));
     let mut has_begun = false;
+    let mut interrupted_by = None;
     let why = loop {
         let left = until.map_or(Duration::MAX, |until| until.saturating_duration_since(Instant::now()));
         match tells.recv_timeout(left.min(Duration::from_secs(3600))) {
@@ -102,7 +103,10 @@ pub fn run(listen: SocketAddr, seconds: Option<u64>) -> Result<(), Failure> {
                 has_begun |= line.contains("page at ");
                 say(line);
             }
-            Ok(Told::Signal) => break None,
+            Ok(Told::Signal(signal)) => {
+                interrupted_by = Some(signal).filter(|_| !has_begun);
+                break None;
+            }
             Ok(Told::KeeperEnded) | Err(RecvTimeoutError::Disconnected) => break Some("it ended by itself"),
             Err(RecvTimeoutError::Timeout) if until.is_none_or(|until| Instant::now() < until) => {}
             Err(RecvTimeoutError::Timeout) => break None,
@@ -115,7 +119,7 @@ pub fn run(listen: SocketAddr, seconds: Option<u64>) -> Result<(), Failure> {
         Some(why) => Err(Failure::local(format!("the lab could not be begun: {why}"))),
         None => {
             say("\nAll of it is gone.");
-            Ok(())
+            interrupted_by.map_or(Ok(()), |signal| Err(Failure::interrupted(signal, "the lab had not begun")))
         }
     }
 }
@@ -123,13 +127,13 @@ pub fn run(listen: SocketAddr, seconds: Option<u64>) -> Result<(), Failure> {
 /// What the command waits for.
 enum Told {
     Line(String),
-    Signal,
+    Signal(i32),
     KeeperEnded,
 }
 
 fn watch_signals(told: std::sync::mpsc::Sender<Told>) -> Result<(), Failure> {
     let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::local)?;
-    let watch = move || signals.forever().for_each(|_| drop(told.send(Told::Signal)));
+    let watch = move || signals.forever().for_each(|signal| drop(told.send(Told::Signal(signal))));
     thread::Builder::new().name("signals".into()).spawn(watch).map(drop).map_err(Failure::local)
 }
 

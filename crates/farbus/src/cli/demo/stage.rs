@@ -7,7 +7,7 @@ use std::io::{self, IsTerminal};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -16,12 +16,13 @@ use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use super::super::Failure;
+use super::super::interruption::Interruption;
 use super::super::output::{print_json, say};
 
 /// Reports progress to the user, and tells the steps whether to continue.
 pub struct Stage {
     began: Instant,
-    is_interrupted: Arc<AtomicBool>,
+    interruption: Interruption,
     is_styled: bool,
     /// Hidden unless standard error is a terminal.
     spinner: ProgressBar,
@@ -42,17 +43,19 @@ struct Step {
 impl Stage {
     /// Catches Ctrl-C from now on; a second one ends the process immediately.
     pub fn new(as_json: bool) -> Result<Self, Failure> {
-        let is_interrupted = Arc::<AtomicBool>::default();
+        // The second is noticed first: actions run in the order in which they are registered.
+        let again = Arc::<AtomicBool>::default();
         for signal in [SIGINT, SIGTERM] {
-            signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&is_interrupted))
-                .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&is_interrupted)))
+            signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&again))
+                .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&again)))
                 .map_err(Failure::local)?;
         }
+        let interruption = Interruption::new()?;
         let spinner = ProgressBar::new_spinner().with_style(ProgressStyle::default_spinner());
         let is_styled = io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
         Ok(Self {
             began: Instant::now(),
-            is_interrupted,
+            interruption,
             is_styled,
             spinner,
             reductions: Vec::new(),
@@ -93,10 +96,10 @@ impl Stage {
     /// # Errors
     /// When interrupted.
     pub fn check(&self) -> Result<(), Failure> {
-        if self.is_interrupted.load(Ordering::Relaxed) {
-            return Err(Failure::local("interrupted; nothing is left behind"));
+        match self.interruption.signal() {
+            Some(signal) => Err(Failure::interrupted(signal, "nothing is left behind")),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// Records that a step was done in a lesser way, and why.

@@ -9,6 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use farbus_io::sys::descriptors;
 use farbus_io::sys::vhci::Vhci;
+use farbus_io::trust::{Folder, damaged_files};
 use farbus_io::usb::{Inventory, Obstacle};
 use rustix::process::{Resource, getrlimit};
 use rustix::thread::{CapabilitySet, capabilities};
@@ -17,6 +18,7 @@ use super::finding::{Check, Finding};
 use crate::common::control::{Answer, Question, ask_all};
 use crate::common::host_address::{DEFAULT_PORT, PAIRING_PORT, SECURE_PORT};
 use crate::common::units::format_bytes;
+use crate::frontend::ANOTHER_DEVICE;
 use crate::hosts::trust::Trust;
 
 /// All checks, in the order in which they are shown.
@@ -31,6 +33,7 @@ pub const CHECKS: &[Check] = &[
     Check { name: "clock", needed_for: "audit lines with the right time; short waits", look: clock },
     Check { name: "ports", needed_for: "sharing with other hosts", look: ports },
     Check { name: "firewall", needed_for: "letting other hosts in", look: firewall },
+    Check { name: "state", needed_for: "keeping pairings, names and leases", look: state },
     Check { name: "pairing", needed_for: "encrypted use by and of other hosts", look: pairing },
     Check { name: "daemon", needed_for: "shares and attachments that outlive a terminal", look: daemon },
     Check { name: "page", needed_for: "a browser, Prometheus and programs that ask by HTTP", look: page },
@@ -277,6 +280,22 @@ fn firewall() -> Finding {
     Finding::ok("neither ufw, firewalld nor iptables is active; nftables' own rules are not looked at")
 }
 
+fn state() -> Finding {
+    let folder = match Folder::of_user() {
+        Ok(folder) => folder,
+        Err(error) => return Finding::missing("this user has no folder to keep them in", error.to_string()),
+    };
+    let damaged: Vec<String> = damaged_files(&folder).iter().map(ToString::to_string).collect();
+    let at = folder.path().display();
+    match damaged.len() {
+        0 => Finding::ok(format!("what is in {at} can be read")),
+        count => Finding::limited(
+            format!("{count} of the files in {at} cannot be used: what they allowed is refused"),
+            damaged.join("\n"),
+        ),
+    }
+}
+
 fn pairing() -> Finding {
     if !Trust::is_there() {
         return Finding::missing(
@@ -303,6 +322,30 @@ fn daemon() -> Finding {
         _ => None,
     };
     let roles: Vec<String> = answers.iter().filter_map(|(_, answer)| role(answer)).collect();
+    let devices = answers.iter().filter_map(|(_, answer)| match answer {
+        Answer::Ok(status) if status["role"] == "daemon" => status["devices"].as_array(),
+        _ => None,
+    });
+    let other = devices.flatten().filter(|device| device["state"] == ANOTHER_DEVICE);
+    let other: Vec<&str> = other.filter_map(|device| device["title"].as_str()).collect();
+    if let Some(first) = other.first() {
+        return Finding::limited(
+            format!("the daemon waits, because another device is where its own was: {}", other.join(", ")),
+            format!(
+                "'farbus status' says which; to attach what is there now, type: farbus daemon reload --adopt {first}"
+            ),
+        );
+    }
+    let shared = answers.iter().filter_map(|(_, answer)| match answer {
+        Answer::Ok(status) => status["devices"].as_array(),
+        _ => None,
+    });
+    if let Some(other) = shared.flatten().find(|device| device["another_in_port"].is_object()) {
+        let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
+        let [was, is, next] = ["was", "is", "next"].map(|key| text(&other["another_in_port"][key]));
+        let name = text(&other["name"]);
+        return Finding::limited(format!("another device is in the port of '{name}': it was {was}, and is {is}"), next);
+    }
     match roles.iter().any(|role| role == "daemon") {
         true => Finding::ok("a daemon of this user runs"),
         false => Finding::missing(

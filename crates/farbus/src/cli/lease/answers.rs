@@ -1,11 +1,12 @@
-//! What is said of an answer about a lease.
+//! Asks the host of a device for something about its lease, and says what it answers.
 
 use serde_json::{Value, json};
 
 use crate::cli::Failure;
 use crate::cli::output::format_span;
+use crate::common::lease_words::LeaseAct;
 use crate::devices::lease::LeaseAnswer;
-use crate::importer::client::Target;
+use crate::importer::client::{Client, Target};
 
 /// The answer as JSON, with the target that was asked about.
 ///
@@ -21,4 +22,15 @@ pub fn json_of(target: &Target, answer: &LeaseAnswer) -> Result<Value, Failure> 
 pub fn until(answer: &LeaseAnswer) -> String {
     let Some(lease) = &answer.lease else { return String::new() };
     format!(" for {}, until {}", format_span(lease.left()), lease.until)
+}
+
+/// Asks the host of a device.
+///
+/// # Errors
+/// It is not reached, or refuses.
+pub fn ask(target: &Target, act: LeaseAct) -> Result<LeaseAnswer, Failure> {
+    let answer = Client::default().lease(target, act)?;
+    answer.map_err(|failure| {
+        Failure::new(failure.attribute, format!("{}: {}", target.shown(), failure.message)).at_limit(failure.limit)
+    })
 }

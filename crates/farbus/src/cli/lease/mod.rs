@@ -1,9 +1,11 @@
 //! `farbus lease`.
 
 mod answers;
+mod holding;
 mod several;
 
 use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -13,12 +15,15 @@ use serde_json::{Value, json};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use answers::{json_of, until};
+use answers::{ask, json_of, until};
+use holding::Granted;
 
 use super::Failure;
 use super::directory::{paired, sites};
 use super::migrate::key_of;
 use super::output::{format_span, print_json, print_table, say, table};
+use super::waiting::Absence;
+use crate::common::child_program::MEANT_SIGNALS;
 use crate::common::host_address::check_host;
 use crate::common::lease_words::{LeaseAct, parse_span, parse_time};
 use crate::devices::lease::{BookedStatus, LeaseAnswer};
@@ -38,19 +43,22 @@ const ASK_EVERY: Duration = Duration::from_secs(1);
     after_help = "Examples:\n  \
         farbus lease lab3/board --for 2h          mine for two hours, or wait for it\n  \
         farbus lease lab3/board --for 10m --no-wait\n  \
+        farbus lease lab3/board -- ./flash.sh     while that runs\n  \
         farbus lease lab3/board --from +90m       from then on, for an hour\n  \
         farbus lease lab3/board lab4/probe        both, or none\n  \
         farbus lease label:board=imx8 --count 2   two of those\n  \
         farbus lease extend lab3/board --for 1h   until an hour from now\n  \
         farbus lease release lab3/board\n  \
         farbus lease list",
-    after_long_help = "While this host has the lease, no other host can attach the device, and this one may as often as it likes. If the device is in use or leased, the command waits in the queue and says its place; Ctrl-C leaves the queue. The time begins when the lease is granted.\n\n\
+    after_long_help = "While this host has the lease, no other host can attach the device, and this one may as often as it likes. If the device is in use or leased, the command waits in the queue and says its place; Ctrl-C leaves the queue, and is no success (130). The time begins when the lease is granted.\n\n\
         A lease ends at its time, whatever happens to links and programs. A device that is still attached then is taken away: it is written out as far as its exporter has the data, and the number under which this host used it is refused from then on. Detach it before, or extend the lease; that is possible while nobody waits.\n\n\
         Several devices are leased together or not at all: the command asks one host after the other, keeps what it got for 10 s at most while it lacks another, and tries again after a pause. It never waits in a queue for one while it has another.\n\n\
         'farbus attach' needs no lease: the device is this host's as long as it is attached.\n\n\
+        With a program behind '--' the leases last as long as it runs: farbus extends them as long as nobody waits, passes signals on to the program, gives the leases back when it has ended, and ends with its exit code; with 3 if that is 0 and a lease had ended before. A lease that this host had before stays.\n\n\
         Examples:\n  \
         farbus lease lab3/board --for 2h          mine for two hours, or wait for it\n  \
         farbus lease lab3/board --for 10m --no-wait\n  \
+        farbus lease lab3/board -- ./flash.sh     while that runs\n  \
         farbus lease lab3/board --from +90m       from then on, for an hour\n  \
         farbus lease lab3/board lab4/probe        both, or none\n  \
         farbus lease label:board=imx8 --count 2   two of those\n  \
@@ -91,8 +99,14 @@ pub struct Args {
     #[arg(long, value_name = "NUMBER", default_value_t = 0, value_parser = clap::value_parser!(u8).range(..=9))]
     priority: u8,
     /// Print the result as JSON, for programs.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "program")]
     json: bool,
+    /// A program, and its arguments: lease the devices while it runs.
+    ///
+    /// The leases are extended as long as nobody waits, and given back when the program has ended, whatever ended it.
+    /// Its exit code is that of this command. FARBUS_LEASED names the devices to it.
+    #[arg(value_name = "PROGRAM", last = true, conflicts_with = "from")]
+    program: Vec<OsString>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -162,7 +176,12 @@ struct GiveArgs {
 impl Args {
     fn as_asked(&self) -> several::Asked<'_> {
         let Self { count, span, priority, no_wait, json, .. } = *self;
-        several::Asked { count, span, priority, no_wait, json, reason: self.reason.as_deref() }
+        let told = match (json, self.program.is_empty()) {
+            (true, _) => several::Told::Json,
+            (false, true) => several::Told::Lines,
+            (false, false) => several::Told::Program,
+        };
+        several::Asked { count, span, priority, no_wait, told, reason: self.reason.as_deref() }
     }
 
     /// Whether the output is for a program.
@@ -195,7 +214,6 @@ pub fn run(args: Args) -> Result<(), Failure> {
             told(json, &target, &answer, &format!("leased to {to}{}", until(&answer)))
         }
         None => {
-            let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::local)?;
             let (query, targets): (Vec<&str>, Vec<&str>) =
                 args.words.iter().map(String::as_str).partition(|word| Query::is_word(word));
             let query = Query::parse(query).map_err(Failure::local)?;
@@ -211,12 +229,39 @@ pub fn run(args: Args) -> Result<(), Failure> {
                 _ if args.from.is_some() => {
                     Err(Failure::local("one device at a time is booked: name it, with --from and --for"))
                 }
-                // One device is waited for in its queue.
-                [target] => request(&args, target, &mut signals),
-                targets => several::request(&args.as_asked(), targets, &query, &mut signals),
+                targets => have(&args.as_asked(), targets, &query, &args.program),
             }
         }
     }
+}
+
+/// Leases the devices, and runs the program if there is one.
+fn have(asked: &several::Asked<'_>, targets: &[Target], query: &Query, program: &[OsString]) -> Result<(), Failure> {
+    let signals = if program.is_empty() { &[SIGINT, SIGTERM][..] } else { &MEANT_SIGNALS };
+    let mut signals = Signals::new(signals).map_err(Failure::local)?;
+    let granted = match targets {
+        // One device is waited for in its queue.
+        [target] => vec![request(asked, target, &mut signals)?],
+        targets => several::request(asked, targets, query, &mut signals)?,
+    };
+    let as_json = asked.told == several::Told::Json;
+    match &granted[..] {
+        _ if !program.is_empty() => holding::run(program, granted, asked.span, signals),
+        [one] if targets.len() == 1 => {
+            told(as_json, &one.target, &one.answer, &format!("leased{}", until(&one.answer)))
+        }
+        _ => several::tell(as_json, &granted),
+    }
+}
+
+/// Leases the devices for `span`, or waits for them, and runs the program while the leases last.
+///
+/// # Errors
+/// They are not leased; see [`holding::run`].
+pub fn hold(targets: &[Target], span: Duration, program: &[OsString]) -> Result<(), Failure> {
+    let told = several::Told::Program;
+    let asked = several::Asked { count: None, span, priority: 0, reason: None, no_wait: false, told };
+    have(&asked, targets, &Query::default(), program)
 }
 
 /// A device, or a word of a query.
@@ -225,13 +270,6 @@ fn checked_word(text: &str) -> Result<String, String> {
         true => Query::parse([text]).map(|_| text.to_owned()),
         false => text.parse::<Target>().map(|_| text.to_owned()),
     }
-}
-
-fn ask(target: &Target, act: LeaseAct) -> Result<LeaseAnswer, Failure> {
-    let answer = Client::default().lease(target, act)?;
-    answer.map_err(|failure| {
-        Failure::new(failure.attribute, format!("{}: {}", target.shown(), failure.message)).at_limit(failure.limit)
-    })
 }
 
 fn told(as_json: bool, target: &Target, answer: &LeaseAnswer, done: &str) -> Result<(), Failure> {
@@ -253,43 +291,65 @@ fn book(args: &Args, target: &Target) -> Result<(), Failure> {
 }
 
 /// Requests a lease, and waits in the queue if that is wanted.
-fn request(args: &Args, target: &Target, signals: &mut Signals) -> Result<(), Failure> {
-    let mut said = None;
+fn request(args: &several::Asked<'_>, target: &Target, signals: &mut Signals) -> Result<Granted, Failure> {
+    let (mut said, mut has_waited, mut absence) = (None, false, Absence::default());
     loop {
         let answer = ask(
             target,
             LeaseAct::Request {
                 for_s: args.span.as_secs(),
                 priority: args.priority,
-                reason: args.reason.clone(),
+                reason: args.reason.map(str::to_owned),
                 waits: !args.no_wait,
                 provisional: false,
             },
-        )?;
+        );
+        let answer = match answer {
+            Err(failure)
+                if failure.attribute() == Attribute::Gone && has_waited && absence.may_end_by(Instant::now()) =>
+            {
+                pause(target, signals)?;
+                continue;
+            }
+            answer => answer?,
+        };
+        absence.end();
         // Another command of this host may have it for a moment, and give it back.
         let is_provisional = answer.lease.as_ref().is_some_and(|lease| lease.state == "provisional");
         if answer.state == "held" && !is_provisional {
-            return told(args.json, target, &answer, &format!("leased{}", until(&answer)));
+            let is_new = has_waited || answer.is_new != Some(false);
+            return Ok(Granted { target: target.clone(), answer, is_new });
         }
         let place = answer.place.unwrap_or_default();
         if is_provisional && args.no_wait {
             let message = format!("{}: another command of this host asks for it, with others", target.shown());
             return Err(Failure::new(Attribute::Refused, message));
         }
-        if !args.json && said != Some(place) {
-            say(format!("waiting for {}, place {place}{}   (Ctrl-C ends)", target.shown(), who_has_it(&answer)));
+        has_waited = true;
+        if said != Some(place) {
+            args.say_wait(format!(
+                "waiting for {}, place {place}{}   (Ctrl-C ends)",
+                target.shown(),
+                who_has_it(&answer)
+            ));
             said = Some(place);
         }
-        let again = Instant::now() + ASK_EVERY;
-        while Instant::now() < again {
-            if signals.pending().next().is_some() {
-                // If the host is not reached, the request ends by itself.
-                let _ = ask(target, LeaseAct::Withdraw);
-                return Ok(());
-            }
-            thread::sleep(Duration::from_millis(50));
-        }
+        pause(target, signals)?;
     }
+}
+
+/// Waits until it is time to ask again; a signal withdraws the request.
+fn pause(target: &Target, signals: &mut Signals) -> Result<(), Failure> {
+    let again = Instant::now() + ASK_EVERY;
+    while Instant::now() < again {
+        if let Some(signal) = signals.pending().next() {
+            // If the host is not reached, the request ends by itself.
+            let _ = ask(target, LeaseAct::Withdraw);
+            return Err(Failure::interrupted(signal, format!("{} is not leased to this host", target.shown())));
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
+    Ok(())
 }
 
 fn who_has_it(answer: &LeaseAnswer) -> String {
@@ -331,7 +391,7 @@ fn list(args: &ListArgs) -> Result<(), Failure> {
         None => {
             let paired = paired();
             let mut answered = BTreeSet::new();
-            for host in everywhere::all() {
+            for host in everywhere::all().hosts {
                 match host.devices {
                     Ok(devices) => {
                         answered.extend(paired.iter().filter(|(_, name)| **name == host.name).map(|(key, _)| key));

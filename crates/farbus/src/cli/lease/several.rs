@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use signal_hook::iterator::Signals;
 
 use super::answers::{json_of, until};
+use super::holding::Granted;
 use crate::cli::Failure;
 use crate::cli::directory::{SiteDevice, paired, sites};
 use crate::cli::output::{print_json, say};
@@ -27,6 +28,17 @@ const LOOK_DIRECTORY_EVERY: Duration = Duration::from_secs(1);
 /// How often a query that waits looks for devices that appeared, and for those that went.
 const LOOK_FOR_OTHERS_EVERY: Duration = Duration::from_secs(5);
 
+/// What is printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Told {
+    /// Lines for people.
+    Lines,
+    /// The result as JSON.
+    Json,
+    /// Lines on standard error: standard output belongs to a program.
+    Program,
+}
+
 /// What is asked for, besides the devices.
 pub struct Asked<'a> {
     /// How many of the devices: all that are named, or one that is meant.
@@ -39,8 +51,19 @@ pub struct Asked<'a> {
     pub reason: Option<&'a str>,
     /// Whether to fail if they are not free.
     pub no_wait: bool,
-    /// Whether the result is printed as JSON.
-    pub json: bool,
+    /// To whom standard output belongs.
+    pub told: Told,
+}
+
+impl Asked<'_> {
+    /// Says for what the command waits.
+    pub fn say_wait(&self, line: String) {
+        match self.told {
+            Told::Lines => say(line),
+            Told::Json => {}
+            Told::Program => eprintln!("farbus: {line}"),
+        }
+    }
 }
 
 /// A device that may be leased. All hosts order devices by host key and name, so those that want the same meet at the
@@ -114,7 +137,7 @@ fn meant(client: &Client, query: &Query) -> (Vec<Candidate>, Vec<Silent>) {
     let paired = paired();
     // What an unreachable directory said may be old: then all are asked.
     let hosts = match sites(query, &paired).filter(|sites| sites.trouble.is_none()) {
-        None => everywhere::all(),
+        None => everywhere::all().hosts,
         Some(sites) => {
             let has_meant = |key: &String| {
                 sites.devices.iter().any(|site| site.host_key == *key && query.matches(&site.host, &site.device))
@@ -158,9 +181,11 @@ fn others(client: &Client, query: &Query, wanted: usize, before: &[Candidate]) -
     (now.len() >= wanted && now != before).then_some(now)
 }
 
-/// Waits until the directory has so many devices of paired hosts that a query means. Returns false if a signal ended
-/// the wait.
-fn wait_for(query: &Query, wanted: usize, signals: &mut Signals) -> bool {
+/// Waits until the directory has so many devices of paired hosts that a query means.
+///
+/// # Errors
+/// A signal came first.
+fn wait_for(query: &Query, wanted: usize, signals: &mut Signals) -> Result<(), Failure> {
     let count = || {
         sites(query, &paired()).map_or(0, |sites| {
             let is_meant = |site: &&SiteDevice| site.is_paired && query.matches(&site.host, &site.device);
@@ -171,22 +196,32 @@ fn wait_for(query: &Query, wanted: usize, signals: &mut Signals) -> bool {
         // First a pause: what the directory says may differ from what the hosts have just said.
         let again = Instant::now() + LOOK_DIRECTORY_EVERY;
         while Instant::now() < again {
-            if signals.pending().next().is_some() {
-                return false;
+            if let Some(signal) = signals.pending().next() {
+                return Err(nothing_leased(signal));
             }
             std::thread::sleep(LOOK_AGAIN);
         }
         if count() >= wanted {
-            return true;
+            return Ok(());
         }
     }
 }
 
-/// Has `count` of the devices that are named or meant, or none.
+/// A signal came before the devices were leased.
+fn nothing_leased(signal: i32) -> Failure {
+    Failure::interrupted(signal, "nothing is leased")
+}
+
+/// Leases `count` of the devices that are named or meant, or none.
 ///
 /// # Errors
 /// What another host has, if it is not waited for; see [`candidates`].
-pub fn request(args: &Asked<'_>, targets: &[Target], query: &Query, signals: &mut Signals) -> Result<(), Failure> {
+pub fn request(
+    args: &Asked<'_>,
+    targets: &[Target],
+    query: &Query,
+    signals: &mut Signals,
+) -> Result<Vec<Granted>, Failure> {
     let client = Client::default();
     let wanted = args.count.map_or(targets.len().max(1), usize::from);
     let is_waited_for = targets.is_empty() && !args.no_wait;
@@ -196,12 +231,12 @@ pub fn request(args: &Asked<'_>, targets: &[Target], query: &Query, signals: &mu
             Err(failure)
                 if is_waited_for && failure.attribute() == Attribute::Gone && sites(query, &paired()).is_some() =>
             {
-                if !args.json && !std::mem::replace(&mut is_said, true) {
-                    say(format!("waiting for {wanted} of the devices that are meant to be there   (Ctrl-C ends)"));
+                if !std::mem::replace(&mut is_said, true) {
+                    args.say_wait(format!(
+                        "waiting for {wanted} of the devices that are meant to be there   (Ctrl-C ends)"
+                    ));
                 }
-                if !wait_for(query, wanted, signals) {
-                    return Ok(());
-                }
+                wait_for(query, wanted, signals)?;
             }
             found => break found?,
         }
@@ -214,11 +249,11 @@ pub fn request(args: &Asked<'_>, targets: &[Target], query: &Query, signals: &mu
     let mut answers: Vec<Option<LeaseAnswer>> = all.iter().map(|_| None).collect();
     let mut whys: Vec<Option<FailureReport>> = all.iter().map(|_| None).collect();
     let mut said = None;
-    let mut is_interrupted = false;
+    let mut interrupted_by = None;
     let mut looked_at = Instant::now();
     let is_done = loop {
-        if signals.pending().next().is_some() && !is_interrupted {
-            is_interrupted = true;
+        if let (None, Some(signal)) = (interrupted_by, signals.pending().next()) {
+            interrupted_by = Some(signal);
             several.interrupt();
         }
         match several.poll(now()) {
@@ -230,12 +265,15 @@ pub fn request(args: &Asked<'_>, targets: &[Target], query: &Query, signals: &mu
             Step::Pause(until) => {
                 let taken: Vec<String> =
                     several.refused().iter().map(|&at| line_of(&all[at], whys[at].as_ref())).collect();
-                if !args.json && said.as_ref() != Some(&taken) {
-                    say(format!("waiting for {wanted} at once; not free: {}   (Ctrl-C ends)", taken.join(", ")));
+                if said.as_ref() != Some(&taken) {
+                    args.say_wait(format!(
+                        "waiting for {wanted} at once; not free: {}   (Ctrl-C ends)",
+                        taken.join(", ")
+                    ));
                     said = Some(taken);
                 }
                 // It holds nothing during a pause, but what it could not release.
-                let may_look = is_waited_for && !is_interrupted && several.stranded().is_empty();
+                let may_look = is_waited_for && interrupted_by.is_none() && several.stranded().is_empty();
                 if may_look && looked_at.elapsed() >= LOOK_FOR_OTHERS_EVERY {
                     let found = others(&client, query, wanted, &all);
                     looked_at = Instant::now();
@@ -258,10 +296,14 @@ pub fn request(args: &Asked<'_>, targets: &[Target], query: &Query, signals: &mu
         eprintln!("  when it is: farbus lease release {target}");
     }
     if is_done {
-        return tell(args.json, &all, &several.granted(), &answers);
+        let confirmed = several.confirmed();
+        let of = |at: usize| {
+            Some(Granted { target: all[at].target(), answer: answers[at].take()?, is_new: confirmed.contains(&at) })
+        };
+        return Ok(several.granted().into_iter().filter_map(of).collect());
     }
-    if is_interrupted {
-        return Ok(());
+    if let Some(signal) = interrupted_by {
+        return Err(nothing_leased(signal));
     }
     let taken: Vec<String> = several.refused().iter().map(|&at| line_of(&all[at], whys[at].as_ref())).collect();
     let attribute = whys.iter().flatten().map(|why| why.attribute).find(|attribute| *attribute != Attribute::Refused);
@@ -330,15 +372,18 @@ fn heard_of(ask: Ask, said: &LeaseAnswer) -> Heard {
     }
 }
 
-fn tell(as_json: bool, all: &[Candidate], granted: &[usize], answers: &[Option<LeaseAnswer>]) -> Result<(), Failure> {
-    let of = |at: &usize| (all[*at].target(), answers[*at].as_ref());
+/// Prints what was leased.
+///
+/// # Errors
+/// As [`print_json`].
+pub fn tell(as_json: bool, granted: &[Granted]) -> Result<(), Failure> {
     if as_json {
-        let lines = granted.iter().map(of).filter_map(|(target, answer)| Some(json_of(&target, answer?)));
-        let leases = lines.collect::<Result<Vec<Value>, Failure>>()?;
+        let leases = granted.iter().map(|one| json_of(&one.target, &one.answer));
+        let leases = leases.collect::<Result<Vec<Value>, Failure>>()?;
         return print_json(&json!({ "state": "held", "leases": leases }));
     }
-    for (target, answer) in granted.iter().map(of) {
-        say(format!("{} is leased{}", target.shown(), answer.map(until).unwrap_or_default()));
+    for Granted { target, answer, .. } in granted {
+        say(format!("{} is leased{}", target.shown(), until(answer)));
     }
     Ok(())
 }

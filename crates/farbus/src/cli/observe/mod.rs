@@ -18,7 +18,7 @@ use serde::Serialize;
 use self::console::Console;
 use self::hex::hex;
 use super::Failure;
-use super::ending::Ending;
+use super::ending::{EndedBy, Ending};
 use super::output::say;
 use crate::broker::confined::{give_rights_away, start_broker};
 use crate::broker::{BrokerPolicy, SystemAccess};
@@ -99,22 +99,20 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     if args.console {
         let mut seen = Vec::new();
         let linked = client.console(target, &mut seen)?;
-        end_with(&linked, ending);
-        begin(target, args.json);
+        let ended_by = begin(target, &linked, ending, args.json)?;
         let mut console = Console::new(linked.remote().description(), args.json);
         let mut since_ns = None;
-        return follow(target, linked, seen, args.count, |output| {
+        return follow(target, linked, seen, (args.count, ended_by), |output| {
             let at_ns = output.moment_ns.saturating_sub(*since_ns.get_or_insert(output.moment_ns));
             console.print(output, at_ns)
         });
     }
     let mut seen = Vec::new();
     let linked = client.observe(target, &mut seen)?;
-    end_with(&linked, ending);
-    begin(target, !args.pcapng);
+    let ended_by = begin(target, &linked, ending, !args.pcapng)?;
     let mut recording = if args.pcapng { Some(Recording::begin().map_err(Failure::local)?) } else { None };
     let mut since_ns = None;
-    follow(target, linked, seen, args.count, |event| {
+    follow(target, linked, seen, (args.count, ended_by), |event| {
         let at_ns = event.moment_ns.saturating_sub(*since_ns.get_or_insert(event.moment_ns));
         match &mut recording {
             Some(recording) => recording.add(event, at_ns),
@@ -123,15 +121,28 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     })
 }
 
-fn end_with<A: Attached>(linked: &Linked<A>, ending: Ending) {
+/// Says that it is observed, where nothing else stands in its way, and lets a signal end that.
+///
+/// # Errors
+/// A signal came before.
+fn begin<A: Attached>(
+    target: &Target,
+    linked: &Linked<A>,
+    mut ending: Ending,
+    to_output: bool,
+) -> Result<EndedBy, Failure> {
+    if let Some(signal) = ending.signal() {
+        return Err(Failure::interrupted(signal, format!("{target} is not observed")));
+    }
     let stop_signal = linked.stop_signal();
-    ending.tell(move || stop_signal.end());
-}
-
-/// Says that it is observed: where nothing else stands in its way.
-fn begin(target: &Target, to_output: bool) {
+    let ended_by = ending.tell(move || stop_signal.end());
     let line = format!("{target} is observed   (Ctrl-C ends)");
-    if to_output { say(line) } else { eprintln!("{line}") }
+    if to_output {
+        say(line)
+    } else {
+        eprintln!("{line}")
+    }
+    Ok(ended_by)
 }
 
 /// Shows what arrives, until it ends or nobody reads it.
@@ -139,7 +150,7 @@ fn follow<A, E>(
     target: &Target,
     mut linked: Linked<A>,
     mut seen: Vec<E>,
-    count: Option<u64>,
+    (count, ended_by): (Option<u64>, EndedBy),
     mut show: impl FnMut(&E) -> io::Result<()>,
 ) -> Result<(), Failure>
 where
@@ -155,7 +166,11 @@ where
             }
         }
         if let Some(end) = linked.end() {
-            return if end.cause == Cause::Asked { Ok(()) } else { Err(over(target, &FailureReport::of(end))) };
+            let shown = count.map_or(0, |count| count - left);
+            return match end.cause {
+                Cause::Asked => ended_by.check(shown, count),
+                _ => Err(over(target, &FailureReport::of(end))),
+            };
         }
         if left > 0 {
             linked.wait(None).map_err(Failure::local)?;

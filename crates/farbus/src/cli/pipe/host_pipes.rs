@@ -188,6 +188,13 @@ impl<A: Send + 'static> Shown<A> {
             Status { name, title, state, user, used_s, pipe }
         };
         let devices = self.pipes().iter().map(status).collect();
-        ProcessStatus { pid: std::process::id(), role: "pipe", address: self.host.clone(), devices }.answer()
+        ProcessStatus {
+            pid: std::process::id(),
+            role: "pipe",
+            address: self.host.clone(),
+            is_for_paired_hosts: false,
+            devices,
+        }
+        .answer()
     }
 }

@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -21,17 +21,17 @@ use farbus_io::sys::cpuset::CpusetEntry;
 use farbus_model::{Device, Direction, EpAddr, Tally};
 use farbus_session::reserve::Claim;
 use serde::Serialize;
-use signal_hook::consts::{SIGINT, SIGTERM};
 
 use super::Failure;
+use super::interruption::Interruption;
 use super::output::{print_json, say};
 use crate::broker::confined::{give_rights_away, start_broker};
 use crate::broker::{BrokerPolicy, SystemAccess};
 use crate::common::control::ControlSocket;
 use crate::exporter::sources::what::What;
 use crate::frontend::tuned_pipe::{
-    End, Endpoint, FarTime, Inlet, Patient, Pipe, PipeError, Processors, Quality, Received, Report, Shape, Strictness,
-    Terms, can, claim_of, delay_ns, here, there_reserving, tpipe,
+    End, Endpoint, FarTime, Inlet, PathDelay, Patient, Pipe, PipeError, Processors, Quality, Received, Report, Shape,
+    Strictness, Terms, can, claim_of, here, path_delay, there_reserving, tpipe,
 };
 use crate::importer::client::{Attribute, Client, ClientConfig, FailureReport, Target};
 use crate::importer::discovery::local_shares::resolve;
@@ -143,7 +143,8 @@ pub struct Args {
     cpus: Vec<usize>,
     /// Worst delay of the network, microseconds.
     ///
-    /// Without it, farbus takes four times the longest of 32 round trips.
+    /// Without it, farbus takes four times the longest of 40 round trips. That bounds the delay; a single long one does
+    /// not lower the rate of a device that can wait.
     #[arg(long, value_name = "US")]
     network_us: Option<u64>,
     /// Keep the rights of the user who started it.
@@ -201,10 +202,8 @@ impl Outcome {
 }
 
 pub fn run(args: &Args) -> Result<(), Failure> {
-    let is_over = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
-        signal_hook::flag::register(signal, Arc::clone(&is_over)).map_err(Failure::local)?;
-    }
+    let interruption = Interruption::new()?;
+    let is_over = interruption.flag();
     let strictness = match args.policy.as_str() {
         "fifo" => Strictness::Fifo,
         "none" => Strictness::None,
@@ -277,6 +276,9 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     if !args.json {
         args.describe(&processors, &endpoint, &unreserved, &shown.pipes(), forward_bound_ns);
     }
+    if let Some(signal) = interruption.signal() {
+        return Err(Failure::interrupted(signal, "the pipe had not begun"));
+    }
     let until = args.seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds));
     let mut greeted = Instant::now();
     while !is_over.load(Ordering::Relaxed)
@@ -316,7 +318,12 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let lost = endpoint.end().map(|error| Failure::new(PipeError::Lost(error.clone()).attribute(), error));
     let result = match (finished, lost) {
         (Err(failure), _) | (Ok(()), Some(failure)) => Err(failure),
-        (Ok(()), None) if is_kept => Ok(()),
+        (Ok(()), None) if is_kept => match (interruption.signal(), args.seconds) {
+            (Some(signal), Some(seconds)) if until.is_some_and(|until| Instant::now() < until) => {
+                Err(Failure::interrupted(signal, format!("the pipe has not run for {seconds} s")))
+            }
+            _ => Ok(()),
+        },
         (Ok(()), None) => Err(Failure::local(format!(
             "the promise was not kept: {}\n  a larger --buffer, --policy deadline as root, or --cpus gives more",
             outcome.broken()
@@ -492,8 +499,8 @@ impl Args {
         let claims = |device: &RemoteDevice<Patient>, speed| self.claims(device, speed, endpoint, direction);
         let (mut device, speed, time) = there_reserving(client, target, claims)?;
         let delay = match self.network_us {
-            Some(us) => us.saturating_mul(1000),
-            None => delay_ns(&mut device).map_err(|error| Failure::new(Attribute::Device, error))?,
+            Some(us) => PathDelay::at_worst(us.saturating_mul(1000)),
+            None => path_delay(&mut device).map_err(|error| Failure::new(Attribute::Device, error))?,
         };
         let terms = match time {
             FarTime::Reserved => Terms::there(delay).reserved(),

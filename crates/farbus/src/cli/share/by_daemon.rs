@@ -11,7 +11,7 @@ use std::thread;
 use farbus_io::link::{self, Interest};
 use farbus_io::store::FileStore;
 use farbus_io::trust::{DeviceId, host_name};
-use farbus_io::usb::Found;
+use farbus_io::usb::{Found, Selector};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -28,8 +28,9 @@ use crate::common::failure::Attribute;
 use crate::common::passed_files::Files;
 use crate::common::stop_signal::StopSignal;
 use crate::daemon::check_config;
+use crate::devices::follow::Follow;
 use crate::exporter::sources::usb::{self, UsbError};
-use crate::exporter::sources::what::What;
+use crate::exporter::sources::what::{UsbSpec, What};
 use crate::hosts::questions::NOT_A_QUESTION;
 use crate::hosts::trust::Trust;
 use crate::importer::discovery::local_shares::place_of_daemon;
@@ -124,6 +125,8 @@ struct Leased {
 struct Opened {
     words: String,
     files: Vec<OwnedFd>,
+    /// Whether a device in the same port was passed before.
+    is_again: bool,
 }
 
 /// Why the daemon does not share.
@@ -225,7 +228,7 @@ impl Daemon {
         until: Until,
         places: &mut BTreeSet<(String, u32)>,
     ) -> Result<Vec<Opened>, Failure> {
-        if let What::Usb(selector) = &called.what {
+        if let What::Usb(UsbSpec { selector, follow }) = &called.what {
             let failed = |error: UsbError| Failure::new(error.attribute(), error);
             let found = usb::find(selector, called.name.as_deref()).map_err(failed)?;
             if until == Until::Saved && found.len() > 1 {
@@ -234,31 +237,33 @@ impl Daemon {
                 return Err(Failure::new(Attribute::Refused, message));
             }
             places.extend(found.iter().map(Replugged::place_of));
-            return found.iter().map(|found| open_usb(found).map_err(failed)).collect();
+            return found.iter().map(|found| open_usb(found, follow).map_err(failed)).collect();
         }
         let words = called.what.absolute(&called.words).map_err(Failure::local)?;
         let what = words.parse().unwrap_or_else(|_| called.what.clone());
         let mut files: Vec<OwnedFd> = Vec::new();
         for (path, read_only) in what.images() {
-            let opened = SystemAccess::Own.open_image(path, read_only).map(FileStore::into_descriptor);
+            let opened =
+                SystemAccess::Own.open_image(path, read_only, what.is_forced()).map(FileStore::into_descriptor);
             files.push(opened.map_err(|error| self.not_opened(path, &error.to_string()))?);
         }
         if let Some(path) = what.frames() {
             let opened = SystemAccess::Own.open_frames(path);
             files.push(opened.map_err(|error| Failure::local(format!("{}: {error}", path.display())))?);
         }
-        Ok(vec![Opened { words, files }])
+        Ok(vec![Opened { words, files, is_again: false }])
     }
 
     /// Lets the daemon share what was opened. Returns the lease, too, unless the daemon is to keep it.
     fn share_one(&self, called: &Called, opened: Opened, until: Until) -> Result<(Shared, Option<Leased>), Refusal> {
         let failed = |failure| Refusal::Failure(failure);
-        let Opened { words, files } = opened;
+        let Opened { words, files, is_again } = opened;
         let keep = until != Until::Interrupted;
         let lease = if keep { None } else { Some(UnixStream::pair().map_err(|error| failed(Failure::local(error)))?) };
         let (ours, theirs) = lease.unzip();
         let fds: Vec<_> = files.iter().map(AsFd::as_fd).chain(theirs.as_ref().map(AsFd::as_fd)).collect();
-        let question = Question::Share { what: words, name: called.name.clone(), keep, files: Files::default() };
+        let question =
+            Question::Share { what: words, name: called.name.clone(), keep, is_again, files: Files::default() };
         let answer = ask_one(self.pid, &question, &fds);
         match answer.map_err(|error| failed(Failure::local(format!("the daemon does not answer: {error}"))))? {
             Answer::Ok(value) => {
@@ -370,8 +375,9 @@ impl Daemon {
     }
 }
 
-fn open_usb(found: &Found) -> Result<Opened, UsbError> {
-    Ok(Opened { words: format!("usb:{}", found.bus_id), files: vec![usb::open_node(found)?] })
+fn open_usb(found: &Found, follow: &Follow) -> Result<Opened, UsbError> {
+    let spec = UsbSpec { selector: Selector::BusId(found.bus_id.clone()), follow: follow.clone() };
+    Ok(Opened { words: spec.to_string(), files: vec![usb::open_node(found)?], is_again: false })
 }
 
 /// Waits until a signal comes, or nothing is shared any more. Devices that are plugged in meanwhile are shared, too.
@@ -418,7 +424,9 @@ fn wait(mut leases: Vec<Leased>, mut replugged: Replugged, mut signals: Signals)
 
 /// Lets the daemon share a device that was plugged in later. It may be another process by now.
 fn share_replugged(called: &Called, found: &Found, leases: &mut Vec<Leased>) -> Result<(), Failure> {
-    let opened = open_usb(found).map_err(Failure::local)?;
+    let is_by_port = matches!(called.what.usb(), Some(Selector::BusId(_)));
+    let opened = open_usb(found, &called.what.follow()).map_err(Failure::local)?;
+    let opened = Opened { is_again: is_by_port, ..opened };
     let daemon = Daemon::find()?.ok_or_else(|| Failure::new(Attribute::Gone, "the daemon does not run"))?;
     let (shared, leased) = match daemon.share_one(called, opened, Until::Interrupted) {
         Ok(shared) => shared,

@@ -15,7 +15,8 @@ use farbus_io::discovery::{Announcement, Kind};
 use farbus_io::link::Listener;
 use farbus_io::store::create_output;
 use farbus_io::sys::confine::Needs;
-use farbus_io::trust::host_name;
+use farbus_io::sys::startup_memory;
+use farbus_io::trust::{Audit, AuditRecorder, Folder, host_name};
 use farbus_io::usb::{Hotplug, Selector};
 use farbus_model::budget::Budget;
 use farbus_modules::Asked;
@@ -36,13 +37,13 @@ use crate::common::listen_words::{everywhere, listen_address, listen_failure, li
 use crate::common::socket_access::SocketMode;
 use crate::common::socket_place::{Place, SocketListener};
 use crate::devices::class_words::name_of;
+use crate::devices::follow::{Follow, FollowWord};
 use crate::devices::identities::naming::Naming;
 use crate::devices::reservation::{ReservationRequest, together};
 use crate::devices::serial_port::is_serial_port;
-use crate::exporter::access::audit::Recorder;
 use crate::exporter::access::local_users::{LocalUser, LocalUsers};
 use crate::exporter::access::networks::Network;
-use crate::exporter::owner_answers::answer;
+use crate::exporter::owner_answers::{ServedAt, answer};
 use crate::exporter::share::{DEFAULT_PORT, Share};
 use crate::exporter::sources::making::{expect, offer};
 use crate::exporter::sources::usb;
@@ -82,6 +83,8 @@ const PEER_DEVICES: u32 = Budget::DEFAULT.devices_max as u32;
         a part of it\n  \
         disk:PATH,scratch[=BYTES|=/PATH]\n      \
         each user has changes of their own, which go away; PATH stays as it is\n  \
+        disk:PATH,force\n      \
+        also if this machine uses it: mounted, as swap, in another program\n  \
         block:…, memory:SIZE\n      \
         the same, called 'block'; a disk in memory\n  \
         zero[,speed=SPEED][,fill=FILL][,verify]\n      \
@@ -115,14 +118,16 @@ const PEER_DEVICES: u32 = Budget::DEFAULT.devices_max as u32;
         stream:PATH,size=WxH[,format=FORMAT][,rate=FPS]\n  \
         stream:PATH,frame=BYTES\n      \
         frames out of a FIFO, a device or a file; FORMAT is rgb24, grey or yuyv\n  \
-        usb:BUSID, usb:VENDOR:PRODUCT, usb:serial=TEXT\n      \
-        a USB device of this machine, which its drivers lose meanwhile\n\n\
+        usb:BUSID[,follow=WHICH], usb:VENDOR:PRODUCT, usb:serial=TEXT\n      \
+        a USB device of this machine, which its drivers lose meanwhile; which\n      \
+        other one in its port is taken for it: WHICH is VENDOR:PRODUCT or port\n\n\
         Each may end in ',name=NAME', which names it. Without that farbus numbers them (disk, disk2) in the order in which they are typed.\n\n\
         Examples:\n  \
         farbus share disk:backup.img\n  \
         farbus share disk:/dev/sdb,ro zero keyboard\n  \
         farbus share --list                     USB devices, and what prevents sharing\n  \
         farbus share usb:1-1.4 usb:046d:c52b\n  \
+        farbus share usb:1-1.4 --follow 18d1:9302   a board that becomes another one\n  \
         farbus share disk:a.img,name=music disk:b.img,name=photos\n  \
         farbus share disk:backup.img --secure   paired hosts, see 'farbus pair'\n  \
         farbus share zero --listen loopback     port 3240, for this machine's 'usbip'\n  \
@@ -144,6 +149,20 @@ pub struct Args {
     /// With --list, --keep or --save: print JSON, for programs.
     #[arg(long, requires = "answered")]
     json: bool,
+    /// Share a disk that this machine uses itself.
+    ///
+    /// Without it, farbus refuses to let others write an image that is mounted, a loop device, swap, or open in another
+    /// program here: two that write it destroy what is on it. As the word 'force' behind its path.
+    #[arg(long)]
+    force: bool,
+    /// Another device in the port that is this one, too.
+    ///
+    /// VENDOR:PRODUCT, or 'port'. For boards that become another device while they are flashed. It has the
+    /// permissions, the lease and the queue of the first device in the port; without this option it has the name and
+    /// bus id alone. 'port' follows whatever is there. Disks are never followed. May be given several times; the same
+    /// as ',follow=…' behind usb:BUSID.
+    #[arg(long, value_name = "WHICH", conflicts_with = "list")]
+    follow: Vec<FollowWord>,
     /// Let the running daemon keep it, and end.
     ///
     /// It is shared until 'farbus unshare', or until the daemon ends; 'farbus daemon restart' keeps it. A USB
@@ -255,10 +274,18 @@ impl Args {
     }
 }
 
-pub fn run(args: Args) -> Result<(), Failure> {
+pub fn run(mut args: Args) -> Result<(), Failure> {
     if args.list {
         return super::inventory::run(args.json);
     }
+    if args.force {
+        args.what = args.what.into_iter().map(Called::forced).collect();
+    }
+    let follow = Follow::from_iter(args.follow.iter().copied());
+    let followed = args.what.into_iter().map(|called| called.following(&follow)).collect::<Result<_, _>>();
+    args.what = followed.map_err(Failure::local)?;
+    let all = args.what.iter().map(|called| called.what.follow());
+    all.reduce(|all, follow| all.and(&follow)).iter().for_each(Follow::warn_if_any);
     if shared_by_daemon(&args)? {
         return Ok(());
     }
@@ -311,18 +338,21 @@ pub fn run(args: Args) -> Result<(), Failure> {
     }
     // Catch signals before any program can know where this one listens.
     let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::local)?;
-    let secure = args.secure.as_deref().map(bind_secure).transpose()?;
+    let mut secure = args.secure.as_deref().map(bind_secure).transpose()?;
     let trust = secure.as_ref().map(|secure| secure.trust.clone());
-    let addresses = plain.iter().map(|(_, place)| place.as_host());
-    let Some(address) = addresses.chain(secure.as_ref().map(|secure| secure.address.to_string())).next() else {
+    let for_all = plain.iter().map(|(_, place)| (place.as_host(), false));
+    let for_paired_hosts = secure.as_ref().map(|secure| (secure.address.to_string(), true));
+    let Some((address, is_for_paired_hosts)) = for_all.chain(for_paired_hosts).next() else {
         return Err(Failure::local("nobody could reach these devices: give --secure, or another --listen than 'none'"));
     };
-    let recorder = match (&secure, &broker) {
-        (Some(secure), _) => Some(Recorder::Own(secure.trust.audit())),
-        (None, Some(broker)) if !args.no_sandbox => Some(Recorder::Through(broker.line().map_err(Failure::local)?)),
-        (None, _) => Recorder::of_user(),
+    let recorder: Option<Arc<dyn AuditRecorder>> = match broker.as_ref().filter(|_| !args.no_sandbox) {
+        Some(broker) => Some(Arc::new(broker.line().map_err(Failure::local)?)),
+        None => own_audit(),
     };
-    recorder.into_iter().for_each(|recorder| share.record_by(recorder));
+    if let Some(recorder) = recorder {
+        share.record_by(Arc::clone(&recorder));
+        secure = secure.map(|secure| Secure { trust: secure.trust.recorded_by(recorder), ..secure });
+    }
     let nearby = secure.as_ref().filter(|secure| !args.no_announce && !secure.is_local()).and_then(Secure::announcer);
     // Everything that needs rights is open: drop them before the first thread starts that may read input from the
     // network.
@@ -331,13 +361,13 @@ pub fn run(args: Args) -> Result<(), Failure> {
     share.keep_retirements(match broker.as_ref().filter(|_| !args.no_sandbox) {
         Some(broker) => {
             broker.note_shared(share.identified()).map_err(Failure::local)?;
+            share.write_leases_through(broker).map_err(Failure::local)?;
             SystemAccess::Through(Arc::new(broker.line().map_err(Failure::local)?))
         }
         None => SystemAccess::Own,
     });
     if !args.no_sandbox {
-        // With real devices the process reads sysfs; with paired hosts it reads the list of peers and writes the audit
-        // log.
+        // With real devices the process reads sysfs; with paired hosts it reads the list of peers.
         let readable = if has_usb { vec!["/sys".into()] } else { Vec::new() };
         let state =
             secure.as_ref().map(|secure| secure.trust.folder().hand_over()).transpose().map_err(Failure::local)?;
@@ -347,18 +377,22 @@ pub fn run(args: Args) -> Result<(), Failure> {
         share.ask_through(SystemAccess::Through(Arc::new(broker.line().map_err(Failure::local)?)));
     }
     let for_control_socket = Arc::clone(&share);
+    let served = ServedAt { address, is_for_paired_hosts };
     control_socket
-        .open(control_listener, move |question| answer(&for_control_socket, &address, question))
+        .open(control_listener, move |question| answer(&for_control_socket, &served, question))
         .map_err(Failure::local)?;
+    let mut listening = Vec::new();
     for (listener, place) in plain {
         share.listen_at(listener, None).map_err(Failure::local)?;
-        say(format!("listening on {}   (Ctrl-C ends)", place.as_host()));
+        listening.push(place.as_host());
     }
     if let Some(Secure { listener, datagrams, address, trust }) = secure {
         let beside = share.listen_secure_on(listener, trust).map_err(Failure::local)?;
         datagrams.map_or(Ok(()), |socket| beside.serve(socket)).map_err(Failure::local)?;
-        say(format!("listening on {address} for paired hosts, encrypted   (Ctrl-C ends)"));
+        listening.push(format!("{address} for paired hosts, encrypted"));
     }
+    startup_memory::give_back();
+    listening.into_iter().for_each(|at| say(format!("listening on {at}   (Ctrl-C ends)")));
     let announced = nearby.map(|(nearby, wanted)| Announced::keep(nearby, wanted)).transpose();
     let announced = announced.map_err(Failure::local)?;
     if let (true, Some(record)) = (args.listen.is_empty(), offered.iter().flatten().next()) {
@@ -503,6 +537,13 @@ fn bind_plain(asked: &Place, mode: SocketMode) -> Result<(SocketListener, Place)
         );
     }
     Ok((listener, place))
+}
+
+/// The audit log of this user, written by this process itself; `None` if the user's folder does not exist, because no
+/// key was ever made.
+fn own_audit() -> Option<Arc<dyn AuditRecorder>> {
+    let folder = Folder::of_user().ok().filter(|folder| folder.path().exists())?;
+    Some(Arc::new(Audit::new(folder)))
 }
 
 /// The listener for paired hosts.

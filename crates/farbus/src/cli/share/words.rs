@@ -7,6 +7,7 @@ use std::str::FromStr;
 use farbus_io::trust::{DeviceId, Peer};
 
 use super::super::output::say;
+use crate::devices::follow::Follow;
 use crate::devices::identities::naming::split_name;
 use crate::exporter::sources::what::What;
 use crate::hosts::trust::Trust;
@@ -22,6 +23,31 @@ pub struct Called {
     pub text: String,
     /// The same without the name.
     pub words: String,
+}
+
+impl Called {
+    /// The same; a disk also if something else on this machine uses it.
+    pub fn forced(self) -> Self {
+        if self.what.is_forced() || self.what.images().next().is_none() {
+            return self;
+        }
+        Self { words: format!("{},force", self.words), what: self.what.forced(), ..self }
+    }
+}
+
+impl Called {
+    /// The same, which follows these other devices in its port, too.
+    ///
+    /// # Errors
+    /// It names no port.
+    pub fn following(self, follow: &Follow) -> Result<Self, String> {
+        let what = self.what.clone().following(follow).map_err(|why| format!("{}: {why}", self.text))?;
+        let words = match &what {
+            What::Usb(spec) if !follow.is_nothing() => spec.to_string(),
+            _ => self.words.clone(),
+        };
+        Ok(Self { what, words, ..self })
+    }
 }
 
 impl FromStr for Called {
@@ -125,7 +151,7 @@ mod tests {
     #[test]
     fn a_device_is_called_what_its_owner_says_behind_it() {
         let called: Called = "usb:046d:c52b,name=mouse".parse().unwrap();
-        assert_eq!((called.what, called.name.as_deref()), (What::Usb(Selector::Ids(0x46d, 0xc52b)), Some("mouse")));
+        assert_eq!((called.what.usb(), called.name.as_deref()), (Some(&Selector::Ids(0x46d, 0xc52b)), Some("mouse")));
         assert!("disk:x,name=1-1".parse::<Called>().unwrap_err().contains("no name"));
     }
 }

@@ -111,7 +111,7 @@ fn plugged_in_devices_are_shared_as_shares_and_rules_select() {
     ];
     let named = |text: &str| -> Vec<(String, String)> {
         let wanted = Config::parse(text).map_err(|(_, message)| message).unwrap().wanted();
-        all.iter().filter_map(|found| Some((found.bus_id.clone(), wanted.name_of(found)?))).collect()
+        all.iter().filter_map(|found| Some((found.bus_id.clone(), wanted.selected(found)?.name_of(found)))).collect()
     };
     let pair = |bus_id: &str, name: &str| (bus_id.to_owned(), name.to_owned());
     assert_eq!(named("usb = [{class='storage'}]"), [pair("1-1", "stick"), pair("1-4", "other-stick")]);
@@ -126,6 +126,29 @@ fn plugged_in_devices_are_shared_as_shares_and_rules_select() {
     );
     assert_eq!(named("share = [{what='zero'}]"), []);
     assert_eq!(named("usb = [{port='9-1'}]"), [pair("9-1", "far-stick")], "another machine's, by its port alone");
+}
+
+#[test]
+fn share_or_rule_of_one_port_stands_for_its_first_device_and_says_what_is_followed() {
+    let device = found("1-1", "Camera", [14, 1, 0]);
+    let by_port = |text: &str| {
+        let wanted = Config::parse(text).map_err(|(_, message)| message).unwrap().wanted();
+        let follow = wanted.selected(&device).unwrap().by_port;
+        assert_eq!(wanted.selects_port("1-1"), follow.is_some(), "{text}");
+        follow.map(|follow| follow.words().map(ToString::to_string).collect::<Vec<_>>().join(" "))
+    };
+    for whatever in ["share = [{what='usb:046d:c52b'}]", "usb = [{}]", "usb = [{port='1-*'}]"] {
+        assert_eq!(by_port(whatever), None, "{whatever}");
+    }
+    for (text, follow) in [
+        ("share = [{what='usb:1-1'}]", ""),
+        ("usb = [{port='1-1'}]", ""),
+        ("share = [{what='usb:1-1', follow='port'}]", "port"),
+        ("share = [{what='usb:1-1,follow=18d1:9302', follow=['0483:df11']}]", "0483:df11 18d1:9302"),
+        ("usb = [{port='1-*', follow=['18d1:9302']}]", "18d1:9302"),
+    ] {
+        assert_eq!(by_port(text).as_deref(), Some(follow), "{text}");
+    }
 }
 
 #[test]
@@ -150,6 +173,11 @@ fn configuration_errors_name_the_place_and_what_is_allowed() {
         ("[[share]]\nwhat = \"zero\"\nname = \"1-1\"", "3:8", "one a letter"),
         ("[[share]]\nwhat = \"zero\"\nname = \"a;b\"", "3:8", "no name"),
         ("[[share]]\nwhat = \"zero\"\nname = \"a\"\n[[share]]\nwhat = \"zero\"\nname = \"a\"", "6:8", "another device"),
+        ("[[share]]\nwhat = \"zero\"\nfollow = \"port\"", "3:10", "only a real device"),
+        ("[[share]]\nwhat = \"usb:0001:0002\"\nfollow = \"port\"", "3:10", "names no port"),
+        ("[[share]]\nwhat = \"usb:1-1\"\nfollow = [\"1-2\"]", "3:10", "name a make"),
+        ("[[usb]]\nvendor = \"18d1\"\nfollow = \"port\"", "3:10", "names a port"),
+        ("[[attach]]\ntarget = \"a/b\"\nvia = \"nbd\"\nfollow = \"port\"", "4:10", "disks are never followed"),
         ("[[usb]]\nclass = \"disks\"", "2:9", "storage"),
         ("[[usb]]\nvendor = \"46d\"", "2:10", "four hexadecimal digits"),
         ("[[usb]]\nvendor = 1133", "2:10", "string"),

@@ -5,6 +5,7 @@
 //! known of other hosts stays.
 
 mod connection;
+mod contents;
 mod limits;
 mod records;
 pub mod settings;
@@ -28,6 +29,7 @@ use farbus_io::trust::{Fingerprint, fill_random, timestamp};
 use farbus_model::Instant;
 use schemars::JsonSchema;
 use serde::Serialize;
+use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Value, json};
 use tracing::{info, warn};
 
@@ -39,6 +41,7 @@ use crate::exporter::share::Share;
 use crate::exporter::state::lease_limits::{LeaseLimit, Site, SiteLimit};
 use crate::hosts::trust::Trust;
 use connection::{Members, Watch};
+use contents::{DirectoryContents, Each, KnownRecords};
 use records::Records;
 use settings::Settings;
 use stop::Stop;
@@ -136,17 +139,20 @@ impl Directory {
         Self { share, trust, system, running: Mutex::new(None), limits }
     }
 
-    /// Uses this directory, or none, from now on.
-    pub fn follow(&self, settings: Option<&Settings>) {
+    /// Uses this directory, or none, from now on. Returns the former and this one, as they are shown, if they differ.
+    pub fn follow(&self, settings: Option<&Settings>) -> Option<[Option<String>; 2]> {
         let mut running = lock(&self.running);
         if running.as_ref().map(|running| &running.settings) == settings {
-            return;
+            return None;
         }
-        if let Some(former) = running.take() {
+        let former = running.take().map(|former| {
+            let shown = former.settings.shown();
             former.end();
-        }
+            shown
+        });
         *running = settings.map(|settings| self.start(settings));
         self.limits.follow(running.as_ref().map(|running| Arc::clone(&running.state)));
+        Some([former, settings.map(Settings::shown)])
     }
 
     /// Ends: this host's keys go from the directory, unless another process goes on in this one's place.
@@ -173,66 +179,60 @@ impl Directory {
     ///
     /// # Errors
     /// A word is none of a query.
-    pub fn contents(&self, query: Option<&[String]>, known: Option<&str>) -> Option<Result<Value, String>> {
+    pub fn contents(&self, query: Option<&[String]>, known: Option<&str>) -> Option<Result<Box<RawValue>, String>> {
         let running = lock(&self.running);
         let running = running.as_ref()?;
         let meant = query.map(|words| Query::parse(words.iter().map(String::as_str))).transpose();
-        Some(meant.map(|meant| self.contents_of(running, meant.as_ref().zip(query), known)))
+        Some(meant.and_then(|meant| self.contents_of(running, meant.as_ref().zip(query), known)))
     }
 
-    fn contents_of(&self, running: &Running, asked: Option<(&Query, &[String])>, known: Option<&str>) -> Value {
+    fn contents_of(
+        &self,
+        running: &Running,
+        asked: Option<(&Query, &[String])>,
+        known: Option<&str>,
+    ) -> Result<Box<RawValue>, String> {
         let own_key = self.trust.as_ref().map(|trust| trust.fingerprint().to_string());
-        let mut contents = json!(running.state.status(&running.settings));
+        let status = running.state.status(&running.settings);
         let view = lock(&running.state.view);
         let version = format!("{:016x}", view.version());
-        (contents["version"], contents["own_key"]) = (json!(version), json!(own_key));
-        // What is paired is part of what a query means, and is told by no version.
-        if asked.is_none() && known == Some(version.as_str()) {
-            return contents;
-        }
-        let host = |(key, record): (&HostId, HostRecord)| {
-            let mut value = json!(record);
-            value["key"] = json!(key.as_str());
-            value
+        let (version, own_key) = (version.as_str(), own_key.as_deref());
+        let limits = Each(|| view.limits().map(contents::limit));
+        let Some((query, words)) = asked else {
+            // What is paired is part of what a query means, and is told by no version.
+            let known = (known != Some(version)).then_some(KnownRecords {
+                query: None,
+                known_hosts: Each(|| view.hosts().map(contents::host)),
+                known_devices: Each(|| view.devices().map(contents::device)),
+                limits,
+            });
+            return to_raw_value(&DirectoryContents { status, version, own_key, known })
+                .map_err(|error| error.to_string());
         };
-        let device = |(key, name, record): (&HostId, &str, DeviceRecord)| {
-            let mut value = json!(record);
-            (value["host_key"], value["name"]) = (json!(key.as_str()), json!(name));
-            value
+        let paired = self.trust.as_ref().map(Trust::names_by_key).unwrap_or_default();
+        let names: BTreeMap<&HostId, String> = view
+            .hosts()
+            .map(|(key, record)| {
+                let name = paired.get(key.as_str()).cloned();
+                (key, name.unwrap_or_else(|| sites::name_of(&record.name, key.as_str())))
+            })
+            .collect();
+        let now = SystemTime::now();
+        let is_meant = |(key, name, record): &(&HostId, &str, DeviceRecord)| {
+            let is_other = own_key != Some(key.as_str());
+            let host = names.get(key).map_or("", String::as_str);
+            is_other && query.matches(host, &sites::listed((*name).to_owned(), record.clone(), now))
         };
-        if let Some((query, words)) = asked {
-            let paired = self.trust.as_ref().map(Trust::names_by_key).unwrap_or_default();
-            let hosts: BTreeMap<&HostId, HostRecord> = view.hosts().collect();
-            let names: BTreeMap<&HostId, String> = hosts
-                .iter()
-                .map(|(key, record)| {
-                    let name = paired.get(key.as_str()).cloned();
-                    (*key, name.unwrap_or_else(|| sites::name_of(&record.name, key.as_str())))
-                })
-                .collect();
-            let now = SystemTime::now();
-            let is_meant = |(key, name, record): &(&HostId, &str, DeviceRecord)| {
-                let is_other = own_key.as_deref() != Some(key.as_str());
-                let host = names.get(key).map_or("", String::as_str);
-                is_other && query.matches(host, &sites::listed((*name).to_owned(), record.clone(), now))
-            };
-            let devices: Vec<(&HostId, &str, DeviceRecord)> = view.devices().filter(is_meant).collect();
-            let theirs: BTreeSet<&HostId> = devices.iter().map(|(key, ..)| *key).collect();
-            let is_shown = |(key, _): &(&HostId, HostRecord)| theirs.contains(key) || paired.contains_key(key.as_str());
-            contents["query"] = json!(words);
-            contents["known_hosts"] = hosts.into_iter().filter(is_shown).map(host).collect();
-            contents["known_devices"] = devices.into_iter().map(device).collect();
-        } else {
-            contents["known_hosts"] = view.hosts().map(host).collect();
-            contents["known_devices"] = view.devices().map(device).collect();
-        }
-        let limit = |(key, record): (&HostId, LimitRecord)| {
-            let mut value = json!(record);
-            value["key"] = json!(key.as_str());
-            value
+        let theirs: BTreeSet<&HostId> = view.devices().filter(is_meant).map(|(key, ..)| key).collect();
+        let is_shown = |(key, _): &(&HostId, HostRecord)| theirs.contains(key) || paired.contains_key(key.as_str());
+        let known = KnownRecords {
+            query: Some(words),
+            known_hosts: Each(|| view.hosts().filter(is_shown).map(contents::host)),
+            known_devices: Each(|| view.devices().filter(is_meant).map(contents::device)),
+            limits,
         };
-        contents["limits"] = view.limits().map(limit).collect();
-        contents
+        let contents = DirectoryContents { status, version, own_key, known: Some(known) };
+        to_raw_value(&contents).map_err(|error| error.to_string())
     }
 
     /// Writes in the directory what a host may have of all devices; nothing: its limit goes. It waits for etcd, and
@@ -251,7 +251,8 @@ impl Directory {
             return refused(Attribute::Refused, "a limit is for a host, by its key: 52 letters".to_owned());
         };
         let told = |trouble: &Trouble| format!("the directory does not take it: {trouble}\n  {}", trouble.next());
-        if let Some(trouble) = lock(&state.view).trouble() {
+        let is_away = |trouble: &&Trouble| trouble.kind != TroubleKind::TooMuch;
+        if let Some(trouble) = lock(&state.view).trouble().filter(is_away) {
             return refused(Attribute::Network, told(trouble));
         }
         let by = self.trust.as_ref().map(|trust| trust.name().to_owned()).unwrap_or_default();
@@ -460,10 +461,14 @@ impl Publishing {
                     info!("what the directory said of this host was changed by another: it is put right");
                     self.publisher.doubt();
                 }
+                let own = HostId::new(&self.trust.fingerprint().to_string());
+                let paired = self.trust.names_by_key();
+                let preferred = paired.keys().filter_map(|key| HostId::new(key)).chain(own).collect();
+                lock(&self.state.view).prefer(preferred, now);
                 let devices = self.share.status();
                 let is_had = |device: &DeviceStatus| device.lease.is_some() || device.user.is_some();
                 let keys = match devices.iter().any(is_had) {
-                    true => self.trust.names_by_key().into_iter().map(|(key, name)| (name, key)).collect(),
+                    true => paired.into_iter().map(|(key, name)| (name, key)).collect(),
                     false => BTreeMap::new(),
                 };
                 records.update(devices, &keys, SystemTime::now());
@@ -590,6 +595,13 @@ impl Follower {
                     continue;
                 }
                 Ok(None) if clock.now() - heard < SILENCE_MAX => {
+                    {
+                        let mut view = lock(&self.state.view);
+                        view.handle_timeout(clock.now());
+                        if !view.is_watching() {
+                            return;
+                        }
+                    }
                     self.state.tell();
                     continue;
                 }

@@ -180,6 +180,7 @@ pub fn listed(name: String, record: DeviceRecord, now: SystemTime) -> Listed {
         used_s: None,
         reason: None,
         lease,
+        another_in_port: None,
         booked: Vec::new(),
         waiting: usize::try_from(record.waiting).unwrap_or(usize::MAX),
         queue: record.queue.into_iter().map(waiting).collect(),

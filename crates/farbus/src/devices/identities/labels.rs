@@ -1,7 +1,7 @@
 //! Whether the names and identities of the offered devices are lasting.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use farbus_io::trust::DeviceId;
 use farbus_session::registry::BlockClass;
@@ -9,6 +9,7 @@ use farbus_session::stream::Stage;
 use serde::{Deserialize, Serialize};
 
 use super::finding::{Identified, Identities};
+use crate::devices::follow::AnotherInPortStatus;
 
 /// The class that a device has besides USB.
 pub(crate) enum DeviceClass {
@@ -21,19 +22,23 @@ pub(crate) enum DeviceClass {
 }
 
 /// The identity of a device to offer.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Which {
     /// The device with this identity.
     Known(Identified),
+    /// A device that is shared by its port. If it is another one than the share stands for, what is said of that.
+    InPort(Identified, Option<Arc<AnotherInPortStatus>>),
     /// A device with this common id; its name is added to tell it from others.
     Made(DeviceId),
 }
 
 /// What is known of an offered device besides its registry entry.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Label {
     pub is_named: bool,
     pub is_lasting: bool,
+    /// Set if it is another device than its share, which is by port, stands for.
+    pub another: Option<Arc<AnotherInPortStatus>>,
 }
 
 /// The labels of the offered devices, by bus id.
@@ -42,7 +47,7 @@ pub struct Labels(Mutex<BTreeMap<String, Label>>);
 
 impl Labels {
     pub(crate) fn of(&self, bus_id: &str) -> Label {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(bus_id).copied().unwrap_or_default()
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(bus_id).cloned().unwrap_or_default()
     }
 
     pub(crate) fn put(&self, bus_id: &str, label: Label) {

@@ -20,7 +20,7 @@ use tracing::{debug, warn};
 use crate::common::socket_place::Origin;
 use crate::exporter::access::listener::Listening;
 use crate::exporter::access::paired_host::Guest;
-use crate::hosts::trust::Trust;
+use crate::hosts::trust::{Trust, Use};
 
 /// The stack of a session's thread and of its handshake. Signatures in a debug build use the most.
 const STACK_BYTES: usize = 512 << 10;
@@ -174,7 +174,7 @@ impl<H: ConnectionHandler> SecureListener<H> {
             fingerprint,
             address: Some(&address),
             why: Some(why),
-            ..Event::new("connect", outcome)
+            ..Event::new(Use::CONNECT, outcome)
         });
     }
 }

@@ -1,6 +1,5 @@
 //! Who may connect to the exporter, as whom, and how much of this process each peer may take.
 
-pub mod audit;
 pub mod encrypted;
 pub mod listener;
 pub mod local_users;

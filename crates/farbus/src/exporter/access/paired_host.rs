@@ -39,9 +39,10 @@ impl Guest {
         self.trust.peer(&self.fingerprint)
     }
 
-    /// Whether the host may currently claim the device with this name and id. A refusal is logged and recorded.
-    pub fn may_claim(&self, device: &str, id: Option<DeviceId>) -> bool {
-        let may = self.peer().is_some_and(|peer| peer.may_use(device, id));
+    /// Whether the host may currently claim the device with this name and id, which permissions mean by the name
+    /// `permitted_as`. A refusal is logged and recorded.
+    pub fn may_claim(&self, device: &str, permitted_as: &str, id: Option<DeviceId>) -> bool {
+        let may = self.peer().is_some_and(|peer| peer.may_use(permitted_as, id));
         if !may {
             info!(device, peer = self.name, "refused: not allowed");
             self.record_refused(device, "not allowed");
@@ -49,9 +50,10 @@ impl Guest {
         may
     }
 
-    /// Whether the host may currently reserve with high criticality for this device. A refusal is recorded.
-    pub fn may_reserve_high(&self, device: &str, id: Option<DeviceId>) -> bool {
-        let may = self.peer().is_some_and(|peer| peer.may_reserve_high(device, id));
+    /// Whether the host may currently reserve with high criticality for this device, which permissions mean by the name
+    /// `permitted_as`. A refusal is recorded.
+    pub fn may_reserve_high(&self, device: &str, permitted_as: &str, id: Option<DeviceId>) -> bool {
+        let may = self.peer().is_some_and(|peer| peer.may_reserve_high(permitted_as, id));
         if !may {
             self.record_refused(device, "high criticality not allowed");
         }

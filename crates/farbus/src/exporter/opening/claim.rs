@@ -43,8 +43,8 @@ impl Offers<Box<dyn Device>> for Offer<'_> {
         self.admit(bus_id)?;
         self.check_limits(bus_id).map_err(|_| OpStatus::NotAvailable)?;
         if let Err(why) = self.shared.registry.check_is_here(bus_id, &self.session.proof()) {
-            info!(device = bus_id, peer = self.session.peer, why, "refused");
-            self.shared.permissions.record(self.session, Use::Attach, bus_id, Err("moved away"));
+            why.note(bus_id, &self.session.peer);
+            self.shared.permissions.record(self.session, Use::Attach, bus_id, Err(why.in_words()));
             return Err(OpStatus::NotAvailable);
         }
         let (claimed, holder) = self.claim_for(bus_id, |registry, peer, now| registry.claim(bus_id, peer, now));
@@ -77,7 +77,9 @@ impl Offer<'_> {
                 permissions.record(self.session, Use::Attach, bus_id, Err("another host's alone"));
                 return Err(OpStatus::NoDevice);
             }
-            (None, Some((guest, device))) if !guest.may_claim(device, registry.id_of(device)) => {
+            (None, Some((guest, device)))
+                if !guest.may_claim(device, registry.permitted_as(device), registry.id_of(device)) =>
+            {
                 return Err(OpStatus::NoDevice);
             }
             (None, _) => {}

@@ -2,11 +2,13 @@
 //! over to a successor.
 
 use std::io;
+use std::path::Path;
 use std::sync::{Arc, PoisonError};
 use std::thread;
 
 use farbus_host::driven_disk::DrivenDisk;
 use farbus_io::link::{Wake, Watched};
+use farbus_io::trust::Folder;
 use farbus_model::{BlockDevice, BufferPool, Command, Completions, Device, Instant, Readiness};
 use farbus_session::block::{BlockExport, make_durable};
 use farbus_session::claims::Mode;
@@ -27,7 +29,7 @@ use crate::exporter::session::entry::Session;
 use crate::exporter::session::threads::{HandoverOutcome, Opened, OpenedDevice};
 use crate::exporter::state::lease_limits::Exceeded;
 use crate::exporter::state::registry::HandedOver;
-use crate::exporter::state::shared::{STACK_BYTES, Shared};
+use crate::exporter::state::shared::{STACK_BYTES, Serving, Shared};
 use crate::hosts::trust::Use;
 
 const SOURCE_OVER: &str = "its source has ended, or as many read it as may";
@@ -57,9 +59,9 @@ impl DeviceUse {
         if let Ok(bus_id) = shared.registry.bus_id_of(&open.name)
             && let Err(why) = shared.registry.check_is_here(&bus_id, &caller.proof())
         {
-            info!(device = open.name, peer, "refused: it was moved away");
-            shared.permissions.record(caller, Use::Attach, &bus_id, Err("moved away"));
-            return Err(refused(why));
+            why.note(&open.name, peer);
+            shared.permissions.record(caller, Use::Attach, &bus_id, Err(why.in_words()));
+            return Err(refused(why.into_message()));
         }
         let devices = shared.registry.lock().entries().count();
         let (number, session) =
@@ -89,24 +91,55 @@ impl DeviceUse {
         Opened { opened_device, session_handle: self.session, lease }
     }
 
-    /// Gives the user a lease if the device was opened; ends the use otherwise.
+    /// Gives the user of a device that was opened in this mode its lease; 0 if it has none. What cannot be numbered is
+    /// released again.
+    ///
+    /// # Errors
+    /// The number cannot be stored.
+    pub fn number(
+        &self,
+        bus_id: &str,
+        opened_device: OpenedDevice,
+        mode: Option<Mode>,
+    ) -> Result<(OpenedDevice, u64), native::End> {
+        // Readers do not exclude each other, so they get no lease.
+        if mode != Some(Mode::Exclusive) {
+            return Ok((opened_device, 0));
+        }
+        match self.shared.registry.next_lease(bus_id) {
+            Ok(lease) => Ok((opened_device, lease)),
+            Err(error) => {
+                let Serving { clock, limits, .. } = &self.shared.serving;
+                opened_device.served(0, *limits, *clock, None).finish(self.now());
+                Err(self.unnumbered(bus_id, &error))
+            }
+        }
+    }
+
+    /// The refusal of a device whose user cannot be given a number that outlives this process: a host that had the
+    /// device before could come back after a restart, and write over what this user wrote.
+    fn unnumbered(&self, bus_id: &str, error: &io::Error) -> native::End {
+        warn!(device = bus_id, peer = self.session.peer, %error, "refused: the number of its use cannot be stored");
+        let folder = self.shared.registry.store.folder().map_or(Path::new("."), Folder::path).display();
+        let why = "the number that tells this use from earlier ones cannot be stored";
+        let next = format!("where it is shared, make room, or make the folder writable: df -h {folder}");
+        refusal(native::Cause::Refused, format!("{why}: {error}\n  {next}"))
+    }
+
+    /// Ends the use if the device was not opened.
     ///
     /// # Errors
     /// Why the device was not opened.
     pub fn opened(
         self,
-        bus_id: &str,
         open: &native::Open,
-        opened_device: Result<(OpenedDevice, Option<Mode>), native::End>,
+        opened_device: Result<(OpenedDevice, u64), native::End>,
     ) -> Result<Opened, native::End> {
         match opened_device {
-            Ok((opened_device, mode)) => {
-                let registry = &self.shared.registry;
+            Ok((opened_device, lease)) => {
                 if !open.reason.is_empty() {
-                    registry.lock().explain(&self.session.peer, &open.reason);
+                    self.shared.registry.lock().explain(&self.session.peer, &open.reason);
                 }
-                // Readers do not exclude each other, so they get no lease.
-                let lease = if mode == Some(Mode::Exclusive) { registry.next_lease_or_unstored(bus_id) } else { 0 };
                 Ok(self.with_lease(opened_device, lease))
             }
             Err(end) => {
@@ -158,13 +191,9 @@ impl DeviceUse {
         }
     }
 
-    /// Opens a handed over device for its successor. On failure the device goes back to the importer that handed it
-    /// over.
-    pub fn take_over(
-        &self,
-        open: &native::Open,
-        handed_over: HandedOver,
-    ) -> Result<(OpenedDevice, Option<Mode>), native::End> {
+    /// Opens a handed over device for its successor, under a later lease. On failure the device goes back to the
+    /// importer that handed it over.
+    pub fn take_over(&self, open: &native::Open, handed_over: HandedOver) -> Result<(OpenedDevice, u64), native::End> {
         if let Err(status) = self.offer().admit(&handed_over.bus_id) {
             give_home(&self.shared, handed_over);
             return Err(refusal(native::Cause::Refused, status.to_string()));
@@ -180,6 +209,14 @@ impl DeviceUse {
             give_home(&self.shared, handed_over);
             return Err(refusal(native::Cause::Class, "it was handed over as something else".to_owned()));
         }
+        let lease = match self.shared.registry.next_lease(&handed_over.bus_id) {
+            Ok(lease) => lease,
+            Err(error) => {
+                let refusal = self.unnumbered(&handed_over.bus_id, &error);
+                give_home(&self.shared, handed_over);
+                return Err(refusal);
+            }
+        };
         handed_over.settle(native::Cause::Asked, native::HANDED_OVER);
         let HandedOver { bus_id, who, device: usb, .. } = handed_over;
         let now = self.now();
@@ -204,7 +241,7 @@ impl DeviceUse {
             }
             _ => Err(refusal(native::Cause::Gone, OpStatus::NoDevice.to_string())),
         };
-        opened_device.map(|opened_device| (opened_device, Some(Mode::Exclusive)))
+        opened_device.map(|opened_device| (opened_device, lease))
     }
 
     fn open_usb(&self, bus_id: &str, mode: native::Mode) -> Result<OpenedDevice, native::End> {
@@ -494,7 +531,7 @@ impl DeviceUse {
             }
             if is_gone {
                 shared.reservations.disown(&bus_id);
-                shared.registry.lock().withdraw(&bus_id);
+                shared.registry.lock().withdraw_gone(&bus_id, now);
             } else {
                 shared.registry.lock().release(&bus_id, &session.peer, device, ending, now);
             }
@@ -513,7 +550,11 @@ fn give_home(shared: &Arc<Shared>, handed_over: HandedOver) {
     let bus_id = handed_over.bus_id.clone();
     warn!(device = bus_id, peer = home.peer, "it goes back to who handed it over");
     let handover_outcome = match back_home(shared, handed_over) {
-        Ok((_, opened_device)) => HandoverOutcome::Back(opened_device, shared.registry.next_lease_or_unstored(&bus_id)),
+        Ok((_, opened_device)) => {
+            // Nobody has had it meanwhile: without a later number its user keeps the one that it has.
+            let lease = shared.registry.next_lease(&bus_id).ok().or_else(|| shared.registry.latest_lease(&bus_id));
+            HandoverOutcome::Back(opened_device, lease.unwrap_or_default())
+        }
         Err(end) => HandoverOutcome::Over(end),
     };
     let now = shared.serving.clock.now();
@@ -599,7 +640,7 @@ pub fn offer_again(shared: &Shared, handed_over: HandedOver, ending: Ending) {
         device
     });
     if device.as_ref().is_some_and(|device| device.is_gone()) {
-        shared.registry.lock().withdraw(&bus_id);
+        shared.registry.lock().withdraw_gone(&bus_id, now);
     } else {
         shared.registry.lock().release(&bus_id, &who, device, ending, now);
     }

@@ -85,9 +85,11 @@ impl DeviceProvider for Shared {
                 Err(refusal(native::Cause::Stale, "it was moved: somebody has a later lease of it".to_owned()))
             }
             Worth::Other => Err(refusal(native::Cause::Gone, another(&open.name))),
-            Worth::Nothing => used.open_anew(&bus_id, open),
+            Worth::Nothing => used
+                .open_anew(&bus_id, open)
+                .and_then(|(opened_device, mode)| used.number(&bus_id, opened_device, mode)),
         };
-        used.opened(&bus_id, open, opened_device)
+        used.opened(open, opened_device)
     }
 
     fn inherit(
@@ -130,7 +132,7 @@ impl DeviceProvider for Shared {
         };
         let migration_state = std::mem::take(&mut handed_over.migration_state);
         let opened_device = used.take_over(open, handed_over);
-        Some(used.opened(&bus_id, open, opened_device).map(|opened| (opened, migration_state)))
+        Some(used.opened(open, opened_device).map(|opened| (opened, migration_state)))
     }
 
     fn show(
@@ -150,7 +152,7 @@ impl DeviceProvider for Shared {
         };
         let shown = DeviceUse::enter(self, caller, peer, &inherit.open).and_then(|used| {
             let opened_device = used.show_block(&bus_id, &export);
-            used.opened(&bus_id, &inherit.open, opened_device.map(|opened_device| (opened_device, None)))
+            used.opened(&inherit.open, opened_device.map(|opened_device| (opened_device, 0)))
         });
         Some(shown)
     }
@@ -260,6 +262,10 @@ impl DeviceProvider for Shared {
     fn device_identity(&self, open: &native::Open) -> Option<Identity> {
         let registry = self.registry.lock();
         registry.identity(registry.find(&open.name)?)
+    }
+
+    fn has_lasting_identity(&self, open: &native::Open) -> bool {
+        self.registry.bus_id_of(&open.name).is_ok_and(|bus_id| self.registry.labels.of(&bus_id).is_lasting)
     }
 
     fn note_overwriting(&self, caller: &Session, open: &native::Open) {

@@ -285,6 +285,12 @@ pub trait DeviceProvider: Send + Sync + 'static {
         None
     }
 
+    /// Whether the identity of the device that `open` names is found again after this process was started anew.
+    fn has_lasting_identity(&self, open: &Open) -> bool {
+        let _ = open;
+        false
+    }
+
     /// A number that changes whenever the identity of a device changes.
     fn identity_changes(&self) -> u64 {
         0

@@ -790,6 +790,10 @@ impl<H: DeviceProvider> Services for Opening<'_, H> {
         self.provider.device_identity(open)
     }
 
+    fn is_lasting(&mut self, open: &Open) -> bool {
+        self.provider.has_lasting_identity(open)
+    }
+
     fn note_overwriting(&mut self, open: &Open) {
         self.provider.note_overwriting(self.caller, open);
     }

@@ -19,7 +19,7 @@ const SIZE_MAX: u64 = 16 << 40;
 /// Default memory for the changes of a scratch view, bytes.
 const SCRATCH_BYTES: u64 = 256 << 20;
 
-/// A block device as people name it: `block:PATH[,ro][,offset=BYTES][,size=BYTES][,scratch[=BYTES|=/PATH]]` or
+/// A block device as people name it: `block:PATH[,ro][,offset=BYTES][,size=BYTES][,scratch[=BYTES|=/PATH]][,force]` or
 /// `memory:SIZE[,ro]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockSpec {
@@ -29,6 +29,8 @@ pub struct BlockSpec {
     size: Option<u64>,
     /// Where each user's own changes go, if the device is a scratch view.
     scratch: Option<Medium>,
+    /// Whether its images are opened also while something else on this machine uses them.
+    is_forced: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -106,18 +108,30 @@ impl BlockSpec {
         self.is_read_only || self.scratch.is_some()
     }
 
+    /// Whether its images are opened also while something else on this machine uses them.
+    pub fn is_forced(&self) -> bool {
+        self.is_forced
+    }
+
+    /// The same, with its images opened also while something else on this machine uses them.
+    #[must_use]
+    pub fn forced(self) -> Self {
+        Self { is_forced: true, ..self }
+    }
+
     /// The text from which the serial number of the USB disk is derived.
     pub fn identity(&self) -> String {
         let is_whole = self.offset == 0 && self.size.is_none();
         match &self.medium {
             Medium::Path(path) if is_whole => path.display().to_string(),
-            Medium::Path(_) | Medium::Memory(_) => self.to_string(),
+            Medium::Path(_) | Medium::Memory(_) => Self { is_forced: false, ..self.clone() }.to_string(),
         }
     }
 
     /// The options, as text: which part of the medium, and how it is used. Empty if all of it may be read and written.
     pub fn view(&self) -> String {
-        let words = self.to_string();
+        // How it is opened makes no other device of it.
+        let words = Self { is_forced: false, ..self.clone() }.to_string();
         words[self.medium.to_string().len()..].trim_start_matches(',').to_owned()
     }
 
@@ -168,7 +182,7 @@ impl BlockSpec {
             }
             Medium::Path(path) => {
                 let read_only = self.opens_read_only();
-                let store = system.open_image(path, read_only).map_err(|error| error.to_string())?;
+                let store = system.open_image(path, read_only, self.is_forced).map_err(|error| error.to_string())?;
                 if self.scratch.is_none() {
                     known = system.identify_image(path, read_only, &store, view);
                 }
@@ -179,7 +193,7 @@ impl BlockSpec {
             None => None,
             Some(Medium::Memory(bytes)) => Some(Changes::Memory(*bytes)),
             Some(Medium::Path(path)) => {
-                let store = system.open_image(path, false).map_err(|error| error.to_string())?;
+                let store = system.open_image(path, false, self.is_forced).map_err(|error| error.to_string())?;
                 Some(Changes::Medium(Arc::new(store)))
             }
         };
@@ -214,10 +228,11 @@ impl FromStr for BlockSpec {
             "memory" => Medium::Memory(bytes_from(first)?),
             _ => return Err(format!("'{text}' is not a block device: try block:PATH or memory:SIZE")),
         };
-        let mut spec = Self { medium, is_read_only: false, offset: 0, size: None, scratch: None };
+        let mut spec = Self { medium, is_read_only: false, offset: 0, size: None, scratch: None, is_forced: false };
         for word in words {
             match word.split_once('=') {
                 None if word == "ro" => spec.is_read_only = true,
+                None if word == "force" => spec.is_forced = true,
                 None if word == "scratch" => spec.scratch = Some(Medium::Memory(SCRATCH_BYTES)),
                 Some(("scratch", path)) if path.starts_with('/') => spec.scratch = Some(Medium::Path(path.into())),
                 Some(("scratch", bytes)) => spec.scratch = Some(Medium::Memory(bytes_from(bytes)?)),
@@ -225,7 +240,7 @@ impl FromStr for BlockSpec {
                 Some(("size", bytes)) => spec.size = Some(bytes_from(bytes)?),
                 _ => {
                     return Err(format!(
-                        "{kind} has no option '{word}': there are ro, offset=BYTES, size=BYTES and scratch[=BYTES|=/PATH]"
+                        "{kind} has no option '{word}': there are ro, offset=BYTES, size=BYTES, scratch[=BYTES|=/PATH] and force"
                     ));
                 }
             }
@@ -250,10 +265,11 @@ impl fmt::Display for BlockSpec {
             write!(f, ",size={size}")?;
         }
         match &self.scratch {
-            Some(Medium::Memory(bytes)) => write!(f, ",scratch={bytes}"),
-            Some(Medium::Path(path)) => write!(f, ",scratch={}", path.display()),
-            None => Ok(()),
+            Some(Medium::Memory(bytes)) => write!(f, ",scratch={bytes}")?,
+            Some(Medium::Path(path)) => write!(f, ",scratch={}", path.display())?,
+            None => {}
         }
+        if self.is_forced { f.write_str(",force") } else { Ok(()) }
     }
 }
 

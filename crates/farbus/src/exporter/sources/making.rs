@@ -40,10 +40,10 @@ pub fn offer(
     let made = |words: String| Which::Made(system.identify_made(&words));
     let add = |device: Box<dyn Device>| share.offer(naming, device, DeviceClass::Usb, made(format!("{what:?}")));
     let one = match *what {
-        What::Usb(ref selector) => {
+        What::Usb(ref spec) => {
             let real = real.as_mut().expect("a share with real devices has a way to open them");
             let name = matches!(naming, Naming::Given(_)).then(|| naming.text());
-            return real.add(share, selector, name).map_err(|error| Failure::new(error.attribute(), error));
+            return real.add(share, spec, name).map_err(|error| Failure::new(error.attribute(), error));
         }
         What::Bridge(ref settings) => return offer_bridge(share, settings, naming, made(format!("{what:?}"))),
         What::Zero { speed, fill, verify } => add(Box::new(SourceSink::device(speed, fill, verify))),
@@ -113,8 +113,9 @@ fn offer_bridge(
     let mut all = std::iter::once(name.to_owned()).chain(numbered.take(DEVICES_MAX));
     let name = all.find(is_free).unwrap_or_else(|| name.to_owned());
     let ends = crate::exporter::sources::bridge::open(settings, &name).map_err(Failure::local)?;
-    let add =
-        |(end, device)| share.offer(naming.with(&format!("{name}{end}")), Box::new(device), DeviceClass::Usb, which);
+    let add = |(end, device)| {
+        share.offer(naming.with(&format!("{name}{end}")), Box::new(device), DeviceClass::Usb, which.clone())
+    };
     ends.into_iter().map(add).collect::<Result<_, _>>().map_err(Failure::local)
 }
 

@@ -3,6 +3,7 @@
 pub mod block;
 pub mod bridge;
 pub mod making;
+mod ports;
 pub mod stream;
 pub mod usb;
 pub mod what;

@@ -19,10 +19,14 @@ use tracing::{info, warn};
 
 use crate::broker::Broker;
 use crate::common::failure::Attribute;
+use crate::devices::follow::{AnotherInPortStatus, Follow};
 use crate::devices::identities::labels::{DeviceClass, Which};
 use crate::devices::identities::naming::Naming;
-use crate::devices::selection::{Wanted, name as own_name};
+use crate::devices::selection::{Selected, Wanted};
 use crate::exporter::share::{Share, ShareError};
+pub use crate::exporter::sources::ports::PortKeeper;
+use crate::exporter::sources::ports::{InPortOffer, PortDevices};
+use crate::exporter::sources::what::UsbSpec;
 use crate::exporter::swap::Plug;
 
 /// Why real devices cannot be shared.
@@ -62,6 +66,13 @@ pub enum UsbError {
     },
     /// The device could not be offered.
     Share(ShareError),
+    /// It is not known which device the share of this port stands for.
+    Unknown {
+        /// The device's bus id.
+        bus_id: String,
+        /// Why not.
+        error: io::Error,
+    },
     /// sysfs could not be read.
     System(io::Error),
 }
@@ -85,6 +96,9 @@ impl fmt::Display for UsbError {
                 write!(f, "usb:{bus_id} is shared by the daemon already, as '{name}'")
             }
             UsbError::Share(error) => error.fmt(f),
+            UsbError::Unknown { bus_id, error } => {
+                write!(f, "usb:{bus_id}: it is not known which device was in this port: {error}")
+            }
             UsbError::System(error) => write!(f, "cannot read what USB devices there are: {error}"),
         }
     }
@@ -104,7 +118,9 @@ impl UsbError {
             | UsbError::Shared { .. }
             | UsbError::Obstacle { .. }
             | UsbError::Open { error: OpenError::Busy { .. }, .. } => Attribute::Refused,
-            UsbError::Open { .. } | UsbError::Share(_) | UsbError::System(_) => Attribute::Local,
+            UsbError::Open { .. } | UsbError::Share(_) | UsbError::Unknown { .. } | UsbError::System(_) => {
+                Attribute::Local
+            }
         }
     }
 }
@@ -176,6 +192,8 @@ pub struct Shared {
     left: Vec<Place>,
     /// The number of the device that was passed last.
     last_passed: u64,
+    /// The devices that shares by port stand for.
+    ports: PortDevices,
     /// Opens the devices, and gives them back if this process is killed.
     broker: Arc<Broker>,
 }
@@ -194,6 +212,16 @@ struct Tracked {
     is_twin: bool,
     /// Its number, if a command passed its node: it is shared although no selector matches it.
     passed: Option<u64>,
+    /// Whether it is another device than its share, which is by port, stands for.
+    is_another: bool,
+}
+
+/// As what a device is offered.
+struct Offering<'a> {
+    selected: &'a Selected,
+    /// The name, if it does not come from the selection.
+    naming: Option<Naming<'a>>,
+    is_passed: bool,
 }
 
 /// What became of a device that a command passed.
@@ -222,7 +250,15 @@ impl Shared {
     /// Shares nothing yet; `broker` opens the devices.
     pub fn new(broker: Arc<Broker>) -> Self {
         let (wanted, devices, inherited, left) = (Wanted::default(), Vec::new(), Vec::new(), Vec::new());
-        Self { wanted, devices, troubles: BTreeMap::new(), inherited, left, last_passed: 0, broker }
+        let (troubles, ports) = (BTreeMap::new(), PortDevices::default());
+        Self { wanted, devices, troubles, inherited, left, last_passed: 0, ports, broker }
+    }
+
+    /// Remembers the devices of its ports in this way, over a restart.
+    #[must_use]
+    pub fn remembering(mut self, keeper: PortKeeper) -> Self {
+        self.ports.keep_by(keeper);
+        self
     }
 
     /// Adds the devices, by bus and number, that another process had open.
@@ -239,7 +275,7 @@ impl Shared {
     pub fn add(
         &mut self,
         share: &Share,
-        selector: &Selector,
+        UsbSpec { selector, follow }: &UsbSpec,
         name: Option<&str>,
     ) -> Result<Vec<DeviceRecord>, UsbError> {
         let all = Inventory::default().devices().map_err(UsbError::System)?;
@@ -247,10 +283,12 @@ impl Shared {
         let meant = all.into_iter().filter(|found| selector.matches(found) && is_new(found)).collect();
         let meant = one_or_all(meant, selector, name)?;
         let opened = meant.iter().map(|found| self.open(found)).collect::<Result<Vec<_>, UsbError>>()?;
-        self.wanted.add(selector.clone(), name.map(str::to_owned));
-        let offer = |(found, device): (&Found, UsbDevice)| match name {
-            Some(name) => self.offer(share, found, Naming::Given(name), device),
-            None => self.offer(share, found, Naming::Automatic(&own_name(found)), device),
+        self.wanted.add(selector.clone(), name.map(str::to_owned), follow.clone());
+        let by_port = matches!(selector, Selector::BusId(_)).then(|| follow.clone());
+        let selected = Selected { name: name.map(str::to_owned), is_chosen: name.is_some(), by_port };
+        let offer = |(found, device): (&Found, UsbDevice)| {
+            let naming = name.map(Naming::Given);
+            self.offer(share, found, Offering { selected: &selected, naming, is_passed: false }, device)
         };
         meant.iter().zip(opened).map(offer).collect()
     }
@@ -285,14 +323,14 @@ impl Shared {
 
     /// Shares the device at `bus_id`, whose node a command opened and passed. It is shared until
     /// [`Shared::remove_passed`], or until it is unplugged. Returns its number among those that were passed. Without a
-    /// name, farbus chooses one.
+    /// name, farbus chooses one. `is_again`: the command passed a device in this port before.
     ///
     /// # Errors
     /// [`UsbError`].
     pub fn share_passed(
         &mut self,
         share: &Share,
-        bus_id: &str,
+        (bus_id, follow, is_again): (&str, &Follow, bool),
         name: Option<Naming<'_>>,
         node: BorrowedFd<'_>,
     ) -> Result<(u64, DeviceRecord), UsbError> {
@@ -304,10 +342,13 @@ impl Shared {
             return Err(UsbError::Shared { bus_id: bus_id.to_owned(), name });
         }
         let passed = self.broker.pass_usb(found.bus, found.number, node).map_err(|error| not_opened(&found, error));
-        let own = own_name(&found);
-        let naming = name.unwrap_or(Naming::Automatic(&own));
+        if !is_again {
+            self.ports.forget_passed(bus_id);
+        }
+        let selected = Selected { name: None, is_chosen: false, by_port: Some(follow.clone()) };
+        let offering = Offering { selected: &selected, naming: name, is_passed: true };
         let offered =
-            passed.and_then(|()| self.open(&found)).and_then(|device| self.offer(share, &found, naming, device));
+            passed.and_then(|()| self.open(&found)).and_then(|device| self.offer(share, &found, offering, device));
         let record = offered.inspect_err(|_| self.broker.given_back(found.bus, found.number))?;
         self.last_passed += 1;
         if let Some(tracked) = self.devices.last_mut() {
@@ -342,10 +383,13 @@ impl Shared {
         self.follow_twins(share);
         let Ok(all) = Inventory::default().devices() else { return false };
         let Some(device) = self.devices.iter_mut().find(|device| device.passed == Some(number)) else { return false };
-        let naming = all.iter().find(|found| is_at(found, &device.place)).and_then(|found| wanted.naming_of(found));
-        let Some((_, is_named)) = naming.filter(|(wanted, _)| wanted == name) else { return false };
+        let found = all.iter().find(|found| is_at(found, &device.place));
+        let selected = found.and_then(|found| Some((found, wanted.selected(found)?)));
+        let Some((_, selected)) = selected.filter(|(found, selected)| selected.name_of(found) == name) else {
+            return false;
+        };
         device.passed = None;
-        share.set_named(name, is_named);
+        share.set_named(name, selected.is_chosen);
         true
     }
 
@@ -353,21 +397,99 @@ impl Shared {
         &mut self,
         share: &Share,
         found: &Found,
-        naming: Naming<'_>,
+        Offering { selected, naming, is_passed }: Offering<'_>,
         device: UsbDevice,
     ) -> Result<DeviceRecord, UsbError> {
-        let known = self.broker.identify_usb(found.bus, found.number);
+        let InPortOffer { known, another } = self.judge(found, selected, is_passed)?;
+        let of_port = self.ports.name_of(&found.bus_id).filter(|_| selected.by_port.is_some());
+        let own = of_port.unwrap_or_else(|| self.ports.free_name(&found.bus_id, selected.name_of(found)));
+        let naming = naming.unwrap_or(match selected.is_chosen {
+            true => Naming::ByRule(&own),
+            false => Naming::Automatic(&own),
+        });
+        let is_another = another.is_some();
+        if let Some(AnotherInPortStatus { was, is, next }) = &another {
+            warn!(usb = found.bus_id, was, is, "another device in this port; {next}");
+        }
+        let another = another.map(Arc::new);
         let device = Box::new(<Twinned>::new(Box::new(device)));
-        let record = share.offer(naming, device, DeviceClass::Usb, Which::Known(known)).map_err(UsbError::Share)?;
+        let which = match selected.by_port {
+            Some(_) => Which::InPort(known, another),
+            None => Which::Known(known),
+        };
+        let record = share.offer(naming, device, DeviceClass::Usb, which).map_err(UsbError::Share)?;
         if known.is_lasting {
             self.broker.note_name(known.id, name_of(&record), share.is_named(&record));
         }
         share.place_on(&record.bus_id, Inventory::default().bus_of(found));
+        if selected.by_port.is_some() {
+            self.ports.note(found, known, name_of(&record), is_passed);
+        }
         let place = place_of(found);
         share.swaps().plugs().put(&record.bus_id, Plug::of(found));
         let export = record.bus_id.clone();
-        self.devices.push(Tracked { place, bus: found.bus, export, is_twin: false, passed: None });
+        self.devices.push(Tracked { place, bus: found.bus, export, is_twin: false, passed: None, is_another });
         Ok(record)
+    }
+
+    /// As what the device is offered that is selected so.
+    fn judge(&mut self, found: &Found, selected: &Selected, is_passed: bool) -> Result<InPortOffer, UsbError> {
+        let known = self.broker.identify_usb(found.bus, found.number);
+        let Some(follow) = &selected.by_port else { return Ok(InPortOffer { known, another: None }) };
+        if !is_passed && let Err(error) = self.ports.recall(&found.bus_id) {
+            return Err(UsbError::Unknown { bus_id: found.bus_id.clone(), error });
+        }
+        Ok(self.ports.judge(found, known, follow))
+    }
+
+    /// Takes devices off the list that are to be offered as something else than they are: the selectors were replaced,
+    /// or the owner said which device a port is for. One that is in use stays as it is.
+    fn review(&mut self, share: &Share, all: &[Found]) {
+        let mut devices = std::mem::take(&mut self.devices);
+        devices.retain(|tracked| {
+            let found = all.iter().find(|found| is_at(found, &tracked.place) && !found.is_being_reset());
+            let Some(found) = found.filter(|_| !tracked.is_twin && tracked.passed.is_none()) else { return true };
+            let Some(selected) = self.wanted.selected(found) else { return true };
+            let is_as_offered =
+                self.judge(found, &selected, false).is_ok_and(|now| now.another.is_some() == tracked.is_another);
+            let stays = is_as_offered || !share.remove_gone(&tracked.export);
+            if !stays {
+                self.broker.given_back(tracked.bus, tracked.place.1);
+            }
+            stays
+        });
+        self.devices = devices;
+    }
+
+    /// From now on the share of a port, by its listed name or as `usb:BUSID`, stands for the device that is there.
+    /// Returns its listed name; `None` if no selector names that port.
+    ///
+    /// # Errors
+    /// Why not, for a person.
+    pub fn adopt(&mut self, share: &Share, device: &str) -> Option<Result<String, String>> {
+        let status = share.status();
+        let tracked = self.devices.iter().find(|tracked| {
+            let is_named = status.iter().any(|status| status.bus_id == tracked.export && status.name == device);
+            is_named || device.strip_prefix("usb:") == Some(&tracked.place.0)
+        })?;
+        let listed = status.iter().find(|status| status.bus_id == tracked.export)?;
+        if !self.wanted.selects_port(&tracked.place.0) {
+            return None;
+        }
+        if let Some(user) = listed.user.as_ref().filter(|_| tracked.is_another) {
+            let name = &listed.name;
+            return Some(Err(format!(
+                "'{name}' is used by {user}, as the device that it is\n  first: farbus release {name}"
+            )));
+        }
+        if let Err(error) = self.ports.adopt(&tracked.place.0) {
+            return Some(Err(format!("{device}: the device that it was cannot be forgotten: {error}")));
+        }
+        info!(device = listed.name, usb = tracked.place.0, "shared as the device that is there, as its owner said");
+        let name = listed.name.clone();
+        let reviewed = Inventory::default().devices().map(|all| self.review(share, &all));
+        let offered = reviewed.and_then(|()| self.reconcile(share));
+        Some(offered.map(|_| name).map_err(|error| format!("{device}: {error}")))
     }
 
     /// Notes the devices that a twin replaced.
@@ -395,7 +517,7 @@ impl Shared {
         self.wanted = wanted;
         self.follow_twins(share);
         let all = Inventory::default().devices()?;
-        let is_meant = |place: &Place| all.iter().any(|f| is_at(f, place) && self.wanted.name_of(f).is_some());
+        let is_meant = |place: &Place| all.iter().any(|f| is_at(f, place) && self.wanted.selected(f).is_some());
         let is_there = |place: &Place| all.iter().any(|found| is_at(found, place));
         let is_unmeant = |device: &mut Tracked| {
             let stays = device.is_twin || device.passed.is_some();
@@ -407,6 +529,8 @@ impl Shared {
             self.broker.given_back(device.bus, device.place.1);
             info!(device = %device.export, usb = %device.place.0, "shared no more");
         }
+        self.ports.retain(|bus_id| self.wanted.selects_port(bus_id));
+        self.review(share, &all);
         self.reconcile(share)
     }
 
@@ -431,11 +555,10 @@ impl Shared {
         });
         // A device in reset is still there, or was replaced; its number will show which.
         let mut is_waiting = self.devices.iter().any(|tracked| !is_there(&tracked.place))
-            || all.iter().any(|found| found.is_being_reset() && self.wanted.name_of(found).is_some());
+            || all.iter().any(|found| found.is_being_reset() && self.wanted.selected(found).is_some());
         let mut troubles = BTreeMap::new();
         for found in &all {
-            let Some((name, is_named)) = self.wanted.naming_of(found) else { continue };
-            let naming = if is_named { Naming::ByRule(&name) } else { Naming::Automatic(&name) };
+            let Some(selected) = self.wanted.selected(found) else { continue };
             // A device waits while the former device at the same port is still being released.
             let is_left = self.left.iter().any(|place| is_at(found, place));
             if is_left || self.devices.iter().any(|tracked| tracked.place.0 == found.bus_id) {
@@ -447,10 +570,12 @@ impl Shared {
                 is_waiting = true;
                 continue;
             }
-            match self.open(found).and_then(|device| self.offer(share, found, naming, device)) {
+            let offering = Offering { selected: &selected, naming: None, is_passed: false };
+            match self.open(found).and_then(|device| self.offer(share, found, offering, device)) {
                 Ok(record) => info!(device = %record.bus_id, usb = %found.bus_id, "plugged in"),
                 Err(error) => {
                     is_waiting = true;
+                    let name = selected.name_of(found);
                     let trouble = Trouble { name, attribute: error.attribute(), message: error.to_string() };
                     // Each trouble is logged once.
                     if self.troubles.get(&place_of(found)) != Some(&trouble) {

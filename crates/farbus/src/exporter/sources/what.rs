@@ -1,6 +1,7 @@
 //! Devices that can be shared, parsed from the words of `farbus share`: `disk:backup.img,ro`, `zero,speed=super`,
 //! `usb:1-1.4`.
 
+use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
 
@@ -11,6 +12,7 @@ use farbus_model::Speed;
 
 use super::block::BlockSpec;
 use super::stream::StreamSpec;
+use crate::devices::follow::{Follow, FollowWord};
 
 /// A device to be shared.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,7 +41,48 @@ pub enum What {
     Can(can::Settings),
     Bridge(bridge::Settings),
     Stream(StreamSpec),
-    Usb(Selector),
+    Usb(UsbSpec),
+}
+
+/// Real devices to be shared.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UsbSpec {
+    /// Which.
+    pub selector: Selector,
+    /// Which other devices in its port are followed.
+    pub follow: Follow,
+}
+
+impl FromStr for UsbSpec {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut words = text.split(",follow=");
+        let selector = words.next().unwrap_or_default().parse()?;
+        let follow = words.map(str::parse).collect::<Result<Vec<FollowWord>, _>>()?;
+        Self { selector, follow: Follow::default() }.following(&follow.into_iter().collect())
+    }
+}
+
+impl fmt::Display for UsbSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.selector.fmt(f)?;
+        self.follow.words().try_for_each(|word| write!(f, ",follow={word}"))
+    }
+}
+
+impl UsbSpec {
+    /// The same, which follows these devices, too.
+    ///
+    /// # Errors
+    /// It does not name a port.
+    pub fn following(self, follow: &Follow) -> Result<Self, String> {
+        if follow.is_nothing() || matches!(self.selector, Selector::BusId(_)) {
+            return Ok(Self { follow: self.follow.and(follow), ..self });
+        }
+        let next = "share it by its bus id (usb:1-1.4): see 'farbus share --list'";
+        Err(format!("{} names no port, and what is followed is another device in a port\n  {next}", self.selector))
+    }
 }
 
 impl FromStr for What {
@@ -139,8 +182,28 @@ impl What {
     /// The selector, if it means real devices.
     pub fn usb(&self) -> Option<&Selector> {
         match self {
-            What::Usb(selector) => Some(selector),
+            What::Usb(spec) => Some(&spec.selector),
             _ => None,
+        }
+    }
+
+    /// Which other devices in its port are followed.
+    pub fn follow(&self) -> Follow {
+        match self {
+            What::Usb(spec) => spec.follow.clone(),
+            _ => Follow::default(),
+        }
+    }
+
+    /// The device, which follows these other ones in its port, too.
+    ///
+    /// # Errors
+    /// It is no real device, or does not name a port.
+    pub fn following(self, follow: &Follow) -> Result<Self, String> {
+        match self {
+            What::Usb(spec) => spec.following(follow).map(What::Usb),
+            other if follow.is_nothing() => Ok(other),
+            _ => Err("only a real device becomes another one in its port (usb:1-1.4)".to_owned()),
         }
     }
 
@@ -151,6 +214,20 @@ impl What {
             _ => None,
         };
         spec.into_iter().flat_map(BlockSpec::images)
+    }
+
+    /// Whether its images are opened also while something else on this machine uses them.
+    pub fn is_forced(&self) -> bool {
+        matches!(self, What::Disk { spec, .. } if spec.is_forced())
+    }
+
+    /// The device, with its images opened also while something else on this machine uses them.
+    #[must_use]
+    pub fn forced(self) -> Self {
+        match self {
+            What::Disk { spec, sector_bytes, kind } => What::Disk { spec: spec.forced(), sector_bytes, kind },
+            other => other,
+        }
     }
 
     /// How many open files another process needs to share it: its images, the source of its frames, or the node of a
@@ -246,11 +323,18 @@ mod tests {
         assert_eq!(read("can,traffic=paper"), Ok(What::Can(can::Settings::paper())));
         let zero = What::Zero { speed: Speed::Super, fill: Fill::Mod63, verify: true };
         assert_eq!(read("zero,speed=super,fill=mod63,verify"), Ok(zero));
-        assert_eq!(read("usb:046d:c52b"), Ok(What::Usb(Selector::Ids(0x46d, 0xc52b))));
+        let usb =
+            |selector, words: &[FollowWord]| What::Usb(UsbSpec { selector, follow: words.iter().copied().collect() });
+        assert_eq!(read("usb:046d:c52b"), Ok(usb(Selector::Ids(0x46d, 0xc52b), &[])));
+        let board = usb(Selector::BusId("1-1".into()), &[FollowWord::Make(0x18d1, 0x9302), FollowWord::Port]);
+        assert_eq!(read("usb:1-1,follow=18d1:9302,follow=port"), Ok(board));
+        assert_eq!(read("usb:serial=a,b"), Ok(usb(Selector::Serial("a,b".into()), &[])));
         for wrong in [
             "usb",
             "usb:",
             "usb:usb1",
+            "usb:1-1,follow=1-2",
+            "usb:046d:c52b,follow=port",
             "",
             "disk",
             "disk:",

@@ -1,24 +1,29 @@
 //! Leases that outlive this process: the numbers by which late users are refused, and who has which device until when.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
-use farbus_io::link::since_boot;
+use farbus_io::link::{since_boot, unix_ms};
 use farbus_io::store::boot_number;
-use farbus_io::trust::{DeviceId, Folder, KnownLease, StateError, StoredBooking, StoredLease};
+use farbus_io::trust::{DeviceId, Folder, KnownLease, StoredBooking, StoredLease};
 use farbus_model::Instant;
 use farbus_session::claims::bookings::{Booking, Bookings};
 use farbus_session::claims::lease::{Lease, Party};
+
+use crate::broker::SystemAccess;
 
 /// Where the leases of devices with a lasting identity are kept. Without a folder they end with the process.
 #[derive(Debug, Default)]
 pub struct LeaseStore {
     folder: OnceLock<Folder>,
+    /// Who writes in that folder: this process, unless somebody else is named.
+    system: OnceLock<SystemAccess>,
     /// Counts that are being reserved for who uses a device next. One that nobody fetches is a number left out.
-    ahead: Mutex<BTreeMap<DeviceId, Receiver<Result<u64, StateError>>>>,
+    ahead: Mutex<BTreeMap<DeviceId, Receiver<io::Result<u64>>>>,
 }
 
 /// For how many devices at a time a count is reserved ahead; further ones get theirs when they are used.
@@ -30,68 +35,86 @@ impl LeaseStore {
         self.folder.set(folder).is_ok()
     }
 
-    /// Begins to reserve a count above `above` for the next lease of a device, which [`LeaseStore::reserve`] returns:
-    /// storing takes as long as the disk, and a device that is handed over waits for its successor meanwhile anyway
-    /// (requirement N10: it is missed as shortly as can be).
-    pub fn reserve_ahead(&self, device: DeviceId, above: u64) {
-        let Some(folder) = self.folder.get().cloned() else { return };
+    /// Has leases written by `system` from now on.
+    pub fn write_through(&self, system: SystemAccess) {
+        // Only the first call has an effect, as with the folder.
+        let _ = self.system.set(system);
+    }
+
+    /// Where leases are kept; `None` if nothing is kept.
+    pub fn folder(&self) -> Option<&Folder> {
+        self.folder.get()
+    }
+
+    /// Who writes, and where; `None` if nothing is kept.
+    fn writer(&self) -> Option<(SystemAccess, Folder)> {
+        Some((self.system.get().cloned().unwrap_or_default(), self.folder.get()?.clone()))
+    }
+
+    /// Begins to reserve a count, as [`KnownLease::reserve`] does, for the next lease of a device, which
+    /// [`LeaseStore::reserve`] returns: storing takes as long as the disk, and a device that is handed over waits for
+    /// its successor meanwhile anyway (requirement N10: it is missed as shortly as can be).
+    pub fn reserve_ahead(&self, device: DeviceId, latest: u64, above: u64) {
+        let Some((system, folder)) = self.writer() else { return };
         let mut ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
         if ahead.len() >= AHEAD_MAX || ahead.contains_key(&device) {
             return;
         }
         let (tell, told) = sync_channel(1);
         // Nobody may fetch it.
-        let reserve = move || drop(tell.send(KnownLease::reserve(&folder, device, above)));
+        let reserve = move || drop(tell.send(system.reserve_lease(&folder, device, latest, above)));
         // Without a further thread it is reserved when it is needed.
         if thread::Builder::new().name("lease-ahead".into()).spawn(reserve).is_ok() {
             ahead.insert(device, told);
         }
     }
 
-    /// Reserves a count above `above` for the next lease of a device, durably, or returns the one that was reserved
-    /// ahead; `None` if nothing is kept.
+    /// Reserves a count for the next lease of a device, durably, as [`KnownLease::reserve`] does, or returns the one
+    /// that was reserved ahead; `None` if nothing is kept.
     ///
     /// # Errors
-    /// [`StateError`].
-    pub fn reserve(&self, device: DeviceId, above: u64) -> Result<Option<u64>, StateError> {
+    /// It cannot be stored.
+    pub fn reserve(&self, device: DeviceId, latest: u64, above: u64) -> io::Result<Option<u64>> {
         let ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner).remove(&device);
-        if let Some(reserved) = ahead.and_then(|reserved| reserved.recv().ok()) {
-            return reserved.map(Some);
+        let ahead = ahead.and_then(|reserved| reserved.recv().ok()).and_then(Result::ok);
+        if let Some(count) = ahead.filter(|count| *count > latest) {
+            return Ok(Some(count));
         }
-        self.folder.get().map(|folder| KnownLease::reserve(folder, device, above)).transpose()
+        let reserve = |(system, folder): (SystemAccess, Folder)| system.reserve_lease(&folder, device, latest, above);
+        self.writer().map(reserve).transpose()
     }
 
     /// Keeps the lease of a device, or that it has none.
     ///
     /// # Errors
-    /// [`StateError`].
-    pub fn keep(&self, device: DeviceId, lease: Option<&Lease>, now: Instant) -> Result<(), StateError> {
-        let Some(folder) = self.folder.get() else { return Ok(()) };
-        KnownLease::keep(folder, device, lease.map(|lease| stored(lease, now)))
+    /// It cannot be stored.
+    pub fn keep(&self, device: DeviceId, lease: Option<&Lease>, now: Instant) -> io::Result<()> {
+        let Some((system, folder)) = self.writer() else { return Ok(()) };
+        system.keep_lease(&folder, device, lease.map(|lease| stored(lease, now)))
     }
 
     /// Keeps the leases ahead of time of a device.
     ///
     /// # Errors
-    /// [`StateError`].
-    pub fn keep_bookings(&self, device: DeviceId, bookings: &Bookings) -> Result<(), StateError> {
-        let Some(folder) = self.folder.get() else { return Ok(()) };
+    /// It cannot be stored.
+    pub fn keep_bookings(&self, device: DeviceId, bookings: &Bookings) -> io::Result<()> {
+        let Some((system, folder)) = self.writer() else { return Ok(()) };
         let stored = |booking: &Booking| StoredBooking {
             host: booking.who.name().to_owned(),
             from_unix_ms: booking.from_ms,
             span_ms: booking.span.as_millis() as u64,
             reason: booking.reason.clone(),
         };
-        KnownLease::keep_bookings(folder, device, bookings.iter().map(stored).collect())
+        system.keep_bookings(&folder, device, bookings.iter().map(stored).collect())
     }
 
     /// The highest count that was reserved for a device, the lease that was kept, and those ahead of time.
     ///
     /// # Errors
-    /// [`StateError`].
-    pub fn load(&self, device: DeviceId, now: Instant) -> Result<(u64, Option<Lease>, Bookings), StateError> {
+    /// It cannot be stored.
+    pub fn load(&self, device: DeviceId, now: Instant) -> io::Result<(u64, Option<Lease>, Bookings)> {
         let Some(folder) = self.folder.get() else { return Ok((0, None, Bookings::default())) };
-        let known = KnownLease::load(folder, device)?;
+        let known = KnownLease::load(folder, device).map_err(io::Error::other)?;
         let booking = |stored: StoredBooking| Booking {
             who: Party::paired(&stored.host),
             from_ms: stored.from_unix_ms,
@@ -101,11 +124,6 @@ impl LeaseStore {
         let bookings = Bookings::restore(known.bookings.into_iter().map(booking).collect());
         Ok((known.reserved, known.lease.map(|lease| restored(lease, now)), bookings))
     }
-}
-
-/// Unix time, milliseconds.
-pub fn unix_ms() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
 }
 
 fn stored(lease: &Lease, now: Instant) -> StoredLease {
@@ -177,15 +195,15 @@ mod tests {
     fn count_that_was_reserved_ahead_is_stored_before_it_is_given_and_given_once() {
         let folder = Folder::at(std::env::temp_dir().join(format!("farbus-ahead-{}", std::process::id())));
         let (store, device) = (LeaseStore::default(), DeviceId::random());
-        store.reserve_ahead(device, 5);
-        assert_eq!(store.reserve(device, 5).unwrap(), None, "nothing is kept, ahead or not");
+        store.reserve_ahead(device, 0, 5);
+        assert_eq!(store.reserve(device, 0, 5).unwrap(), None, "nothing is kept, ahead or not");
         assert!(store.keep_in(folder.clone()));
-        store.reserve_ahead(device, 100);
-        store.reserve_ahead(device, 200);
-        let count = store.reserve(device, 100).unwrap();
+        store.reserve_ahead(device, 0, 100);
+        store.reserve_ahead(device, 0, 200);
+        let count = store.reserve(device, 0, 100).unwrap();
         assert_eq!(count, Some(101));
         assert_eq!(store.load(device, at_s(0)).unwrap().0, 101);
-        assert_eq!(store.reserve(device, 100).unwrap(), Some(102), "the next is another");
+        assert_eq!(store.reserve(device, 0, 100).unwrap(), Some(102), "the next is another");
         std::fs::remove_dir_all(folder.path()).unwrap();
     }
 

@@ -4,11 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use farbus_io::trust::{Event as Recorded, Fingerprint, Outcome, Peer};
+use farbus_io::trust::{AuditRecorder, Event as Recorded, Fingerprint, Outcome, Peer};
 use farbus_session::leases::Key;
 
 use crate::common::events::{Event, Kind, publish};
-use crate::exporter::access::audit::Recorder;
 use crate::exporter::access::local_users::LocalPeers;
 use crate::exporter::access::quota::Visitor;
 use crate::exporter::session::entry::Session;
@@ -24,8 +23,8 @@ pub struct Permissions {
     lent: Mutex<BTreeMap<String, ExclusiveUse>>,
     /// Whether a host that may use a device may observe it while another host uses it.
     is_observable: AtomicBool,
-    /// The audit recorder for users that prove no key.
-    pub recorder: OnceLock<Recorder>,
+    /// Who writes the audit log for users that prove no key.
+    pub recorder: OnceLock<Arc<dyn AuditRecorder>>,
     /// This host's key and its paired hosts, if it serves them.
     trust: OnceLock<Trust>,
 }
@@ -112,7 +111,8 @@ impl Permissions {
 
     /// Whether a visitor, which is this paired host if `peer` is set, may use a device.
     pub fn may_use(&self, visitor: Visitor, peer: Option<&Peer>, device: &str) -> bool {
-        let may = || peer.is_some_and(|peer| peer.may_use(device, self.registry.id_of(device)));
+        let registry = &self.registry;
+        let may = || peer.is_some_and(|peer| peer.may_use(registry.permitted_as(device), registry.id_of(device)));
         self.lent_to(visitor, device).unwrap_or_else(may)
     }
 

@@ -1,11 +1,13 @@
 //! The registry of shared devices: which there are, who uses each, who has it next, and their names and identities.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use farbus_io::trust::{DeviceId, StateError};
+use farbus_io::link::unix_ms;
+use farbus_io::trust::DeviceId;
 use farbus_model::{Device, Identity, Instant};
 use farbus_session::claims::bookings::Bookings;
 use farbus_session::claims::lease::Lease;
@@ -14,15 +16,16 @@ use farbus_session::native::retire::Step;
 use farbus_session::native::{HOLD, control as native};
 use farbus_session::registry::Entry;
 use farbus_session::{OpStatus, Registry};
-use tracing::warn;
+use tracing::{info, warn};
 
+use crate::devices::follow::ANOTHER_IN_PORT;
 use crate::devices::identities::labels::{IdentityStatus, Label, Labels};
 use crate::devices::retirement::Said;
 use crate::devices::status::DeviceStatus;
 use crate::exporter::error::ShareError;
 use crate::exporter::session::entry::Session;
 use crate::exporter::session::threads::HandoverOutcome;
-use crate::exporter::state::lease_store::{LeaseStore, unix_ms};
+use crate::exporter::state::lease_store::LeaseStore;
 use crate::exporter::state::note_book::NoteBook;
 use crate::exporter::state::retirements::Retirements;
 
@@ -45,6 +48,39 @@ pub struct DeviceRegistry {
     pub retirements: Retirements,
     /// Whether a thread ends leases in time.
     is_watched: AtomicBool,
+}
+
+/// Why a host may not use a disk here, and what to type.
+#[derive(Debug)]
+pub enum PresenceRefusal {
+    /// A host has moved the disk to another machine, or is doing so.
+    MovedAway(String),
+    /// What is stored of that cannot be read.
+    Unknown(String),
+}
+
+impl PresenceRefusal {
+    /// Why, in the audit log.
+    pub fn in_words(&self) -> &'static str {
+        match self {
+            PresenceRefusal::MovedAway(_) => "moved away",
+            PresenceRefusal::Unknown(_) => "not known whether it was moved away",
+        }
+    }
+
+    /// A line in the log.
+    pub fn note(&self, device: &str, peer: &str) {
+        match self {
+            PresenceRefusal::MovedAway(_) => info!(device, peer, "refused: it was moved away"),
+            PresenceRefusal::Unknown(why) => warn!(device, peer, why, "refused"),
+        }
+    }
+
+    /// Why, and what to type, for the importer.
+    pub fn into_message(self) -> String {
+        let (PresenceRefusal::MovedAway(why) | PresenceRefusal::Unknown(why)) = self;
+        why
+    }
 }
 
 /// A device that its user handed over and that waits for its successor.
@@ -153,6 +189,13 @@ impl DeviceRegistry {
         found.and_then(|entry| entry.identity).map(DeviceId::of)
     }
 
+    /// The name by which permissions mean the device of this name; empty if its share is by port and another device is
+    /// there: that name means the one of before.
+    pub fn permitted_as<'a>(&self, name: &'a str) -> &'a str {
+        let Ok(bus_id) = self.bus_id_of(name) else { return name };
+        if self.labels.of(&bus_id).another.is_some() { "" } else { name }
+    }
+
     /// The key under which the leases of the device with this bus id are kept.
     pub fn key_of(&self, bus_id: &str) -> DeviceKey {
         DeviceKey::of(bus_id, self.lock().identity(bus_id))
@@ -169,12 +212,15 @@ impl DeviceRegistry {
     ///
     /// # Errors
     /// Why it is refused, and what to type.
-    pub fn check_is_here(&self, bus_id: &str, by: &str) -> Result<(), String> {
+    pub fn check_is_here(&self, bus_id: &str, by: &str) -> Result<(), PresenceRefusal> {
         let Some(id) = self.stored_as(bus_id) else { return Ok(()) };
         let name = self.device_name(bus_id).unwrap_or_else(|| bus_id.to_owned());
         match self.retirements.of(id) {
-            Ok(retirement) => retirement.and_then(|it| it.objection(&name, by)).map_or(Ok(()), Err),
-            Err(why) => Err(format!("it is not known whether '{name}' has old data: {why}")),
+            Ok(retirement) => {
+                let objection = retirement.and_then(|it| it.objection(&name, by));
+                objection.map_or(Ok(()), |why| Err(PresenceRefusal::MovedAway(why)))
+            }
+            Err(why) => Err(PresenceRefusal::Unknown(format!("it is not known whether '{name}' has old data: {why}"))),
         }
     }
 
@@ -210,58 +256,88 @@ impl DeviceRegistry {
         Ok(is_its)
     }
 
-    /// Adds to the status of a device that a host has moved it away, if so.
+    /// Adds to the status of a device that a host has moved it away, if so, or that what is stored of that cannot be
+    /// read.
     pub fn show_retirement(&self, status: &mut DeviceStatus) {
         let lasting = status.identity.as_ref().filter(|identity| identity.is_lasting).map(|identity| identity.id);
-        let Some(retirement) = lasting.and_then(|id| self.retirements.of(id).ok().flatten()) else { return };
-        if status.user.is_none() && retirement.is_done {
-            "moved away".clone_into(&mut status.state);
+        let Some(id) = lasting else { return };
+        let is_idle = status.user.is_none();
+        match self.retirements.of(id) {
+            Ok(None) => {}
+            Ok(Some(retirement)) => {
+                if is_idle && retirement.is_done {
+                    "moved away".clone_into(&mut status.state);
+                }
+                status.moved = Some(retirement.into());
+            }
+            Err(why) => {
+                if is_idle {
+                    "failed".clone_into(&mut status.state);
+                }
+                status.trouble = Some(why);
+            }
         }
-        status.moved = Some(retirement.into());
     }
 
     /// Gives the next lease of a device: a number that is higher than every earlier one, and was stored as reserved
     /// before anybody learns of it. From now on earlier numbers are refused.
     ///
     /// # Errors
-    /// [`StateError`]: the number cannot be stored.
-    pub fn next_lease(&self, bus_id: &str) -> Result<u64, StateError> {
+    /// the number cannot be stored.
+    pub fn next_lease(&self, bus_id: &str) -> io::Result<u64> {
         let (key, id) = (self.key_of(bus_id), self.stored_as(bus_id));
-        let above = self.leases().last_count();
-        let count = id.map(|id| self.store.reserve(id, above)).transpose()?.flatten();
+        let (latest, above) = self.counts(&key);
+        let count = id.map(|id| self.store.reserve(id, latest, above)).transpose()?.flatten();
         Ok(self.leases().give_reserved(&key, count.unwrap_or_default()))
     }
 
     /// Begins to store the number of the next lease of a device that is handed over, before its successor comes.
     pub fn prepare_next_lease(&self, bus_id: &str) {
         if let Some(id) = self.stored_as(bus_id) {
-            let above = self.leases().last_count();
-            self.store.reserve_ahead(id, above);
+            let (latest, above) = self.counts(&self.key_of(bus_id));
+            self.store.reserve_ahead(id, latest, above);
         }
     }
 
-    /// As [`DeviceRegistry::next_lease`]. If the number cannot be stored, as on a full disk, it counts on from the
-    /// clock of this machine.
-    pub fn next_lease_or_unstored(&self, bus_id: &str) -> u64 {
-        self.next_lease(bus_id).unwrap_or_else(|error| {
-            warn!(device = bus_id, %error, "the number of its lease is not stored");
-            self.leases().give(&self.key_of(bus_id))
-        })
+    /// The latest lease of a device; `None` if it had none.
+    pub fn latest_lease(&self, bus_id: &str) -> Option<u64> {
+        let key = self.key_of(bus_id);
+        self.leases().latest(&key)
+    }
+
+    /// The count of the latest lease of a device, and that of the latest of any.
+    fn counts(&self, key: &DeviceKey) -> (u64, u64) {
+        let leases = self.leases();
+        (leases.latest_count(key), leases.last_count())
+    }
+
+    /// From now on the numbers of all uses of a device until now are refused, in any case as long as this process
+    /// lives.
+    ///
+    /// # Errors
+    /// that is not stored, so the latest of them counts again after a restart, until another host has
+    /// the device.
+    pub fn fence_off(&self, bus_id: &str) -> io::Result<()> {
+        let stored = self.next_lease(bus_id);
+        if stored.is_err() {
+            self.leases().fence_off(&self.key_of(bus_id));
+        }
+        stored.map(drop)
     }
 
     /// Stores the lease of a device, or that it has none.
     ///
     /// # Errors
-    /// [`StateError`].
-    pub fn keep_lease(&self, bus_id: &str, lease: Option<&Lease>, now: Instant) -> Result<(), StateError> {
+    /// It cannot be stored.
+    pub fn keep_lease(&self, bus_id: &str, lease: Option<&Lease>, now: Instant) -> io::Result<()> {
         self.stored_as(bus_id).map_or(Ok(()), |id| self.store.keep(id, lease, now))
     }
 
     /// Stores the leases ahead of time of a device.
     ///
     /// # Errors
-    /// [`StateError`].
-    pub fn keep_bookings(&self, bus_id: &str) -> Result<(), StateError> {
+    /// It cannot be stored.
+    pub fn keep_bookings(&self, bus_id: &str) -> io::Result<()> {
         let bookings = self.lock().claims_mut(bus_id).map(|claims| claims.bookings().clone());
         let known = self.stored_as(bus_id).zip(bookings);
         known.map_or(Ok(()), |(id, bookings)| self.store.keep_bookings(id, &bookings))
@@ -271,8 +347,8 @@ impl DeviceRegistry {
     /// ahead of time.
     ///
     /// # Errors
-    /// [`StateError`].
-    pub fn load_lease(&self, bus_id: &str, now: Instant) -> Result<(Option<Lease>, Bookings), StateError> {
+    /// It cannot be stored.
+    pub fn load_lease(&self, bus_id: &str, now: Instant) -> io::Result<(Option<Lease>, Bookings)> {
         let Some(id) = self.stored_as(bus_id) else { return Ok((None, Bookings::default())) };
         let (reserved, lease, bookings) = self.store.load(id, now)?;
         if reserved > 0 {
@@ -300,8 +376,14 @@ impl DeviceRegistry {
 
     /// Adds the device's identity, whether its owner named it, and what its owner says of it, to its status.
     pub fn label(&self, entry: &Entry<'_>, status: &mut DeviceStatus) {
-        let Label { is_named, is_lasting } = self.labels.of(&entry.record.bus_id);
+        let Label { is_named, is_lasting, another } = self.labels.of(&entry.record.bus_id);
         status.is_named = is_named;
+        if let Some(another) = another {
+            if status.user.is_none() {
+                ANOTHER_IN_PORT.clone_into(&mut status.state);
+            }
+            status.another_in_port = Some(Box::new((*another).clone()));
+        }
         status.notes = self.notes.of(&entry.record.bus_id, entry.name);
         status.identity = entry.identity.map(|identity| IdentityStatus {
             id: DeviceId::of(identity),

@@ -201,7 +201,11 @@ impl DeviceReservations {
     /// Checks whether a caller may reserve with high criticality for a device.
     fn may_reserve_high(&self, caller: &Session, device: &str) -> Result<(), Refusal> {
         let say = match (&caller.guest, caller.visitor) {
-            (Some(guest), _) if guest.may_reserve_high(device, self.registry.id_of(device)) => return Ok(()),
+            (Some(guest), _)
+                if guest.may_reserve_high(device, self.registry.permitted_as(device), self.registry.id_of(device)) =>
+            {
+                return Ok(());
+            }
             (Some(guest), _) => format!("'farbus allow {} {device} --reserve-high'", guest.identity().0),
             (None, Visitor::User(user) | Visitor::Own(_, user)) => {
                 if self.local_peers.serves(user) {

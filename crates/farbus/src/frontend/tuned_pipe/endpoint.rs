@@ -6,6 +6,11 @@
 //! longer than any of theirs, whose deadline it inherits (as the paper's bottom half inherits the priority of the task
 //! that it works for). The transfers under way have to carry those rates as well: each keeps its place for two periods
 //! and the delay of the path. A rate that no period carries is refused. Its budget is a share of that period.
+//!
+//! **Which delay of the path.** If each transfer may take the worst delay, and the rate is carried even so, it is never
+//! behind. Else it is enough that twice the rate is carried at the usual delay, where a source can wait: a delay up
+//! to the worst leaves the pipe behind by no more than itself, which its bound allows for, and as much time again
+//! makes it up. A device that loses what is not fetched cannot wait, and has the worst delay alone.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -26,6 +31,7 @@ use super::codec::{Codec, Sorted};
 use super::error::PipeError;
 use super::job::{Jobs, Roster};
 use super::lag::Lag;
+use super::path::PathDelay;
 use super::processors::{ProcessorShare, Processors, said};
 use super::ring::Ring;
 use super::way::Way;
@@ -45,6 +51,8 @@ pub const CHANNELS_MAX: usize = 64;
 /// The most reads, and the most writes, that are under way at once.
 const READS_MAX: usize = 64;
 const WRITES_MAX: usize = 64;
+/// So many times its rate a pipe carries that makes up, in as much time again, for what it fell behind.
+const MAKES_UP: u64 = 2;
 /// How long to wait for a thread to ask for what it needs: many of its periods.
 const GRANT_PATIENCE: Duration = Duration::from_secs(1);
 const PPM: u64 = 1_000_000;
@@ -86,6 +94,8 @@ pub struct Terms {
     pub reads: usize,
     /// Whether another host moves the device's data by a thread without a reservation.
     pub is_far_unreserved: bool,
+    /// What `transfer` usually takes at the most, in nanoseconds, if that is known.
+    pub usual_ns: Option<u64>,
 }
 
 impl Terms {
@@ -95,11 +105,13 @@ impl Terms {
         transfer: Stage::Transfer { intervals: 1, interval_ns: 125_000, interrupt_every_ns: 0 },
         reads: 2,
         is_far_unreserved: false,
+        usual_ns: None,
     };
 
-    /// For a device behind a network with this worst delay.
-    pub const fn there(delay_ns: u64) -> Self {
-        Self { transfer: Stage::Network { delay_ns }, reads: 32, is_far_unreserved: true, ..Self::HERE }
+    /// For a device behind a network with this delay.
+    pub const fn there(delay: PathDelay) -> Self {
+        let transfer = Stage::Network { delay_ns: delay.worst_ns };
+        Self { transfer, reads: 32, is_far_unreserved: true, usual_ns: Some(delay.usual_ns), ..Self::HERE }
     }
 
     /// The same where the host of the device has reserved what the pipes need of it.
@@ -425,24 +437,36 @@ impl Endpoint {
         let outputs = || opened.clone().filter(|opened| !is_in(opened)).map(per_s);
         // Each channel has its part of the device's room, and all together the writes that are under way at once.
         let [reads, writes] = [self.terms.reads_max() * self.messages_per_read, WRITES_MAX];
+        // A device without a room of its own makes its source wait; what goes out waits for its place.
+        let can_wait = self.room_in.is_none();
         let carried = [
-            self.carrying(reads, opened.clone().filter(is_in).map(per_s).fold(0, u64::saturating_add))?,
-            self.carrying(writes, outputs().fold(0, u64::saturating_add))?,
-            self.carrying(self.room_out.unwrap_or(writes), outputs().max().unwrap_or(0))?,
+            self.carrying(reads, opened.clone().filter(is_in).map(per_s).fold(0, u64::saturating_add), can_wait)?,
+            self.carrying(writes, outputs().fold(0, u64::saturating_add), true)?,
+            self.carrying(self.room_out.unwrap_or(writes), outputs().max().unwrap_or(0), true)?,
         ];
         let all = [IDLE_PERIOD_NS, of_pipes].into_iter().chain(of_input).chain(carried);
         let period_ns = all.min().unwrap_or(IDLE_PERIOD_NS);
         in_range("the receiving thread", period_ns)
     }
 
-    /// The longest period in which `places` messages under way carry `per_s` messages a second.
-    fn carrying(&self, places: usize, per_s: u64) -> Result<u64, PipeError> {
-        let (places, delay_ns) = (places as u64, self.terms.transfer.worst_ns());
-        match carrying_period_ns(places, per_s, delay_ns) {
-            _ if per_s == 0 => Ok(u64::MAX),
-            period_ns @ PERIOD_NS_MIN.. => Ok(period_ns),
-            _ => Err(PipeError::Rate { asked_per_s: per_s, max_per_s: carried_per_s(places, PERIOD_NS_MIN, delay_ns) }),
+    /// The longest period in which `places` messages under way carry `per_s` messages a second from a source that can
+    /// wait, or cannot.
+    fn carrying(&self, places: usize, per_s: u64, can_wait: bool) -> Result<u64, PipeError> {
+        if per_s == 0 {
+            return Ok(u64::MAX);
         }
+        let places = places as u64;
+        let worst_ns = self.terms.transfer.worst_ns();
+        let usual_ns = self.terms.usual_ns.filter(|_| can_wait);
+        let at_worst = carrying_period_ns(places, per_s, worst_ns);
+        let usually = usual_ns.map_or(0, |ns| carrying_period_ns(places, per_s.saturating_mul(MAKES_UP), ns));
+        if let Some(period_ns) = [at_worst, usually].into_iter().find(|period_ns| *period_ns >= PERIOD_NS_MIN) {
+            return Ok(period_ns);
+        }
+        let at_worst_per_s = carried_per_s(places, PERIOD_NS_MIN, worst_ns);
+        let usually_per_s = usual_ns.map_or(0, |ns| carried_per_s(places, PERIOD_NS_MIN, ns) / MAKES_UP);
+        let max_per_s = at_worst_per_s.max(usually_per_s);
+        Err(PipeError::Rate { asked_per_s: per_s, max_per_s, places, worst_ns, usual_ns })
     }
 }
 

@@ -37,6 +37,12 @@ pub enum PipeError {
         asked_per_s: u64,
         /// The most that they carry, in messages a second.
         max_per_s: u64,
+        /// Messages that are under way at once.
+        places: u64,
+        /// How long one of them takes at the worst, in nanoseconds.
+        worst_ns: u64,
+        /// What it usually takes at the most, in nanoseconds, if that counts.
+        usual_ns: Option<u64>,
     },
     /// The bus behind the channel does not carry that many messages.
     Bus {
@@ -86,6 +92,10 @@ impl PipeError {
     }
 }
 
+fn ms(ns: u64) -> String {
+    format!("{}.{:03} ms", ns / 1_000_000, ns / 1000 % 1000)
+}
+
 impl fmt::Display for PipeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -105,12 +115,23 @@ impl fmt::Display for PipeError {
                 let (more, what) = if period_ns < min_ns { ("larger", "longer") } else { ("smaller", "shorter") };
                 write!(f, "a {more} buffer makes it {what}")
             }
-            Self::Rate { asked_per_s, max_per_s } => write!(
-                f,
-                "{asked_per_s} messages/s: the transfers to the device carry at most {max_per_s} messages/s, {} are missing\n  \
-                 ask for --rate {max_per_s}, or for larger messages and fewer of them",
-                asked_per_s.saturating_sub(*max_per_s)
-            ),
+            Self::Rate { asked_per_s, max_per_s, places, worst_ns, usual_ns } => {
+                write!(
+                    f,
+                    "{asked_per_s} messages/s: the transfers to the device carry at most {max_per_s} messages/s, {} are missing\n  \
+                     {places} messages are under way at once, each for {} at the worst",
+                    asked_per_s.saturating_sub(*max_per_s),
+                    ms(*worst_ns)
+                )?;
+                if let Some(usual_ns) = usual_ns {
+                    write!(
+                        f,
+                        " and {} usually: --network-us gives what the network takes, if you know it",
+                        ms(*usual_ns)
+                    )?;
+                }
+                write!(f, "\n  ask for --rate {max_per_s}, or for larger messages and fewer of them")
+            }
             Self::Bus { channel, bus: Bus { bits_per_s: 0, .. }, .. } => {
                 write!(f, "channel {channel} is off, and carries nothing\n  --can gives the bit rate of each channel")
             }

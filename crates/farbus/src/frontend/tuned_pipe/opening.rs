@@ -17,15 +17,11 @@ use farbus_session::reserve::{Claim, Lack, Reservation, ThreadTime};
 
 use super::codec::Whole;
 use super::endpoint::Shape;
+use super::path::{PathDelay, RoundTrip};
 use super::unfit::SetUpError;
 use super::way::{Driven, InSession, Patient, Plain, Way};
 use crate::importer::client::{Client, ClientError, GRACE_DISK, Target};
 use crate::importer::session::connection::Linked;
-
-/// Round trips by which a path is measured.
-const PROBES: usize = 32;
-/// How much slower than measured a path is assumed to become.
-const MARGIN: u64 = 4;
 
 /// GET_STATUS of the device, two bytes (USB 2.0 §9.4.5).
 const GET_STATUS: Setup = Setup { request_type: 0x80, request: request::GET_STATUS, value: 0, index: 0, length: 2 };
@@ -132,20 +128,19 @@ pub fn claim_of(endpoint: EpAddr, speed: Speed, message_bytes: usize, messages_p
     Claim { endpoint: endpoint.as_byte(), bytes: u32::try_from(bytes).unwrap_or(u32::MAX), period }
 }
 
-/// Measures the delay of a path to a device, in nanoseconds: the longest of some round trips, with a margin. It is an
-/// observation; the network promises nothing.
+/// Measures the delay of the path to a device by round trips to it.
 ///
 /// # Errors
 /// [`RemoteError`].
-pub fn delay_ns(device: &mut RemoteDevice<Patient>) -> Result<u64, RemoteError> {
+pub fn path_delay(device: &mut RemoteDevice<Patient>) -> Result<PathDelay, RemoteError> {
     let clock = Clock::start();
-    let mut longest = 0;
-    for _ in 0..PROBES {
+    PathDelay::measure(|| {
+        device.port_mut().take_overslept_ns();
         let from = clock.now();
         device.control_in(GET_STATUS)?;
-        longest = longest.max((clock.now() - from).as_nanos() as u64);
-    }
-    Ok(longest.saturating_mul(MARGIN))
+        let took_ns = (clock.now() - from).as_nanos() as u64;
+        Ok(RoundTrip { took_ns, overslept_ns: device.port_mut().take_overslept_ns() })
+    })
 }
 
 impl Shape {

@@ -207,12 +207,18 @@ pub struct Patient {
     way: Box<dyn Way>,
     lost: Option<PortError>,
     clock: Clock,
+    overslept_ns: u64,
 }
 
 impl Patient {
     /// Waits on `way`.
     pub fn new(way: Box<dyn Way>) -> Self {
-        Self { way, lost: None, clock: Clock::start() }
+        Self { way, lost: None, clock: Clock::start(), overslept_ns: 0 }
+    }
+
+    /// For how long in all this thread slept on after it should have looked, since the last call, in nanoseconds.
+    pub(super) fn take_overslept_ns(&mut self) -> u64 {
+        std::mem::take(&mut self.overslept_ns)
     }
 
     /// The way, for a caller that does not wait. No request may be in flight.
@@ -248,7 +254,9 @@ impl Port for Patient {
             if until.is_some_and(|until| self.clock.now() >= until) {
                 return Ok(None);
             }
-            sleep_until(now_ns() + LOOK.as_nanos() as u64);
+            let due_ns = now_ns() + LOOK.as_nanos() as u64;
+            sleep_until(due_ns);
+            self.overslept_ns += now_ns().saturating_sub(due_ns);
         }
     }
 

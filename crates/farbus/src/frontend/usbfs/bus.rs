@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 use farbus_gadgets::Emulated;
@@ -11,11 +12,15 @@ use farbus_gadgets::root_hub::{PORTS_MAX, RootHub, SUPER_PORTS_MAX};
 use farbus_io::link::{Clock, Wake};
 use farbus_model::{Completions, Device, DeviceLayer, Instant as ModelInstant, Speed};
 use farbus_session::usbfs::Place;
+use tracing::warn;
 
 use super::tree::{LOCAL, bus_of};
+use crate::common::failure::FailureReport;
+use crate::devices::follow::Follow;
+use crate::frontend::Ended;
 use crate::frontend::remote_usb::FarDevice;
 use crate::frontend::usb_swap::{Order, SwapUsb, UsbSwap};
-use crate::importer::client::{Client, ClientError, GRACE_DISK, Target};
+use crate::importer::client::{Attribute, Client, ClientError, GRACE_DISK, RememberedDevice, Reopener, Target};
 
 /// The numbers of devices (USB 2.0 §9.4.6); the root hub has 1.
 const FIRST: u16 = 2;
@@ -30,12 +35,23 @@ pub struct Source {
     target: Target,
     /// Since when a program has it as it is now, and what exchanges it.
     now: Mutex<Option<(Instant, UsbSwap)>>,
+    /// Why it was taken away for good.
+    taken_away: OnceLock<FailureReport>,
+    /// While it is looked for: whether another device is where it was.
+    finds_another: AtomicBool,
 }
 
 impl Source {
-    /// A device that is yet to be taken.
-    pub fn new(client: Client, target: Target) -> Self {
-        Self { client, target, now: Mutex::new(None) }
+    /// A device that is yet to be taken. `follow`: which other devices in its port the program gets; `None`: any that
+    /// is no disk and no other one of its make.
+    pub fn new(client: Client, target: Target, follow: Option<&Follow>) -> Self {
+        let remembered = RememberedDevice::new(&target, Reopener::Run);
+        let client = client.remembering(match follow {
+            Some(follow) => remembered.following(follow),
+            None => remembered,
+        });
+        let (now, taken_away) = (Mutex::new(None), OnceLock::new());
+        Self { client, target, now, taken_away, finds_another: AtomicBool::new(false) }
     }
 
     /// The device.
@@ -48,15 +64,38 @@ impl Source {
     /// # Errors
     /// [`ClientError`].
     pub fn open(&self, wake: &Arc<Wake>) -> Result<SwapUsb, ClientError> {
-        let device = FarDevice::open(&self.client, &self.target, GRACE_DISK)?;
+        let opened = FarDevice::open(&self.client, &self.target, GRACE_DISK);
+        let is_another = matches!(opened, Err(ClientError::AnotherDevice { .. }));
+        let was_another = self.finds_another.swap(is_another, Ordering::Relaxed);
+        let device = opened.inspect_err(|error| {
+            if is_another && !was_another {
+                warn!("{error}");
+            }
+        })?;
         let swap = UsbSwap::new(&self.client, &self.target, Arc::clone(wake));
         *self.now.lock().unwrap_or_else(PoisonError::into_inner) = Some((Instant::now(), swap.clone()));
         Ok(SwapUsb::new(device, swap))
     }
 
+    /// Its exporter has ended its use: it is not taken again.
+    pub fn note_taken_away(&self, why: FailureReport) {
+        // The first reason counts.
+        let _ = self.taken_away.set(why);
+    }
+
+    /// Why it was taken away for good, if it was.
+    pub fn taken_away(&self) -> Option<&FailureReport> {
+        self.taken_away.get()
+    }
+
     /// What exchanged it last.
     pub fn last_swap(&self) -> Option<UsbSwap> {
         self.now.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(|(_, swap)| swap.clone())
+    }
+
+    /// Whether another device is where it was, while it is looked for.
+    pub fn finds_another(&self) -> bool {
+        self.finds_another.load(Ordering::Relaxed)
     }
 
     /// Since when a program has it as it is now, and what exchanges it; `None` while it is looked for.
@@ -129,6 +168,16 @@ impl Member {
     pub fn exchange(&mut self, now: ModelInstant, order: Order, done: &mut Completions) {
         if let Member::Far { device, .. } = self {
             device.exchange(now, order, None, done);
+        }
+    }
+
+    /// Why it is not to be looked for: its exporter has ended its use, because its lease is over or its owner took it
+    /// back.
+    pub fn taken_away(&self) -> Option<FailureReport> {
+        let Member::Far { device, .. } = self else { return None };
+        match device.ended() {
+            Some(Ended::Over(report)) if report.attribute == Attribute::Refused => Some(report),
+            _ => None,
         }
     }
 

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use super::bus::Source;
 use crate::common::control::{Answer, ControlSocket, ControlSocketError, Question};
 use crate::common::process_status::ProcessStatus;
-use crate::frontend::AttachmentStatus;
 use crate::frontend::steering::{latency, swap_usb};
+use crate::frontend::{ANOTHER_DEVICE, AttachmentStatus};
 use crate::importer::client::Target;
 use crate::importer::discovery::local_shares::is_same;
 
@@ -29,12 +29,20 @@ fn answer(sources: &[Arc<Source>], program: &str, question: Question) -> Answer 
     match &question {
         Question::Status => {
             let devices = sources.iter().map(|source| status(source, program)).collect();
-            ProcessStatus { pid: std::process::id(), role: "run", address: String::new(), devices }.answer()
+            ProcessStatus {
+                pid: std::process::id(),
+                role: "run",
+                address: String::new(),
+                is_for_paired_hosts: false,
+                devices,
+            }
+            .answer()
         }
         Question::Swap { device, .. } | Question::SwapStatus { device } | Question::SwapCancel { device } => {
             let Some(source) = found(device) else { return Answer::Unknown };
             match source.now() {
                 Some((_, swap)) => swap_usb(&swap, question),
+                None if source.taken_away().is_some() => Answer::Unknown,
                 None => Answer::Refused(format!(
                     "{device} is gone, and is looked for\n  when it is there again, type the same: farbus status"
                 )),
@@ -65,5 +73,9 @@ fn is_meant(target: &Target, asked: &str) -> bool {
 
 fn status(source: &Source, program: &str) -> AttachmentStatus {
     let at = format!("/dev/bus/usb of {program}");
-    AttachmentStatus::of_program(source.target(), at, source.now())
+    let status = AttachmentStatus::of_program(source.target(), at, source.now());
+    match source.finds_another() {
+        true => AttachmentStatus { state: ANOTHER_DEVICE, ..status },
+        false => status,
+    }
 }

@@ -228,7 +228,7 @@ impl Engine {
             if one.note_shown()
                 && let Some(source) = one.node.device().source()
             {
-                gone.push((source, one.node.place().clone()));
+                gone.push((source, one.node.place().clone(), one.node.device().taken_away()));
                 let now = one.clock.now();
                 one.node.with_device(now, |member, _| member.note_gone());
             }
@@ -242,8 +242,13 @@ impl Engine {
             // The searches may run anywhere.
             self.follow.release();
         }
-        for (source, place) in gone {
+        for (source, place, taken_away) in gone {
             self.set_port(&place, None);
+            if let Some(report) = taken_away {
+                warn!(device = %source, "the device was taken away: {}", report.message);
+                source.note_taken_away(report);
+                continue;
+            }
             let Place { bus, ports, .. } = place;
             warn!(device = %source, "the device is gone, and is looked for");
             let device = self.numbers.next(bus, |number| self.devices.values().any(|one| one.is_numbered(bus, number)));

@@ -12,6 +12,7 @@ use farbus_io::sys::own_mounts::Kept;
 use farbus_io::sys::{event_sockets, leash, own_mounts, passing};
 
 use super::program;
+use crate::common::child_program::{exit_code_of_error, not_run};
 
 /// Where the tree is mounted, in a folder of its own. Its folders `.bus` and `.dev` are shown at two other places.
 const DEVICES: &str = "/sys/devices";
@@ -40,7 +41,7 @@ pub fn become_program(parent: OwnedFd, told: &Inside, program: &[OsString]) -> u
     let (why, code) = match prepare(&mut parent, told) {
         Ok(()) => {
             let error = program::become_it(program);
-            (program::not_run(program, &error), program::code_of(&error))
+            (not_run(program, &error), exit_code_of_error(&error))
         }
         Err(why) => (why, 1),
     };

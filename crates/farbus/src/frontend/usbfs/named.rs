@@ -16,6 +16,7 @@ use tracing::debug;
 use super::error::RunError;
 use super::events::EventSource;
 use super::program;
+use crate::common::child_program::{NOT_RUN, exit_code_of_error, not_run};
 use crate::common::failure::Attribute;
 use crate::common::runtime_folder::{self, RuntimeFolder};
 
@@ -120,14 +121,14 @@ pub fn join(name: &str, program: &[OsString]) -> RunError {
     match move_in(name, program) {
         Ok(()) => {
             let error = program::become_it(program);
-            RunError::Program { code: program::code_of(&error), why: program::not_run(program, &error) }
+            RunError::Program { code: exit_code_of_error(&error), why: not_run(program, &error) }
         }
         Err(error) => error,
     }
 }
 
 fn move_in(name: &str, program: &[OsString]) -> Result<(), RunError> {
-    program::check(&program[0]).map_err(|why| RunError::Program { code: program::NOT_RUN, why })?;
+    program::check(&program[0]).map_err(|why| RunError::Program { code: NOT_RUN, why })?;
     let folders = runtime_folder::all().map_err(RunError::local)?;
     let stream = folders.iter().find_map(|folder| folder.connect(&file_of(name)).ok()).ok_or_else(|| {
         let why =

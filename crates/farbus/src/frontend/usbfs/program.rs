@@ -10,32 +10,17 @@ use std::process::Command;
 
 use rustix::fs::{Access, access};
 
-/// A shell's exit code for a program that is not there.
-pub const NOT_FOUND: u8 = 127;
-/// A shell's exit code for one that cannot be run.
-pub const NOT_RUN: u8 = 126;
-
-/// The exit code for the failure of `exec`.
-pub fn code_of(error: &io::Error) -> u8 {
-    if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_RUN }
-}
-
 /// Becomes the program. Returns only if that failed.
 pub fn become_it(program: &[OsString]) -> io::Error {
     // libudev asks for a file system of the kernel's at /sys, and this one is in memory.
     Command::new(&program[0]).args(&program[1..]).env("SYSTEMD_DEVICE_VERIFY_SYSFS", "0").exec()
 }
 
-/// What is said of the failure.
-pub fn not_run(program: &[OsString], error: &io::Error) -> String {
-    format!("cannot run {}: {error}", Path::new(&program[0]).display())
-}
-
 /// Refuses a program into which the kernel would let nobody look. A program that loses its rights inside is warned of.
 /// One that is not found is left to `exec`, which says so.
 ///
 /// # Errors
-/// Why it cannot be run: the exit code is [`NOT_RUN`].
+/// Why it cannot be run: the exit code is [`NOT_RUN`](crate::common::child_program::NOT_RUN).
 pub fn check(name: &OsStr) -> Result<(), String> {
     let Some(path) = find(name).filter(|_| !rustix::process::geteuid().is_root()) else { return Ok(()) };
     if access(&path, Access::READ_OK).is_err() {

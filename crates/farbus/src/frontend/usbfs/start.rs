@@ -4,7 +4,6 @@ use std::ffi::OsString;
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsFd, AsRawFd as _};
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus};
 use std::sync::Arc;
@@ -12,8 +11,7 @@ use std::thread;
 
 use farbus_io::sys::{inherited, passing};
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
+use rustix::process::{Pid, PidfdFlags, pidfd_open, pidfd_send_signal};
 use signal_hook::iterator::backend::SignalDelivery;
 use signal_hook::iterator::exfiltrator::SignalOnly;
 use tracing::{debug, error};
@@ -26,8 +24,10 @@ use super::events::EventSource;
 use super::named::Named;
 use super::program;
 use super::tree::Tree;
+use crate::common::child_program::{MEANT_SIGNALS, NOT_FOUND, NOT_RUN, exit_code_of, passed_on};
+use crate::common::failure::FailureReport;
 use crate::common::stop_signal::StopSignal;
-use crate::importer::client::ClientError;
+use crate::importer::client::{ClientError, Target};
 
 /// The hidden verb of the process that becomes the program.
 pub const INSIDE_VERB: &str = "run-inside";
@@ -37,10 +37,12 @@ fn local(error: impl std::fmt::Display) -> RunError {
 }
 
 /// How the program ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finished {
     /// Its exit code, or 128 and the signal that ended it, as a shell says it.
     pub code: u8,
+    /// The devices that were taken away from it while it ran, and why.
+    pub taken_away: Vec<(Target, FailureReport)>,
 }
 
 /// How a program is run.
@@ -62,19 +64,29 @@ fn tree_name() -> String {
 }
 
 /// Takes the devices, runs a program that sees them, and gives them back when it has ended. `program` is its name, as
-/// for a shell, and its arguments.
+/// for a shell, and its arguments. `tries_again` is asked when a device is not to be had: it may wait.
 ///
 /// # Errors
 /// [`RunError`]: the program has not begun.
-pub fn run(devices: Vec<Source>, options: &RunOptions, program: &[OsString]) -> Result<Finished, RunError> {
-    program::check(&program[0]).map_err(|why| RunError::Program { code: program::NOT_RUN, why })?;
+pub fn run(
+    devices: Vec<Source>,
+    options: &RunOptions,
+    program: &[OsString],
+    tries_again: &mut dyn FnMut(&ClientError) -> bool,
+) -> Result<Finished, RunError> {
+    program::check(&program[0]).map_err(|why| RunError::Program { code: NOT_RUN, why })?;
     let named = options.name.as_deref().map(Named::listen).transpose()?;
     let stop = StopSignal::new().map_err(local)?;
     let wake = stop.shared_wake();
     let sources: Vec<Arc<Source>> = devices.into_iter().map(Arc::new).collect();
-    let opened: Result<Vec<_>, ClientError> =
-        sources.iter().map(|source| Ok((source.open(&wake)?, Arc::clone(source)))).collect();
-    let opened = opened.map_err(|error| RunError::Device(Box::new(error)))?;
+    let open = |source: &Arc<Source>| Ok((source.open(&wake)?, Arc::clone(source)));
+    let opened = loop {
+        // Those that were opened are given back while another one is waited for.
+        match sources.iter().map(open).collect::<Result<Vec<_>, ClientError>>() {
+            Err(error) if tries_again(&error) => {}
+            opened => break opened.map_err(|error| RunError::Device(Box::new(error)))?,
+        }
+    };
     let _control_socket = control::answer_for(sources.clone(), &program[0])
         .inspect_err(|error| debug!(%error, "commands do not find what the program has"));
     let (mut parent, theirs) = UnixStream::pair().map_err(local)?;
@@ -124,7 +136,9 @@ pub fn run(devices: Vec<Source>, options: &RunOptions, program: &[OsString]) -> 
     }
     // A twin that is being opened is given back before this process ends.
     sources.iter().filter_map(|source| source.last_swap()).for_each(|swap| swap.finish());
-    Ok(Finished { code: code_of(kept?) })
+    let taken_away = sources.iter().filter_map(|source| Some((source.target().clone(), source.taken_away()?.clone())));
+    let taken_away = taken_away.collect();
+    Ok(Finished { code: exit_code_of(kept?), taken_away })
 }
 
 /// What the child said before it ended, of which `first` was read.
@@ -134,8 +148,8 @@ fn not_started(parent: &mut UnixStream, first: &[u8], child: &mut Running) -> Ru
     let read = parent.take(4096).read_to_end(&mut said);
     let ended = read.and_then(|_| child.0.wait());
     let why = String::from_utf8_lossy(&said).into_owned();
-    match ended.map(code_of) {
-        Ok(code @ (program::NOT_FOUND | program::NOT_RUN)) => RunError::Program { code, why },
+    match ended.map(exit_code_of) {
+        Ok(code @ (NOT_FOUND | NOT_RUN)) => RunError::Program { code, why },
         Ok(_) if why.is_empty() => local("the program's process has ended before it began"),
         Ok(_) => local(why),
         Err(error) => local(error),
@@ -163,7 +177,7 @@ fn keep(
             Err(errno) => return Err(local(errno)),
         }
         for signal in signals.pending() {
-            if let Some(signal) = Signal::from_named_raw(signal).filter(|&signal| is_passed_on(signal)) {
+            if let Some(signal) = passed_on(signal) {
                 // It may have ended.
                 let _ = pidfd_send_signal(&program, signal);
             }
@@ -193,26 +207,7 @@ fn keep(
 fn signals() -> io::Result<SignalDelivery<UnixStream, SignalOnly>> {
     let (read, write) = UnixStream::pair()?;
     read.set_nonblocking(true)?;
-    let meant = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
-    SignalDelivery::with_pipe(read, write, SignalOnly, meant)
-}
-
-/// Whether the program has not got the signal yet. A terminal sends its own to all processes in the foreground.
-fn is_passed_on(signal: Signal) -> bool {
-    if !matches!(signal, Signal::INT | Signal::QUIT) {
-        return true;
-    }
-    let terminal = std::fs::File::open("/dev/tty");
-    let foreground = terminal.ok().and_then(|terminal| rustix::termios::tcgetpgrp(terminal).ok());
-    foreground != Some(rustix::process::getpgrp())
-}
-
-fn code_of(status: ExitStatus) -> u8 {
-    match (status.code(), status.signal()) {
-        (Some(code), _) => code as u8,
-        (None, Some(signal)) => (128 + signal) as u8,
-        (None, None) => 1,
-    }
+    SignalDelivery::with_pipe(read, write, SignalOnly, MEANT_SIGNALS)
 }
 
 /// The program's process, which does not outlive a failure here.

@@ -95,6 +95,15 @@ pub enum ClientError {
         /// The disk's identity, if its exporter told it.
         identity: Option<Identity>,
     },
+    /// Another device is at the target than the one that was there before.
+    AnotherDevice {
+        /// Where it is.
+        target: Target,
+        /// Which device was there, and which one is.
+        what: String,
+        /// What to do, or to type.
+        next: String,
+    },
     /// A device was named without a host, and this machine shares none of that name to this user, or several.
     Here(HereError),
     /// This machine lacks something, or refuses it.
@@ -107,6 +116,7 @@ impl ClientError {
         match self {
             ClientError::Link(_) | ClientError::Lost { .. } | ClientError::Closed { .. } => Attribute::Network,
             ClientError::Refused { status: OpStatus::NoDevice, .. } | ClientError::NoDevice { .. } => Attribute::Gone,
+            ClientError::AnotherDevice { .. } => Attribute::Gone,
             ClientError::Refused { status: OpStatus::DeviceError, .. } => Attribute::Device,
             ClientError::Refused { .. }
             | ClientError::Limit { .. }
@@ -203,6 +213,7 @@ impl fmt::Display for ClientError {
                 write!(f, "{host} shares no '{}'; it shares: {}", target.device, offered.join(", "))
             }
             ClientError::Device { target, what } => write!(f, "{}: {what}", target.shown()),
+            ClientError::AnotherDevice { target, what, next } => write!(f, "{}: {what}\n  {next}", target.shown()),
             ClientError::Here(error) => error.fmt(f),
             ClientError::Moved { what, .. } | ClientError::Local(what) => f.write_str(what),
         }

@@ -18,6 +18,8 @@
 //! | `connector` | makes links, encrypted to paired hosts |
 //! | `offers` | asks a host what it offers |
 //! | `opening` | opens devices, in sessions or not: `Client` |
+//! | `remembered` | which device a target stood for: another one is not taken for it |
+//! | `selector` | how a target names a device |
 //! | `usbip`, `handshake` | plain USB/IP |
 //! | `error` | what can go wrong, and what to do about it |
 
@@ -27,6 +29,9 @@ mod error;
 mod handshake;
 mod offers;
 mod opening;
+mod remembered;
+mod selector;
+mod strings;
 mod target;
 mod usbip;
 
@@ -48,6 +53,8 @@ pub(crate) use connector::local_address;
 pub use error::ClientError;
 pub(crate) use error::local;
 pub use opening::Client;
+pub(crate) use remembered::{RememberedDevice, Reopener};
+pub(crate) use selector::DeviceSelector;
 pub use target::Target;
 
 /// The devices that a host (`HOST:PORT`) offers.

@@ -14,8 +14,10 @@ use farbus_session::{DeviceRecord, Handshake};
 use super::connector::Connector;
 use super::error::{ClientError, lost};
 use super::handshake::converse;
+use super::selector::DeviceSelector;
 use super::target::Target;
 use crate::common::failure::{Attribute, FailureReport};
+use crate::common::host_address::shown;
 use crate::common::lease_words::LeaseAct;
 use crate::devices::lease::LeaseAnswer;
 use crate::devices::offer::Listed;
@@ -148,16 +150,40 @@ pub fn question_link(connector: &Connector, address: &str, time_max: Duration) -
     connector.connect_encrypted(&known, Protocol::Control, time_max).map(Some)
 }
 
-/// The record of the device that a target names by its name or its bus id.
+/// The record of the device that a target names by its name, its bus id, or its vendor and product.
 ///
 /// # Errors
-/// [`ClientError::NoDevice`], which lists what there is; [`ClientError`].
+/// [`ClientError::NoDevice`], which lists what there is; [`ClientError::Device`] if several are meant; [`ClientError`].
 pub fn resolve(connector: &Connector, target: &Target) -> Result<DeviceRecord, ClientError> {
-    let mut devices = records(connector, &target.address, ANSWER_TIME_MAX)?;
-    match devices.iter().position(|record| is_meant(record, target)) {
-        Some(at) => Ok(devices.swap_remove(at)),
-        None => Err(ClientError::NoDevice { target: target.clone(), offered: names(&devices) }),
+    let devices = records(connector, &target.address, ANSWER_TIME_MAX)?;
+    let selector = DeviceSelector::of(&target.device);
+    let is_meant = |record: &&DeviceRecord| !matches!(selector, DeviceSelector::Serial(_)) && selector.may_be(record);
+    let meant: Vec<&DeviceRecord> = devices.iter().filter(is_meant).collect();
+    match (meant.as_slice(), selector) {
+        ([], _) => Err(ClientError::NoDevice { target: target.clone(), offered: names(&devices) }),
+        ([first, _, ..], DeviceSelector::Make(..)) => {
+            let ids: Vec<&str> = meant.iter().map(|record| record.bus_id.as_str()).collect();
+            let next = format!("name one: {}/{}, or HOST/serial=NUMBER", shown(&target.address), first.bus_id);
+            let what = format!("several devices there are of this make: {}\n  {next}", ids.join(", "));
+            Err(ClientError::Device { target: target.clone(), what })
+        }
+        ([first, ..], _) => Ok((*first).clone()),
     }
+}
+
+/// The devices of which one may have the serial number that `target` names, those with the bus id `last` first.
+///
+/// # Errors
+/// [`ClientError`].
+pub fn candidates(
+    connector: &Connector,
+    target: &Target,
+    last: Option<&str>,
+) -> Result<Vec<DeviceRecord>, ClientError> {
+    let mut devices = records(connector, &target.address, ANSWER_TIME_MAX)?;
+    devices.retain(|record| DeviceSelector::of(&target.device).may_be(record));
+    devices.sort_by_key(|record| Some(record.bus_id.as_str()) != last);
+    Ok(devices)
 }
 
 /// The names of the devices that a host offers; none if it does not say.
@@ -168,14 +194,12 @@ pub fn names_offered(connector: &Connector, address: &str) -> Vec<String> {
 /// Why the link of a device ended, as far as its host says: it is asked once more, briefly.
 pub fn why_lost(connector: &Connector, target: &Target) -> Attribute {
     match records(connector, &target.address, AFTERWARDS_TIME_MAX) {
-        Ok(devices) if devices.iter().any(|record| is_meant(record, target)) => Attribute::Refused,
+        Ok(devices) if devices.iter().any(|record| DeviceSelector::of(&target.device).may_be(record)) => {
+            Attribute::Refused
+        }
         Ok(_) => Attribute::Gone,
         Err(_) => Attribute::Network,
     }
-}
-
-fn is_meant(record: &DeviceRecord, target: &Target) -> bool {
-    name_of(record) == target.device || record.bus_id == target.device
 }
 
 fn names(devices: &[DeviceRecord]) -> Vec<String> {

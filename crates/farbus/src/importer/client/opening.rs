@@ -3,6 +3,7 @@
 //! The journey of a device that is opened in a session is one function, `Client::request`: connect, begin the session,
 //! open the device, read the answer. Every kind of device takes it; they differ in what they ask for.
 
+use std::borrow::Cow;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use std::time::Duration;
 use farbus_host::storage::{BULK_ONLY, NO_DISK};
 use farbus_host::{DiskError, Options, RemoteDisk, RemoteError};
 use farbus_io::link::{Clock, Link};
-use farbus_io::trust::{Peer, Traffic};
+use farbus_io::trust::{AttachedDevice, Peer, Traffic};
 use farbus_model::{BufferPool, Completions, Device, Identity};
 use farbus_session::native::retire::Step;
 use farbus_session::native::{
@@ -25,6 +26,9 @@ use farbus_session::{DeviceRecord, OpStatus, RemoteDevice};
 use super::config::{ClientConfig, GRACE, GRACE_DISK};
 use super::connector::Connector;
 use super::error::{ClientError, local, lost, unreachable};
+use super::remembered::{RememberedDevice, device_of, with_identity};
+use super::selector::DeviceSelector;
+use super::strings::with_strings;
 use super::target::Target;
 use super::{offers, usbip};
 use crate::broker::{Broker, SystemAccess};
@@ -58,6 +62,8 @@ const STEP_TIME_MAX: Duration = Duration::from_secs(5);
 pub struct Client {
     connector: Connector,
     config: ClientConfig,
+    /// Which device its target has to be, if that is to be the same each time.
+    remembered: Option<RememberedDevice>,
 }
 
 /// What is said of a device that a front end for disks cannot show, and what can.
@@ -96,7 +102,7 @@ impl Client {
     /// A client that connects, plugs in and mounts through `system`, the rights of another process among them.
     #[doc(hidden)]
     pub fn through(system: SystemAccess, config: ClientConfig) -> Self {
-        Self { connector: Connector::new(system, config.transport), config }
+        Self { connector: Connector::new(system, config.transport), config, remembered: None }
     }
 
     /// A client for a single host (`HOST:PORT`), which it looks up now; it reads no files later.
@@ -105,7 +111,7 @@ impl Client {
     /// [`ClientError::Local`] if the list of paired hosts cannot be read.
     #[doc(hidden)]
     pub fn for_host(address: &str, system: SystemAccess, config: ClientConfig) -> Result<Self, ClientError> {
-        Ok(Self { connector: Connector::for_host(address, system, config.transport)?, config })
+        Ok(Self { connector: Connector::for_host(address, system, config.transport)?, config, remembered: None })
     }
 
     /// As [`Client::for_host`], for a paired host that is now at `moved` (`HOST[:PORT]`). Once it has proved its key
@@ -120,7 +126,8 @@ impl Client {
         system: SystemAccess,
         config: ClientConfig,
     ) -> Result<Self, ClientError> {
-        Ok(Self { connector: Connector::for_host_at(address, moved, system, config.transport)?, config })
+        let connector = Connector::for_host_at(address, moved, system, config.transport)?;
+        Ok(Self { connector, config, remembered: None })
     }
 
     /// A client with the same options for another host, for this process or, if that may not connect to it, through the
@@ -141,7 +148,8 @@ impl Client {
                 return Err(ClientError::Local(format!("no broker came along that may connect to {address}")));
             }
         };
-        Ok(Self { connector: self.connector.to_another(address, system, peer)?, config: self.config.clone() })
+        let connector = self.connector.to_another(address, system, peer)?;
+        Ok(Self { connector, config: self.config.clone(), remembered: None })
     }
 
     /// What lets a replacement process connect as this client does ([`Client::to_another`]); `None` if every process
@@ -156,6 +164,22 @@ impl Client {
         }
     }
 
+    /// The same; it opens a target again only if the device is there that it was.
+    #[must_use]
+    pub(crate) fn remembering(self, remembered: RememberedDevice) -> Self {
+        Self { remembered: Some(remembered), ..self }
+    }
+
+    /// Which device the target has to be, if that is to be the same each time.
+    fn remembered(&self, target: &Target) -> Option<&RememberedDevice> {
+        self.remembered.as_ref().filter(|remembered| remembered.is_of(target))
+    }
+
+    /// Checks that the device of `target` that was opened is the one that it was before.
+    fn check_is_the_same(&self, target: &Target, seen: AttachedDevice) -> Result<(), ClientError> {
+        self.remembered(target).map_or(Ok(()), |remembered| remembered.check(seen, self.system()))
+    }
+
     /// The options with which this client opens devices.
     pub fn config(&self) -> &ClientConfig {
         &self.config
@@ -165,6 +189,44 @@ impl Client {
     #[doc(hidden)]
     pub fn system(&self) -> &SystemAccess {
         self.connector.system()
+    }
+
+    /// The target by its bus id, if `target` names the device by its vendor and product, or by its serial number. For a
+    /// serial number, devices that nobody uses are asked for theirs, one after the other.
+    ///
+    /// # Errors
+    /// [`ClientError::NoDevice`]: there is no such device, or somebody uses it; [`ClientError`].
+    pub(crate) fn meant<'t>(&self, target: &'t Target) -> Result<Cow<'t, Target>, ClientError> {
+        let record = match DeviceSelector::of(&target.device) {
+            DeviceSelector::Name(_) => return Ok(Cow::Borrowed(target)),
+            DeviceSelector::Make(..) => {
+                offers::resolve(&self.connector, target).or_else(|error| self.followed(target).ok_or(error))?
+            }
+            DeviceSelector::Serial(serial) => {
+                let (make, last) = self.remembered(target).map(RememberedDevice::marks).unwrap_or_default();
+                let mut candidates = offers::candidates(&self.connector, target, last.as_deref())?;
+                let follows = |make| self.remembered(target).is_some_and(|remembered| remembered.follows(make));
+                candidates.retain(|record| {
+                    let its = (record.vendor, record.product);
+                    make.is_none_or(|make| make == its || follows(its))
+                });
+                usbip::with_serial(&self.connector, target, candidates, serial)?
+            }
+        };
+        let meant = Target { address: target.address.clone(), device: record.bus_id };
+        if let Some(remembered) = self.remembered(target) {
+            remembered.note_meant(&meant);
+        }
+        Ok(Cow::Owned(meant))
+    }
+
+    /// The device that is where the one of `target` was, if it is one that is followed.
+    fn followed(&self, target: &Target) -> Option<DeviceRecord> {
+        let remembered = self.remembered(target)?;
+        let (_, bus_id) = remembered.marks();
+        let there = Target { address: target.address.clone(), device: bus_id? };
+        let record = offers::resolve(&self.connector, &there).ok()?;
+        remembered.follows((record.vendor, record.product)).then_some(record)
     }
 
     /// The devices that a host (`HOST:PORT`) offers, as USB/IP describes them. The host may take 10 s to answer.
@@ -249,6 +311,7 @@ impl Client {
     /// # Errors
     /// [`ClientError`].
     pub fn open(&self, target: &Target) -> Result<farbus_host::RemoteDevice<DevicePort>, ClientError> {
+        let target = &*self.meant(target)?;
         let (speed, descriptors, port) = match self.session(target, GRACE_DISK)? {
             Some(linked) => {
                 let (speed, descriptors) = (linked.speed(), linked.descriptors().clone());
@@ -298,7 +361,10 @@ impl Client {
     #[doc(hidden)]
     pub fn enumerate(&self, target: &Target) -> Result<(HoldingLink, RemoteDevice), ClientError> {
         self.check_has_not_moved(target, None)?;
-        usbip::enumerate(&self.connector, target)
+        let (link, device) = usbip::enumerate(&self.connector, target)?;
+        let seen = device_of(None, device.descriptors());
+        self.check_is_the_same(target, AttachedDevice { bus_id: Some(device.record().bus_id.clone()), ..seen })?;
+        Ok((link, device))
     }
 
     /// Opens a USB device in a session with a grace period as configured, else `usual`. `None` if there is to be no
@@ -321,6 +387,9 @@ impl Client {
         let linked =
             self.accepted(target, self.request(target, traffic_of(native::Class::USB), remote, grace, &mut done)?)?;
         self.check_has_not_moved(target, linked.remote().identity())?;
+        let linked = with_strings(linked, target)?;
+        let seen = device_of(linked.remote().identity(), linked.descriptors());
+        self.check_is_the_same(target, AttachedDevice { is_lasting: linked.remote().is_lasting(), ..seen })?;
         Ok(Some(linked))
     }
 
@@ -389,6 +458,9 @@ impl Client {
                 _ => {}
             }
             is_here?;
+            let is_lasting = linked.remote().is_lasting();
+            let seen = AttachedDevice { stores_data: true, is_lasting, ..with_identity(linked.remote().identity()) };
+            self.check_is_the_same(target, seen)?;
         }
         Ok(opened)
     }
@@ -557,12 +629,21 @@ impl Client {
         grace: Duration,
         done: &mut A::Done,
     ) -> Result<Opened<A>, ClientError> {
+        let mut remote = remote;
+        let remembered = self.remembered(target);
+        if let Some(expected) = remembered.and_then(RememberedDevice::expectation) {
+            remote.expect(expected);
+        }
+        let stores_data = traffic == traffic_of(native::Class::BLOCK);
         let linked = self.begin_on(target, traffic, self.config.terms(grace), remote, done)?;
         // Read the answer.
-        Ok(match linked.end().cloned() {
-            None => Ok(linked),
-            Some(end) => Err(end),
-        })
+        let Some(end) = linked.end().cloned() else { return Ok(Ok(linked)) };
+        if let (Some(remembered), Some(identity)) = (remembered, linked.remote().identity())
+            && end.cause == native::Cause::Busy
+        {
+            remembered.note_awaited(identity, linked.remote().is_lasting(), stores_data);
+        }
+        Ok(Err(end))
     }
 
     /// Connects, begins the session, sends the request and waits until the device is open or refused, which the
@@ -612,6 +693,17 @@ impl Client {
     /// The error of a refusal. Who uses the device, or what there is instead, is asked of the exporter now.
     pub(crate) fn refusal(&self, target: &Target, end: &native::End) -> ClientError {
         let (target, what) = (target.clone(), end.message.clone());
+        if let Some(remembered) = self.remembered(&target).filter(|remembered| remembered.expectation().is_some()) {
+            // Its exporter compared it. A device that is not there at all is not another one.
+            let is_another = match end.cause {
+                native::Cause::Stale => true,
+                native::Cause::Gone => offers::resolve(&self.connector, &target).is_ok(),
+                _ => false,
+            };
+            if is_another {
+                return remembered.another(what);
+            }
+        }
         if let Some(limit) = end.limit() {
             return ClientError::Limit { address: target.to_string(), limit: limit.to_owned(), what };
         }

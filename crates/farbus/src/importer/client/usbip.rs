@@ -4,7 +4,8 @@ use farbus_host::{Enumerate, IdSource, Port, run};
 use farbus_model::{Device, Limits};
 use farbus_session::importer::Greeting;
 use farbus_session::registry::in_use;
-use farbus_session::{Handshake, OpStatus, RemoteDevice};
+use farbus_session::{DeviceRecord, Handshake, OpStatus, RemoteDevice};
+use tracing::debug;
 
 use super::connector::Connector;
 use super::error::{ClientError, local, unreachable};
@@ -62,6 +63,36 @@ pub fn enumerate(connector: &Connector, target: &Target) -> Result<(HoldingLink,
     device.set_descriptors(descriptors);
     link.set_receive_timeout(None).map_err(local)?;
     Ok((link, device))
+}
+
+/// The first of `candidates` that says that it has this serial number. Each is taken for the moment in which it is
+/// asked; one that somebody uses is left alone.
+///
+/// # Errors
+/// [`ClientError::NoDevice`]: none has it; [`ClientError`]: the host is not reached.
+pub fn with_serial(
+    connector: &Connector,
+    target: &Target,
+    candidates: Vec<DeviceRecord>,
+    serial: &str,
+) -> Result<DeviceRecord, ClientError> {
+    let offered = candidates.iter().map(|record| record.bus_id.clone()).collect();
+    for record in candidates {
+        let candidate = Target { address: target.address.clone(), device: record.bus_id.clone() };
+        match enumerate(connector, &candidate) {
+            Ok((_link, device)) => {
+                let descriptors = device.descriptors();
+                if descriptors.string(descriptors.device.serial_string) == Some(serial) {
+                    return Ok(record);
+                }
+            }
+            Err(error @ (ClientError::Link(_) | ClientError::Untrusted { .. } | ClientError::Local(_))) => {
+                return Err(error);
+            }
+            Err(error) => debug!(%error, device = candidate.shown(), "it does not tell its serial number"),
+        }
+    }
+    Err(ClientError::NoDevice { target: target.clone(), offered })
 }
 
 /// Whether an exporter other than farbus may use this as a bus id: `1-1.4`, `usbip-vudc.0`, but not a name like `disk`.

@@ -119,7 +119,7 @@ fn told_of(
     own_key: Option<&String>,
     waiting: &mut VecDeque<Candidate>,
 ) -> Vec<Value> {
-    let ours = own();
+    let ours = own().places;
     let is_own = |address: &SocketAddr| {
         let has_port = |own: &Place| matches!(own, Place::Address(own) if own.port() == address.port());
         ours.iter().any(has_port) && is_ours(*address)

@@ -43,9 +43,18 @@ struct Candidate {
     is_guess: bool,
 }
 
-/// Asks all known hosts what they offer, this machine first. A paired host is asked only over its encrypted link.
-pub fn all() -> Vec<Neighbour> {
-    let ours = own();
+/// What all known hosts offer.
+#[derive(Debug)]
+pub struct Everybody {
+    /// This machine first.
+    pub hosts: Vec<Neighbour>,
+    /// Names of this user's own devices that only paired hosts can use.
+    pub for_paired_hosts: Vec<String>,
+}
+
+/// Asks all known hosts what they offer. A paired host is asked only over its encrypted link.
+pub fn all() -> Everybody {
+    let OwnShares { places: ours, for_paired_hosts } = own();
     let paired = paired();
     let mut hosts: Vec<Candidate> = ours.iter().map(|at| candidate(own_target(at), &at.as_host(), false)).collect();
     let default = Place::Address(SocketAddr::from(([127, 0, 0, 1], DEFAULT_PORT)));
@@ -62,7 +71,7 @@ pub fn all() -> Vec<Neighbour> {
             hosts.push(candidate(host.name, address, false));
         }
     }
-    ask(hosts, LIST_TIME_MAX, LISTS_TIME_MAX)
+    Everybody { hosts: ask(hosts, LIST_TIME_MAX, LISTS_TIME_MAX), for_paired_hosts }
 }
 
 /// Asks these paired hosts what they offer. Each may take as long as all together.
@@ -135,15 +144,28 @@ fn named_here(mut all: Vec<Neighbour>) -> Vec<Neighbour> {
     all
 }
 
-/// Where this user's own shares listen.
-pub(super) fn own() -> Vec<Place> {
-    let Ok(answers) = ask_all(&Question::Status) else { return Vec::new() };
-    let addresses = answers.into_iter().filter_map(|(_, answer)| match answer {
-        Answer::Ok(process) if process["role"] != "attach" && process["role"] != "run" => {
-            process["address"].as_str()?.parse().ok()
-        }
+/// This user's own shares.
+#[derive(Debug, Default)]
+pub(super) struct OwnShares {
+    /// Where programs of this machine can ask for them.
+    pub places: Vec<Place>,
+    /// Names of the devices that only paired hosts can use.
+    pub for_paired_hosts: Vec<String>,
+}
+
+pub(super) fn own() -> OwnShares {
+    let Ok(answers) = ask_all(&Question::Status) else { return OwnShares::default() };
+    let processes = answers.into_iter().filter_map(|(_, answer)| match answer {
+        Answer::Ok(process) if process["role"] != "attach" && process["role"] != "run" => Some(process),
         _ => None,
     });
+    let (for_paired, for_all): (Vec<_>, Vec<_>) =
+        processes.partition(|process| process["is_for_paired_hosts"].as_bool() == Some(true));
+    let devices = for_paired.iter().filter_map(|process| process["devices"].as_array()).flatten();
+    // What a daemon has attached is listed beside what it shares.
+    let shared = devices.filter(|device| device["bus_id"].is_string());
+    let for_paired_hosts = shared.filter_map(|device| Some(device["name"].as_str()?.to_owned())).collect();
+    let addresses = for_all.iter().filter_map(|process| process["address"].as_str()?.parse().ok());
     let reachable = |mut place: Place| {
         if let Place::Address(address) = &mut place
             && address.ip().is_unspecified()
@@ -152,7 +174,7 @@ pub(super) fn own() -> Vec<Place> {
         }
         place
     };
-    addresses.map(reachable).collect()
+    OwnShares { places: addresses.map(reachable).collect(), for_paired_hosts }
 }
 
 fn own_target(place: &Place) -> String {

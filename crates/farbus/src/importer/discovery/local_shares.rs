@@ -21,7 +21,7 @@ use crate::common::runtime_folder::{self, RuntimeFolder};
 use crate::common::socket_place::Place;
 use crate::devices::offer::Listed;
 use crate::hosts::known_host::KnownHost;
-use crate::importer::client::{Client, ClientError, Target};
+use crate::importer::client::{Client, ClientError, DeviceSelector, Target};
 use crate::importer::local_error::HereError;
 
 /// Prefix and suffix of the name of a share's socket.
@@ -109,7 +109,16 @@ pub fn resolve(target: Target) -> Result<Target, ClientError> {
     }
     let (mut offered, mut found) = (Vec::new(), Vec::new());
     for (place, devices) in asked()? {
-        if devices.iter().any(|device| device.name == target.device || device.bus_id == target.device) {
+        let selector = DeviceSelector::of(&target.device);
+        let is_meant = |device: &Listed| match selector {
+            DeviceSelector::Name(name) => device.name == name || device.bus_id == name,
+            DeviceSelector::Make(..) => {
+                format!("{}:{}", device.vendor, device.product).eq_ignore_ascii_case(&target.device)
+            }
+            // A list has no serial numbers.
+            DeviceSelector::Serial(_) => false,
+        };
+        if devices.iter().any(is_meant) {
             found.push(place);
         }
         offered.extend(devices.into_iter().map(|device| device.name));

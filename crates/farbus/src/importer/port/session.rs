@@ -59,6 +59,15 @@ impl SessionPort {
         Self { inner, done: completions() }
     }
 
+    /// The device, for another way to use it.
+    ///
+    /// # Panics
+    /// If there is another handle.
+    pub fn into_linked(self) -> Linked<RemoteUsb> {
+        let inner = Arc::into_inner(self.inner).expect("no other handle is left");
+        inner.into_inner().unwrap_or_else(PoisonError::into_inner).linked
+    }
+
     fn inner(&self) -> MutexGuard<'_, Inner> {
         lock(&self.inner)
     }

@@ -15,7 +15,7 @@ use std::time::Duration;
 use farbus_io::module::{ModuleProcess, Use, Way, arrange, supervise};
 use farbus_io::sys::confine_program::{check_program, confine_for};
 use farbus_modules::module::{Class, Effects, Form, Manifest, Module, Parameter};
-use farbus_modules::{Asked, Begun, Fill, Maker, Mismatch, Place, Refusal, Settings};
+use farbus_modules::{Asked, Begun, Fill, Maker, Mismatch, ModuleCost, Place, Refusal, Settings};
 
 /// How long a program may take for one turn: far longer than a working one takes, and less than the 5 s and more that
 /// drivers wait.
@@ -26,6 +26,9 @@ pub const HOST_VERB: &str = "module-host";
 pub const PROGRAM_VERB: &str = "module-program";
 /// Where a program's interpreter is looked for.
 const PATH: &str = "/usr/bin:/bin:/usr/local/bin";
+
+/// What a half that is a program takes in this process: what is on its way between the two.
+const PROGRAM_BYTES: usize = 1 << 20;
 
 /// The options of a program.
 const PARAMETERS: &[Parameter] = &[
@@ -130,6 +133,12 @@ fn half(begin: &Begin, name: &str, settings: &Settings, place: &Place) -> Result
 impl Maker for Program {
     fn manifest(&self) -> &'static Manifest {
         self.manifest
+    }
+
+    /// What it takes in this process. Its own memory is its owner's to give, who named it: a program has its limit
+    /// (1 GiB) and serves one attachment; a sandbox has 128 MiB at most.
+    fn cost(&self, _settings: &Settings) -> ModuleCost {
+        ModuleCost::with_state(PROGRAM_BYTES)
     }
 
     fn begin(&self, settings: &Settings, place: &Place, _random: Fill<'_>) -> Result<Box<dyn Begun>, Refusal> {

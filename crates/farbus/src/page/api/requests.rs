@@ -1,11 +1,13 @@
 //! The body of a change: read within a limit of size and time, and understood as an object of JSON.
 
+use std::fmt;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::time::Duration;
 
 use hyper::StatusCode;
 use hyper::body::{Body as _, Incoming};
+use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 use serde_json::{Map, Value};
 use tokio::time::timeout;
 
@@ -21,9 +23,44 @@ const BODY_TIME_MAX: Duration = Duration::from_secs(10);
 /// # Errors
 /// [`Refusal`]: the body is not as long as was said, comes too slowly, or is no object.
 pub async fn object_of(body: &mut Incoming, length: u64) -> Result<Map<String, Value>, Refusal> {
-    match serde_json::from_slice(&all_of(body, length).await?) {
-        Ok(Value::Object(object)) => Ok(object),
-        Ok(_) | Err(_) => Err(Refusal::of(StatusCode::BAD_REQUEST, "the body is no object of JSON")),
+    let object = serde_json::from_slice(&all_of(body, length).await?);
+    object.map(|UniqueObject(object)| object).map_err(|error| {
+        let is_twice = error.to_string().starts_with(TWICE);
+        let why = if is_twice { "the body has a name twice" } else { "the body is no object of JSON" };
+        Refusal::of(StatusCode::BAD_REQUEST, why)
+    })
+}
+
+/// What is wrong with an object that has a name twice.
+const TWICE: &str = "a name is there twice";
+
+/// An object that has each name once: of two, one program takes the first and another the last.
+struct UniqueObject(Map<String, Value>);
+
+impl<'de> Deserialize<'de> for UniqueObject {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct ObjectVisitor;
+
+        impl<'de> Visitor<'de> for ObjectVisitor {
+            type Value = UniqueObject;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object that has each name once")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<UniqueObject, A::Error> {
+                let mut object = Map::new();
+                while let Some((name, value)) = entries.next_entry::<String, Value>()? {
+                    if object.contains_key(&name) {
+                        return Err(A::Error::custom(TWICE));
+                    }
+                    object.insert(name, value);
+                }
+                Ok(UniqueObject(object))
+            }
+        }
+
+        deserializer.deserialize_map(ObjectVisitor)
     }
 }
 
@@ -54,4 +91,18 @@ async fn bytes_of(body: &mut Incoming, length: u64) -> Option<Vec<u8>> {
         bytes.extend_from_slice(&data);
     }
     (bytes.len() == length).then_some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::UniqueObject;
+
+    #[test]
+    fn an_object_with_a_name_twice_and_what_is_no_object_are_refused() {
+        let is_taken = |text: &str| serde_json::from_str::<UniqueObject>(text).is_ok();
+        assert!(is_taken(r#"{"device":"a","reason":"b"}"#) && is_taken("{}"));
+        for text in [r#"{"device":"a","device":"b"}"#, r#"{"a":1,"\u0061":2}"#, "[]", "7", r#"{"a":1}{"#, ""] {
+            assert!(!is_taken(text), "{text}");
+        }
+    }
 }

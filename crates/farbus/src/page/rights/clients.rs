@@ -1,8 +1,14 @@
 //! The connections of a confined process: whose they are, and what their clients have shown.
 //!
-//! A browser of another machine is a stranger until it shows a token. Strangers have places of their own, few from one
-//! network, and one that comes when all are taken ends the longest-standing of the network that has the most: so those
-//! who are let in lose nothing to strangers, and a stranger alone cannot keep others out.
+//! Who is not the owner has a place of a pool: a browser of another machine until it shows a token, and a program of
+//! another user. Who comes when all places of a pool are taken ends a connection of the network, or of the user, that
+//! has the most: the longest-standing of those that have shown nothing, else of all. So nobody keeps others out alone,
+//! and those who are let in lose nothing to strangers.
+//!
+//! | pool | places | of one | one more of who has the most |
+//! |---|---|---|---|
+//! | other machines' browsers, by network | [`STRANGERS_MAX`] | [`STRANGERS_OF_NETWORK_MAX`] | ends the oldest |
+//! | other users' programs, by user | [`OTHERS_MAX`] | all, while nobody else comes | is refused |
 
 use std::collections::BTreeMap;
 use std::io;
@@ -17,8 +23,10 @@ use super::super::api::callers::Client;
 
 /// Connections of the owner at a time, and of others; a further one is closed at once.
 pub const CONNECTIONS_MAX: usize = 1152;
-/// Connections of other users of this machine: theirs take nothing from the owner's.
-pub const OTHERS_MAX: usize = 16;
+/// Places for programs of other users of this machine: theirs take nothing from the owner's.
+const OTHERS_MAX: usize = 16;
+/// Connections of other users of this machine, with those that were told to end and have not yet.
+pub const OF_OTHERS_MAX: usize = 2 * OTHERS_MAX;
 /// Strangers at a time: each has a handshake under way, or one request.
 pub const STRANGERS_MAX: usize = 64;
 /// The same from one network.
@@ -44,21 +52,45 @@ pub struct Clients {
 #[derive(Debug)]
 struct Open {
     client: Client,
-    /// Held until it is closed; those of other machines are counted here.
+    /// Held until it is closed; those that are not the owner's are counted here.
     _permit: Option<OwnedSemaphorePermit>,
-    remote: Option<Remote>,
+    pooled: Option<Pooled>,
     shown: Option<Shown>,
     has_ended: bool,
 }
 
-/// A connection of another machine.
+/// A connection that has, or had, a place of a pool.
 #[derive(Debug)]
-struct Remote {
+struct Pooled {
     /// With it the connection is ended, whatever the confined process does.
     stream: OwnedFd,
-    from: IpAddr,
+    whose: Whose,
     is_let_in: bool,
 }
+
+/// Whose share of a pool a connection takes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Whose {
+    /// Another machine's network.
+    Network(IpAddr),
+    /// Another user of this machine; `None`: one that is not known.
+    User(Option<u32>),
+}
+
+/// Places that many share.
+struct Pool {
+    places: usize,
+    of_one_max: usize,
+    /// Connections that were told to end and have not yet.
+    ending_max: usize,
+    /// Whether who has the most may have one more for an older one. Handshakes are short; what programs follow is not.
+    replaces_own: bool,
+}
+
+const STRANGERS: Pool =
+    Pool { places: STRANGERS_MAX, of_one_max: STRANGERS_OF_NETWORK_MAX, ending_max: ENDING_MAX, replaces_own: true };
+const OTHERS: Pool =
+    Pool { places: OTHERS_MAX, of_one_max: OTHERS_MAX, ending_max: OF_OTHERS_MAX - OTHERS_MAX, replaces_own: false };
 
 /// A token that a client has shown last.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -78,16 +110,16 @@ fn network(address: IpAddr) -> IpAddr {
 }
 
 impl Open {
-    /// The address of a stranger.
-    fn stranger(&self) -> Option<IpAddr> {
-        self.remote.as_ref().filter(|remote| !remote.is_let_in).map(|remote| remote.from)
+    /// Whose place of a pool it has.
+    fn place(&self) -> Option<Whose> {
+        self.pooled.as_ref().filter(|pooled| !pooled.is_let_in).map(|pooled| pooled.whose)
     }
 
     fn end(&mut self) {
         self.has_ended = true;
-        if let Some(remote) = &self.remote {
+        if let Some(pooled) = &self.pooled {
             // One that its client has closed already is fine.
-            let _ = shutdown(&remote.stream, Shutdown::Both);
+            let _ = shutdown(&pooled.stream, Shutdown::Both);
         }
     }
 }
@@ -105,9 +137,19 @@ impl Clients {
         self.last
     }
 
-    /// Adds a connection of this machine. Returns its number.
-    pub fn add_local(&mut self, client: Client, permit: OwnedSemaphorePermit) -> u64 {
-        self.add(Open { client, _permit: Some(permit), remote: None, shown: None, has_ended: false })
+    /// Adds a connection of the owner. Returns its number.
+    pub fn add_owner(&mut self, permit: OwnedSemaphorePermit) -> u64 {
+        let client = Client::Owner;
+        self.add(Open { client, _permit: Some(permit), pooled: None, shown: None, has_ended: false })
+    }
+
+    /// Adds a connection of another user of this machine (`None`: one that is not known), if there is a place for it.
+    /// Returns its number.
+    ///
+    /// # Errors
+    /// The system has no more descriptors.
+    pub fn add_other(&mut self, stream: &OwnedFd, user: Option<u32>) -> io::Result<Option<u64>> {
+        self.add_pooled(&OTHERS, Client::Other, Whose::User(user), stream)
     }
 
     /// Adds a connection of another machine, if there is a place for it. Returns its number.
@@ -115,28 +157,42 @@ impl Clients {
     /// # Errors
     /// The system has no more descriptors.
     pub fn add_remote(&mut self, stream: &OwnedFd, from: IpAddr) -> io::Result<Option<u64>> {
-        let from = network(from);
-        if self.open.values().filter(|open| open.stranger().is_some()).count() >= STRANGERS_MAX + ENDING_MAX {
+        self.add_pooled(&STRANGERS, Client::Remote, Whose::Network(network(from)), stream)
+    }
+
+    fn add_pooled(&mut self, pool: &Pool, client: Client, whose: Whose, stream: &OwnedFd) -> io::Result<Option<u64>> {
+        if self.open.values().filter(|open| open.place().is_some()).count() >= pool.places + pool.ending_max {
             return Ok(None);
         }
-        let mut of_networks: BTreeMap<IpAddr, usize> = BTreeMap::new();
-        for of in self.open.values().filter(|open| !open.has_ended).filter_map(Open::stranger) {
-            *of_networks.entry(of).or_default() += 1;
+        let mut counts: BTreeMap<Whose, usize> = BTreeMap::new();
+        for of in self.open.values().filter(|open| !open.has_ended).filter_map(Open::place) {
+            *counts.entry(of).or_default() += 1;
         }
-        if of_networks.get(&from).is_some_and(|count| *count >= STRANGERS_OF_NETWORK_MAX) {
+        let own = counts.get(&whose).copied().unwrap_or_default();
+        if own >= pool.of_one_max {
             return Ok(None);
         }
-        if of_networks.values().sum::<usize>() >= STRANGERS_MAX {
-            let most = of_networks.iter().max_by_key(|(_, count)| **count).map(|(network, _)| *network);
-            let is_of_most = |open: &&mut Open| !open.has_ended && open.stranger() == most;
-            // Numbers grow: the first is the one that has been here longest.
-            if let Some(oldest) = self.open.values_mut().find(is_of_most) {
-                oldest.end();
+        if counts.values().sum::<usize>() >= pool.places {
+            let most = counts.values().copied().max().unwrap_or_default();
+            if own >= most && !pool.replaces_own {
+                return Ok(None);
             }
+            self.end_one_of(|of| counts.get(&of) == Some(&most));
         }
-        let remote = Remote { stream: stream.try_clone()?, from, is_let_in: false };
-        let client = Client::Remote;
-        Ok(Some(self.add(Open { client, _permit: None, remote: Some(remote), shown: None, has_ended: false })))
+        let pooled = Pooled { stream: stream.try_clone()?, whose, is_let_in: false };
+        Ok(Some(self.add(Open { client, _permit: None, pooled: Some(pooled), shown: None, has_ended: false })))
+    }
+
+    /// Ends the longest-standing of these connections: of those that have shown nothing, if there are any.
+    fn end_one_of(&mut self, is_meant: impl Fn(Whose) -> bool) {
+        let is_its = |open: &Open| !open.has_ended && open.place().is_some_and(&is_meant);
+        // Numbers grow: the first is the one that has been here longest.
+        let candidates = self.open.iter().filter(|(_, open)| is_its(open));
+        let number =
+            candidates.min_by_key(|(number, open)| (open.shown.is_some(), **number)).map(|(number, _)| *number);
+        if let Some(open) = number.and_then(|number| self.open.get_mut(&number)) {
+            open.end();
+        }
     }
 
     /// The connection was closed.
@@ -151,7 +207,10 @@ impl Clients {
 
     /// The network that a connection of another machine comes from.
     pub fn network(&self, number: u64) -> Option<IpAddr> {
-        self.open.get(&number).and_then(|open| open.remote.as_ref()).map(|remote| remote.from)
+        match self.open.get(&number)?.pooled.as_ref()?.whose {
+            Whose::Network(network) => Some(network),
+            Whose::User(_) => None,
+        }
     }
 
     /// What the client of a connection may do who shows this, or nothing, if it has shown that before.
@@ -166,9 +225,9 @@ impl Clients {
     /// The client of a connection has shown a token that counts. Returns whether there is a place for it: one of
     /// another machine is no stranger from now on.
     pub fn show(&mut self, number: u64, shown: Shown) -> bool {
-        let is_stranger = self.open.get(&number).is_some_and(|open| open.stranger().is_some());
-        if is_stranger {
-            let let_in = || self.open.values().filter(|open| open.remote.as_ref().is_some_and(|of| of.is_let_in));
+        let is_stranger = |open: &Open| open.client == Client::Remote && open.place().is_some();
+        if self.open.get(&number).is_some_and(is_stranger) {
+            let let_in = || self.open.values().filter(|open| open.pooled.as_ref().is_some_and(|of| of.is_let_in));
             let is_its = |open: &&Open| open.shown.as_ref().is_some_and(|of| of.authorization == shown.authorization);
             if let_in().count() >= self.let_in_max || let_in().filter(is_its).count() >= OF_TOKEN_MAX {
                 return false;
@@ -176,7 +235,8 @@ impl Clients {
         }
         if let Some(open) = self.open.get_mut(&number) {
             open.shown = Some(shown);
-            open.remote.iter_mut().for_each(|remote| remote.is_let_in = true);
+            let is_remote = open.client == Client::Remote;
+            open.pooled.iter_mut().for_each(|pooled| pooled.is_let_in = is_remote);
         }
         true
     }
@@ -266,6 +326,42 @@ mod tests {
             clients.add_remote(&others, address).unwrap().is_some()
         });
         assert_eq!(more.count(), ENDING_MAX - 1);
+    }
+
+    #[test]
+    fn a_user_that_has_taken_all_places_gives_those_way_who_have_fewer() {
+        let mut clients = Clients::with_descriptors(usize::MAX);
+        let (eve, ann) = (Some(1600), Some(1700));
+        let (first, first_client) = connection();
+        let (stream, _client) = connection();
+        let oldest = clients.add_other(&first, eve).unwrap().unwrap();
+        let shown = |n: u32| Shown { authorization: format!("Bearer {n}"), scope: Some(Scope::Read) };
+        assert!(clients.show(oldest, shown(0)));
+        let silent = clients.add_other(&first, eve).unwrap().unwrap();
+        for _ in 2..OTHERS_MAX {
+            clients.add_other(&stream, eve).unwrap().unwrap();
+        }
+        assert_eq!(clients.add_other(&stream, eve).unwrap(), None, "nobody else has one to give way");
+        assert!(is_open(&first_client));
+        let ann_first = clients.add_other(&stream, ann).unwrap().unwrap();
+        assert_eq!((clients.find(silent), clients.find(oldest)), (None, Some(Client::Other)), "the silent one first");
+        assert!(!is_open(&first_client));
+        assert!(clients.show(ann_first, shown(1)));
+        for _ in 1..OTHERS_MAX / 2 {
+            assert!(clients.add_other(&stream, ann).unwrap().is_some());
+        }
+        assert_eq!(clients.add_other(&stream, ann).unwrap(), None, "half of them is its share");
+        assert_eq!(clients.add_other(&stream, eve).unwrap(), None, "and the other half eve's");
+        assert!(clients.find(ann_first).is_some());
+        // Users without number: who has shown a token is the last to go.
+        for user in 0..1000 {
+            if let Some(number) = clients.add_other(&stream, Some(user)).unwrap() {
+                clients.find(number).unwrap();
+            }
+            let ended: Vec<u64> = clients.open.iter().filter(|(_, open)| open.has_ended).map(|(n, _)| *n).collect();
+            ended.into_iter().for_each(|number| clients.remove(number));
+        }
+        assert!(clients.find(ann_first).is_some() && clients.open.len() == OTHERS_MAX);
     }
 
     #[test]

@@ -60,6 +60,8 @@ const PASS_PAUSE: Duration = Duration::from_millis(2);
 const DESCRIPTORS_OF_PAGE: usize = 64;
 /// How often it is looked whether the tokens still count that clients have shown.
 const TOKENS_EVERY: Duration = Duration::from_millis(250);
+/// What is promised is a second; the rest is for what ends then.
+const _: () = assert!(TOKENS_EVERY.as_millis() <= 500);
 /// Characters of a reason in the audit log.
 const WHY_CHARS_MAX: usize = 200;
 
@@ -215,12 +217,21 @@ impl Half {
         ended.map_or_else(|error| error.to_string(), in_words)
     }
 
-    /// Gives it a connection of this machine; waits a moment if it has many to take and its clients are the owner's. If
-    /// it does not take it, the connection is closed.
-    pub async fn pass(&self, client: Client, permit: OwnedSemaphorePermit, stream: &OwnedFd) {
-        let number = lock(&self.clients).add_local(client, permit);
-        let tries = if client == Client::Owner { PASS_TRIES_MAX } else { 1 };
-        self.send(number, &number.to_be_bytes(), stream, tries).await;
+    /// Gives it a connection of the owner; waits a moment if it has many to take. If it does not take it, the
+    /// connection is closed.
+    pub async fn pass(&self, permit: OwnedSemaphorePermit, stream: &OwnedFd) {
+        let number = lock(&self.clients).add_owner(permit);
+        self.send(number, &number.to_be_bytes(), stream, PASS_TRIES_MAX).await;
+    }
+
+    /// Gives it a connection of another user of this machine, if there is a place for that.
+    pub async fn pass_other(&self, user: Option<u32>, stream: &OwnedFd) {
+        let added = lock(&self.clients).add_other(stream, user);
+        match added {
+            Ok(Some(number)) => self.send(number, &number.to_be_bytes(), stream, 1).await,
+            Ok(None) => debug!(user, "a connection has no place"),
+            Err(error) => debug!(%error, "a connection is not taken"),
+        }
     }
 
     /// Gives it a connection of another machine, if there is a place for that. `reached` is the address of this machine
@@ -645,11 +656,10 @@ mod tests {
             let (line, theirs) = StdUnixStream::pair().unwrap();
             line.set_nonblocking(true).unwrap();
             let half = Half::over(Arc::new(shared), child, passage, UnixStream::from_std(line).unwrap());
-            let places = Arc::new(Semaphore::new(2));
-            for (number, client) in [(1, Client::Owner), (2, Client::Other)] {
-                let place = Arc::clone(&places).try_acquire_owned().unwrap();
-                assert_eq!(lock(&half.clients).add_local(client, place), number);
-            }
+            let place = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
+            assert_eq!(lock(&half.clients).add_owner(place), 1);
+            let stream = half.passage.duplicate().unwrap();
+            assert_eq!(lock(&half.clients).add_other(&stream, Some(1600)).unwrap(), Some(2));
             let half = Arc::new(half);
             test(Arc::clone(&half), theirs).await;
             half.end();

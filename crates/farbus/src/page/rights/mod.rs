@@ -32,7 +32,7 @@ use tokio::sync::Semaphore;
 use tokio::time::sleep;
 
 use self::asker::Asker;
-use self::clients::{CONNECTIONS_MAX, OTHERS_MAX};
+use self::clients::CONNECTIONS_MAX;
 use self::half::{Half, Shared};
 use self::spare::{ACCEPT_PAUSE, Spare};
 use super::api::callers::Client;
@@ -88,6 +88,9 @@ pub struct Served {
 /// [`Failure`]: it cannot listen there, or the process that speaks HTTP to the owner's programs has ended.
 pub fn serve(settings: PageSettings, tell: impl FnOnce(Served), end: impl Future<Output = ()>) -> Result<(), Failure> {
     let PageSettings { place, tls, names, is_sandboxed } = settings;
+    if let Err(error) = reading::tokens() {
+        tracing::warn!(%error, "no token opens the page before this is mended");
+    }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::local)?;
     runtime.block_on(async {
         let journal = Journal::default();
@@ -113,7 +116,7 @@ pub fn serve(settings: PageSettings, tell: impl FnOnce(Served), end: impl Future
                 let accept = async move || {
                     let (stream, _) = listener.accept().await?;
                     remote::set_options(&stream);
-                    Ok((client_of_tcp(&stream), stream.into_std()?.into()))
+                    Ok((user_of_tcp(&stream), stream.into_std()?.into()))
                 };
                 let place = format!("http://{address}/");
                 until_end(shared(Some(address.port())), (accept, remote_listener), || tell(place), end).await
@@ -128,7 +131,7 @@ pub fn serve(settings: PageSettings, tell: impl FnOnce(Served), end: impl Future
                 let listener = UnixListener::from_std(listener).map_err(cannot)?;
                 let accept = async move || {
                     let (stream, _) = listener.accept().await?;
-                    Ok((client_of_unix(&stream), stream.into_std()?.into()))
+                    Ok((user_of_unix(&stream), stream.into_std()?.into()))
                 };
                 let place = format!("unix:{}", path.display());
                 let ended = until_end(shared(None), (accept, remote_listener), || tell(place), end).await;
@@ -147,7 +150,7 @@ async fn until_end<A>(
     end: impl Future<Output = ()>,
 ) -> Result<(), Failure>
 where
-    A: AsyncFn() -> io::Result<(Client, OwnedFd)>,
+    A: AsyncFn() -> io::Result<(Option<u32>, OwnedFd)>,
 {
     let shared = Arc::new(shared);
     let half = Half::start(Arc::clone(&shared), Client::Owner).await?;
@@ -156,21 +159,17 @@ where
     let remotes = Arc::new(Spare::of(&shared, Client::Remote));
     let accepting = remote.map(|listener| tokio::spawn(remote::accept(listener, Arc::clone(&remotes))));
     let accept = pin!(async {
-        let (owners, strangers) = (Arc::new(Semaphore::new(connections_max())), Arc::new(Semaphore::new(OTHERS_MAX)));
+        let owners = Arc::new(Semaphore::new(connections_max()));
         loop {
-            let Ok((client, stream)) = accept().await else {
+            let Ok((user, stream)) = accept().await else {
                 sleep(ACCEPT_PAUSE).await;
                 continue;
             };
-            let places = if client == Client::Owner { &owners } else { &strangers };
-            let Ok(permit) = Arc::clone(places).try_acquire_owned() else { continue };
-            match client {
-                Client::Owner => half.pass(client, permit, &stream).await,
-                Client::Other | Client::Remote => {
-                    if let Some(half) = others.half().await {
-                        half.pass(client, permit, &stream).await;
-                    }
-                }
+            if is_owner(user) {
+                let Ok(permit) = Arc::clone(&owners).try_acquire_owned() else { continue };
+                half.pass(permit, &stream).await;
+            } else if let Some(half) = others.half().await {
+                half.pass_other(user, &stream).await;
             }
         }
     });
@@ -222,17 +221,18 @@ async fn first(
     .await
 }
 
-fn client_of_tcp(stream: &tokio::net::TcpStream) -> Client {
+/// The user at the other end; `None`: one that is not known.
+fn user_of_tcp(stream: &tokio::net::TcpStream) -> Option<u32> {
     match peer_owner(stream) {
-        Ok(PeerOwner::User(user)) => client_of_user(user),
-        Ok(PeerOwner::Elsewhere | PeerOwner::Closed) | Err(_) => Client::Other,
+        Ok(PeerOwner::User(user)) => Some(user),
+        Ok(PeerOwner::Elsewhere | PeerOwner::Closed) | Err(_) => None,
     }
 }
 
-fn client_of_unix(stream: &tokio::net::UnixStream) -> Client {
-    Credentials::of(stream).map_or(Client::Other, |credentials| client_of_user(credentials.user()))
+fn user_of_unix(stream: &tokio::net::UnixStream) -> Option<u32> {
+    Credentials::of(stream).map(|credentials| credentials.user()).ok()
 }
 
-fn client_of_user(user: u32) -> Client {
-    if user == runtime_folder::owner() || user == 0 { Client::Owner } else { Client::Other }
+fn is_owner(user: Option<u32>) -> bool {
+    user.is_some_and(|user| user == runtime_folder::owner() || user == 0)
 }

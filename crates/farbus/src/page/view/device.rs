@@ -212,6 +212,10 @@ fn facts(process: &Value, device: &Value) -> Markup {
     text("What", &device["title"]);
     text("State", &json!(state_of(device)));
     text("Why", &device["failure"]["message"]);
+    text("Why", &device["trouble"]);
+    text("Was", &device["another_in_port"]["was"]);
+    text("Is", &device["another_in_port"]["is"]);
+    text("To type", &device["another_in_port"]["next"]);
     text("User", &device["user"]);
     text("For", &device["reason"]);
     text("Mode", &device["mode"]);

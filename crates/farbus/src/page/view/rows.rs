@@ -208,7 +208,8 @@ impl<'a> Row<'a> {
     fn user(&self) -> Option<&'a str> {
         match self {
             Row::Own { process, device, .. } if is_attached(process, device) => {
-                (device["state"] != "failed" && device["state"] != "waiting").then(|| Self::own_host(process))
+                let has_none = ["failed", "waiting", "another device"].iter().any(|state| device["state"] == *state);
+                (!has_none).then(|| Self::own_host(process))
             }
             Row::Own { device, .. } => device["user"].as_str().or(device["lease"]["host"].as_str()),
             Row::Other(_, device) => device.user.as_deref(),

@@ -16,7 +16,10 @@ pub const PID: u32 = 4_294_967_000;
 /// What says it is a share with these devices. What a device has as `seconds` is its latency over time.
 pub struct MadeUp {
     devices: Arc<Mutex<Vec<Value>>>,
+    before_each: Arc<Mutex<Change>>,
 }
+
+type Change = Box<dyn FnMut(&mut Vec<Value>) + Send>;
 
 impl MadeUp {
     /// Answers from now on, until the test ends.
@@ -28,13 +31,17 @@ impl MadeUp {
         std::fs::set_permissions(folder.join(format!("{PID}.sock")), mode).unwrap();
         let devices = Arc::new(Mutex::new(devices));
         let for_thread = Arc::clone(&devices);
+        let before_each: Arc<Mutex<Change>> = Arc::new(Mutex::new(Box::new(|_| {})));
+        let change_before = Arc::clone(&before_each);
         thread::spawn(move || {
             for mut stream in listener.incoming().flatten() {
                 let mut asked = String::new();
                 let _ = BufReader::new(&stream).read_line(&mut asked);
                 let answer = match serde_json::from_str::<Value>(&asked) {
                     Ok(question) if question["ask"] == "status" => {
-                        let devices = for_thread.lock().unwrap().clone();
+                        let mut devices = for_thread.lock().unwrap();
+                        (change_before.lock().unwrap())(&mut devices);
+                        let devices = devices.clone();
                         json!({ "ok": { "pid": PID, "role": "share", "address": "made up", "devices": devices } })
                     }
                     Ok(question) if question["ask"] == "latency" => {
@@ -47,7 +54,12 @@ impl MadeUp {
                 let _ = writeln!(stream, "{answer}");
             }
         });
-        Self { devices }
+        Self { devices, before_each }
+    }
+
+    /// Changes what it says before each answer from now on: counters that go on by themselves.
+    pub fn change_before_each(&self, change: impl FnMut(&mut Vec<Value>) + Send + 'static) {
+        *self.before_each.lock().unwrap() = Box::new(change);
     }
 
     /// Changes what it says.

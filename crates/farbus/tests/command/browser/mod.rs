@@ -301,6 +301,7 @@ impl Drop for Browser {
             let _ = self.try_request("DELETE", &format!("/session/{}", self.session), None);
         }
         while self.processes().filter(|process| kill_process(*process, Signal::KILL).is_ok()).count() > 0 {
+            // waits: between two looks for an event
             thread::sleep(Duration::from_millis(5));
         }
     }

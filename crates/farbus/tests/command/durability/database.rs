@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::super::disk_clients::HANGS;
 use super::super::harness::{Harness, has, has_program};
-use super::clients::HANGS;
 use super::scene::{FrontEnd, Said};
 use super::store::{file_of, is_done, while_no_loop_device_is_made};
 
@@ -83,6 +83,7 @@ impl<'h, 's> Database<'h, 's> {
         while !is_over.load(Ordering::Acquire) {
             match Looped::over(&disk) {
                 Some(device) => self.one_life(&device, is_over),
+                // waits: a program that failed tries again
                 None => thread::sleep(BETWEEN_TRIES),
             }
         }
@@ -94,6 +95,7 @@ impl<'h, 's> Database<'h, 's> {
         if !self.is_made {
             self.is_made = is_done("mkfs.ext4", &["-q", "-F", "-b", "1024", "-J", "size=1", &device.name]);
         } else if !self.is_whole(device) {
+            // waits: a program that failed tries again
             thread::sleep(BETWEEN_TRIES);
             return;
         }
@@ -218,6 +220,7 @@ impl Drop for Looped {
         let (began, before) = (Instant::now(), file_of(&self.name));
         is_done("losetup", &["-d", &self.name]);
         while began.elapsed() < HANGS && !before.is_empty() && file_of(&self.name) == before {
+            // waits: between two looks for an event
             thread::sleep(BETWEEN_TRIES);
         }
     }

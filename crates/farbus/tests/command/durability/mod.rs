@@ -13,7 +13,6 @@
 //! Each sector names its place, its writer and its version, so that lost, old and foreign bytes are told apart. After
 //! each flush a writer also looks at what is durable on the medium itself (`store.rs`).
 
-mod clients;
 mod database;
 mod model;
 #[allow(dead_code, reason = "other tests use more of it")]
@@ -33,10 +32,10 @@ use rustix::process::{Resource, Signal};
 use serde_json::{Value, json};
 
 use super::cuts::Cutter;
+use super::disk_clients::{Client, DiskUser, HANGS, Nbd};
 use super::harness::{Harness, PATIENCE, has, has_fuse, has_program};
 use super::restart::SetOnDrop;
 use super::trust::{hosts, pair};
-use clients::{Client, FileUser, HANGS, Nbd};
 use database::Database;
 use model::{SECTOR, Sectors};
 use random::Random;
@@ -197,12 +196,14 @@ impl Scene<'_, '_> {
             ExporterKilled => self.exporter.kill_and_start(),
             ExporterStopped => {
                 self.exporter.signal(Signal::STOP);
+                // waits: the fault lasts so long
                 thread::sleep(span);
                 self.exporter.signal(Signal::CONT);
             }
             ImporterKilled => self.fronts[disk].kill(),
             ImporterStopped => {
                 self.fronts[disk].signal(Signal::STOP);
+                // waits: the fault lasts so long
                 thread::sleep(span);
                 self.fronts[disk].signal(Signal::CONT);
             }
@@ -231,6 +232,7 @@ impl Scene<'_, '_> {
     fn wait_for_requests(&self, count: u64) {
         let (before, began) = (self.requests(), Instant::now());
         while self.requests() < before + count && began.elapsed() < HANGS {
+            // waits: between two looks for an event
             thread::sleep(Duration::from_millis(1));
         }
     }
@@ -243,12 +245,14 @@ impl Scene<'_, '_> {
         let (before, began) = (errors(), Instant::now());
         self.disks[disk].fail(failing);
         while errors() == before && began.elapsed() < TOLD_WITHIN {
+            // waits: between two looks for an event
             thread::sleep(Duration::from_millis(1));
         }
         assert!(self.disks[disk].refused() > 0, "the programs use disk {disk}");
         let _nobody = while_no_loop_device_is_made();
         self.exporter.kill();
         // What the disks' users begin meanwhile waits for the exporter.
+        // waits: users begin requests, as many as the machine makes
         thread::sleep(span.min(Duration::from_secs(1)));
         self.disks[disk].take_down();
         self.disks[disk].fail(Failing::Nothing);
@@ -263,11 +267,13 @@ impl Scene<'_, '_> {
         self.disks[disk].fail(Failing::Data);
         let began = Instant::now();
         while self.disks[disk].refused() == 0 && began.elapsed() < HANGS {
+            // waits: between two looks for an event
             thread::sleep(Duration::from_millis(1));
         }
         self.cutter.freeze(true);
         self.disks[disk].go_on();
         // The longer, the more probable that the exporter was told.
+        // waits: the exporter may be told or not; both have to do
         thread::sleep(Duration::from_millis(50));
         self.exporter.kill();
         self.disks[disk].fail(Failing::Nothing);
@@ -286,6 +292,7 @@ impl Scene<'_, '_> {
         let cutter = &self.cutter;
         let has_ended = self.exporter.limit(resource, limit, || {
             cutter.cut();
+            // waits: the fault lasts so long
             thread::sleep(span);
         });
         self.cutter.cut();
@@ -353,7 +360,7 @@ fn no_fault_loses_a_flushed_byte_shows_an_old_one_or_hides_an_error() {
             match front.via {
                 "fuse" => {
                     let file = front.place().join("disk.img");
-                    Box::new(FileUser::start(&harness, &format!("writer{writer}.sock"), file))
+                    Box::new(DiskUser::start(&harness, &format!("writer{writer}.sock"), file))
                 }
                 _ => Box::new(Nbd::new(front.place())),
             }

@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit};
 
 use super::super::cuts::{Cutter, attach_through};
+use super::super::disk_clients::{Client, HANGS, is_answer, is_hang, open_soon};
 use super::super::harness::{Harness, PATIENCE, Running, wait_until};
 use super::super::trust::Host;
-use super::clients::{Client, HANGS, is_answer, is_hang, open_soon};
 use super::model::{SECTOR, Sectors, Wrong};
 use super::random::Random;
 use super::store::{Disk, while_no_loop_device_is_made};
@@ -418,6 +418,7 @@ pub fn wait_until_settled(all: &[Said], turn: u64, within: Duration) -> Result<D
         match late() {
             late if late.is_empty() => return Ok(began.elapsed()),
             late if began.elapsed() > within => return Err(late),
+            // waits: between two looks for an event
             _ => thread::sleep(Duration::from_millis(2)),
         }
     }

@@ -130,6 +130,7 @@ impl BlockStore for Handle {
             let refused = medium.refuse(StoreError::Medium);
             while medium.waits && medium.failing == Failing::Data {
                 drop(medium);
+                // waits: between two looks whether the medium still fails
                 thread::sleep(Duration::from_millis(1));
                 medium = self.lock();
             }

@@ -30,7 +30,7 @@ pub(super) const READ_AHEAD_BYTES: u32 = 4 << 20;
 const HELLO_TIME_MAX: Duration = Duration::from_secs(5);
 /// Idle buffers that are kept for reads, bytes.
 const POOL_BYTES: usize = 8 << 20;
-/// Idle buffers that are kept for writes.
+/// Idle buffers that are kept for writes while nothing is under way.
 const CHUNKS_KEPT: usize = 8;
 /// The longest write that is copied for a device which keeps it, so that no buffer of the largest size is tied up.
 const COPIED_BYTES_MAX: usize = 64 << 10;
@@ -707,9 +707,21 @@ impl Engine {
         }
         self.collect();
         if self.asked.is_empty() {
-            self.chunks.truncate(CHUNKS_KEPT);
+            self.keep_few_idle_chunks();
         }
         Ok(())
+    }
+}
+
+impl Engine {
+    /// Drops idle buffers beyond those that are kept. Those that a session still has, until their data are
+    /// acknowledged, are idle after that: without them, each write would have a new buffer.
+    fn keep_few_idle_chunks(&mut self) {
+        let mut idle = 0;
+        self.chunks.retain(|chunk| {
+            idle += usize::from(Arc::strong_count(chunk) == 1);
+            Arc::strong_count(chunk) > 1 || idle <= CHUNKS_KEPT
+        });
     }
 }
 

@@ -1,7 +1,7 @@
 //! Carries the bytes of a link between its stream and the end of a socket pair.
 
 use std::future::{Future, poll_fn};
-use std::io;
+use std::io::{self, IoSlice};
 use std::os::fd::OwnedFd;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -26,8 +26,9 @@ use crate::trust::tls::{HandshakeError, KeyVerifier, Protocol, Secured};
 const LAST_WORDS_TIME_MAX: Duration = Duration::from_secs(2);
 /// How long a link of which this end has finished goes on to receive: sessions need 2 s for a farewell.
 const HALF_CLOSED_TIME_MAX: Duration = Duration::from_secs(4);
-/// How much is carried at a time.
+/// How much is carried at a time, outward and inward.
 const CARRIED_BYTES: usize = 32 << 10;
+const CARRIED_CHUNKS: usize = 32;
 /// Codes of a transport error that stand for an alert of TLS (RFC 9001 §4.8).
 const CRYPTO_ERROR: std::ops::Range<u64> = 0x100..0x200;
 
@@ -156,9 +157,22 @@ async fn outward(mut from: ReadHalf<'_>, to: &mut SendStream) -> io::Result<Ende
 }
 
 /// Carries what arrives for a link, and says when it was the last.
+///
+/// A chunk is what one datagram had of the stream, 1 to 2 KiB: all that are there are written by one system call.
 async fn inward(mut from: RecvStream, mut to: WriteHalf<'_>) -> io::Result<Ended> {
-    while let Some(chunk) = from.read_chunk(CARRIED_BYTES, true).await? {
-        to.write_all(&chunk.bytes).await?;
+    let mut chunks: [_; CARRIED_CHUNKS] = Default::default();
+    while let Some(count) = from.read_chunks(&mut chunks).await? {
+        let mut runs = chunks.each_ref().map(|chunk| IoSlice::new(chunk));
+        let mut runs = &mut runs[..count];
+        while !runs.is_empty() {
+            let written = to.write_vectored(runs).await?;
+            if written == 0 {
+                return Err(io::ErrorKind::WriteZero.into());
+            }
+            IoSlice::advance_slices(&mut runs, written);
+        }
+        // An idle link holds no datagram.
+        chunks = Default::default();
     }
     to.shutdown().await?;
     Ok(Ended::Here)

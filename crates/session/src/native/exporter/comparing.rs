@@ -21,7 +21,7 @@ impl ExporterSession {
         let expected = match Statement::decode(&arrived.body.contiguous())? {
             None => return Ok(()),
             Some(Statement::Expected(expected)) => expected,
-            Some(Statement::Is(_)) => {
+            Some(Statement::Is(_) | Statement::Lasting(_)) => {
                 return Err(Reject::new("identity", 0, "an importer expects a device, and does not say which it is"));
             }
         };
@@ -89,7 +89,18 @@ impl ExporterSession {
         if let Some(identity) = self.identities.of(number) {
             let part = Statement::Is(identity).encode().into();
             self.lanes.send(in_turn(Message::control(Kind::Identity, number, 0, part)));
+            if self.identities.lasting.contains(&number) {
+                let part = Statement::Lasting(identity).encode().into();
+                self.lanes.send(in_turn(Message::control(Kind::Identity, number, 0, part)));
+            }
         }
+    }
+
+    /// Tells an importer that waits for a device in use which one that is, so that it does not get another one later.
+    pub(super) fn say_identity_of_busy(&mut self, number: u16, open: &Open, services: &mut impl Services) {
+        self.identities.note_of(number, open, services);
+        self.say_identity(number);
+        self.identities.forget(number);
     }
 
     /// The identity of the device that this attachment uses; `None` if there is no such attachment, or its device has

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use farbus_model::Identity;
 use farbus_wire::native::control::{End, Open};
 
+use super::session::Services;
 use crate::Reject;
 use crate::native::known_device::{compare, put_identity, take_identity};
 use crate::snapshot::{Reader, Writer};
@@ -18,6 +19,9 @@ pub(super) struct Identities {
     pub(super) overwritten: BTreeSet<u16>,
     /// Identities of devices that are open, handed over, or shown to a successor.
     known: BTreeMap<u16, Identity>,
+    /// Attachments whose identity is found again after this process was started anew. The importer was told; a snapshot
+    /// does not have them.
+    pub(super) lasting: BTreeSet<u16>,
 }
 
 impl Identities {
@@ -26,6 +30,7 @@ impl Identities {
         self.expected.remove(&number);
         self.overwritten.remove(&number);
         self.known.remove(&number);
+        self.lasting.remove(&number);
     }
 
     /// The identity of the attachment's device.
@@ -45,6 +50,16 @@ impl Identities {
             Some(identity) => drop(self.known.insert(number, identity)),
             None => drop(self.known.remove(&number)),
         }
+    }
+
+    /// Records the identity of the device that `open` names now, and whether it lasts.
+    pub fn note_of(&mut self, number: u16, open: &Open, services: &mut impl Services) {
+        let identity = services.identity(open);
+        self.note(number, identity);
+        match identity.is_some() && services.is_lasting(open) {
+            true => self.lasting.insert(number),
+            false => self.lasting.remove(&number),
+        };
     }
 
     /// Compares the device that `open` names with the one that the importer expects, if it expects one.

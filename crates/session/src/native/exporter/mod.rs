@@ -8,6 +8,7 @@
 //! | `handovers` | devices on their way, and successors that wait |
 //! | `comparing` | comparing identities of devices, and telling importers |
 //! | `identities` | the identities of a session's devices |
+//! | `module_request`, `modules` | the modules that attachments go through, and what they cost |
 //! | `untaken`, `backlog` | requests that wait because answers are not taken, and their limits |
 
 mod backlog;
@@ -15,6 +16,8 @@ mod comparing;
 mod handover;
 mod handovers;
 mod identities;
+mod module_request;
+mod modules;
 mod opening;
 mod session;
 mod untaken;

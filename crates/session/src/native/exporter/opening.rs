@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use farbus_model::Instant;
-use farbus_wire::native::control::{End, Open};
+use farbus_wire::native::control::{Cause, End, Open};
 use farbus_wire::native::lease::Ends;
 use farbus_wire::native::reserve::{self, Lack, State, Word};
 use farbus_wire::native::{Arrived, Kind, Message};
@@ -54,6 +54,9 @@ impl ExporterSession {
                 if is_reserved {
                     services.unreserve(&open);
                 }
+                if end.cause == Cause::Busy {
+                    self.say_identity_of_busy(number, &open, services);
+                }
                 self.say_end(Kind::Refused, number, &end);
             }
         }
@@ -79,7 +82,7 @@ impl ExporterSession {
             served.finish(now);
             return Err(end);
         }
-        self.identities.note(number, actual);
+        self.identities.note_of(number, open, services);
         Ok((lease, served))
     }
 

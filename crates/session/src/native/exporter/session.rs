@@ -5,26 +5,24 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farbus_model::limits::LANES_MAX;
-use farbus_model::module::{Offer, Role};
 use farbus_model::{BufferPool, Command, CommandError, Instant, Readiness};
-use farbus_modules::Pipeline;
-use farbus_wire::native::control::{Cause, End, Mode, Open, Opened};
+use farbus_wire::native::control::{Cause, End, Open, Opened};
 use farbus_wire::native::frame::Head;
 use farbus_wire::native::hello::VERSION;
 use farbus_wire::native::modules::{decode_offers, encode_answers, encode_offers};
 use farbus_wire::native::{
     Arrived, Flow, Hello, Kind, Lane, LaneLimits, LanePosition, Lanes, Message, Options, Outcome, Part, SessionId,
-    Urgency, Welcome,
+    Urgency, Welcome, descriptors,
 };
 
 use super::backlog::Backlog;
 use super::handovers::Handovers;
 use super::identities::Identities;
+use super::module_request::{Agreed, ModuleRequest};
 use crate::Reject;
 use crate::native::absence::Absence;
 use crate::native::accepted::Accepted;
 use crate::native::hold::HoldLimits;
-use crate::native::pipe::{Saved, place_of};
 use crate::native::piped_served::PipedServed;
 use crate::native::reserving::Reserving;
 pub use crate::native::served::{Migration, Recalled, Served, Unmovable};
@@ -65,7 +63,7 @@ pub struct ExporterSession {
     pub(super) pool: BufferPool,
     pub(super) modules: Option<Arc<Allowed>>,
     /// Modules that the importer asked for, by attachment, before it opened the device.
-    pub(super) offers: BTreeMap<u16, Vec<Offer>>,
+    pub(super) offers: BTreeMap<u16, ModuleRequest>,
     /// Reservations for attachments that will be opened.
     pub(super) reserving: Reserving,
     /// The identities of the attachments' devices.
@@ -73,9 +71,6 @@ pub struct ExporterSession {
     /// The attachment that was cut off last, until it is told.
     cut_off: Option<(u16, Reject)>,
 }
-
-/// The exporter's halves of the modules, and their answers to the importer's halves.
-pub(super) type Agreed = (Pipeline, Vec<Vec<u8>>);
 
 /// A device that is served, and the request that opened it.
 pub(super) struct Attached {
@@ -415,30 +410,6 @@ impl ExporterSession {
         }
     }
 
-    fn hear_offers(&mut self, number: u16, arrived: &Arrived) -> Result<(), Reject> {
-        let offers = decode_offers(&arrived.body.contiguous())?;
-        let is_used = number == 0 || self.is_attached(number) || self.handovers.successors.contains_key(&number);
-        if is_used || self.offers.len() >= ATTACHMENTS_MAX || self.offers.contains_key(&number) {
-            return Err(Reject::new("attachment", number.into(), "modules are for a device that is opened next"));
-        }
-        self.keep_offers(number, offers)
-    }
-
-    /// The modules for this attachment, if the importer asked for any.
-    pub(super) fn agree(&self, number: u16, open: &Open) -> Result<Option<Agreed>, End> {
-        let Some(offers) = self.offers.get(&number) else { return Ok(None) };
-        let refused = |message: String| End { cause: Cause::Module, message };
-        let Some(Allowed { modules, random }) = self.modules.as_deref() else {
-            return Err(refused("nothing goes through modules here".to_owned()));
-        };
-        if open.mode == Mode::Observe {
-            return Err(refused("what is only looked at goes through no modules".to_owned()));
-        }
-        let place = place_of(Role::Exporter, open.class);
-        let agreed = modules.answer(offers, &place, &mut |bytes| random(bytes));
-        agreed.map(Some).map_err(|refusal| refused(refusal.to_string()))
-    }
-
     /// Whether an attachment of this number may begin; if there is no room, tells the importer.
     pub(super) fn may_begin(&mut self, number: u16) -> Result<bool, Reject> {
         if number == 0 || self.is_attached(number) || self.handovers.successors.contains_key(&number) {
@@ -473,11 +444,22 @@ impl ExporterSession {
             self.lanes.send(in_turn(Message::control(Kind::Modules, number, 0, encode_answers(&answers).into())));
         }
         self.say_identity(number);
+        self.say_descriptors(number, &*attached.served);
         let Attached { lease, served, .. } = &attached;
         let opened = Opened { epoch: *lease, credit: served.credit(), info: served.description() };
         self.attachments.insert(number, attached);
         self.note_credit();
         self.say_at_length(Kind::Opened, number, opened.encode());
+    }
+
+    /// Tells an importer that takes them the descriptors that the description does not have. One that is told nothing
+    /// takes this for an exporter of an earlier version, so a device without any is told of, too.
+    fn say_descriptors(&mut self, number: u16, served: &dyn Served) {
+        let told = self.accepted.descriptors_bytes_max().zip(served.named_descriptors());
+        if let Some((bytes_max, all)) = told {
+            let part = descriptors::encode(&all, bytes_max).into();
+            self.lanes.send(in_turn(Message::control(Kind::Descriptors, number, 0, part)));
+        }
     }
 
     pub(super) fn say_at_length(&mut self, kind: Kind, number: u16, bytes: Vec<u8>) {
@@ -505,6 +487,7 @@ impl ExporterSession {
         for (number, end) in ended {
             self.close(now, number, &end);
         }
+        self.end_what_holds_too_much(now);
         self.say_who_is_ready();
     }
 
@@ -608,12 +591,13 @@ impl ExporterSession {
         }
         self.handovers.save(to);
         to.count(self.offers.len());
-        for (&number, offers) in &self.offers {
+        for (&number, request) in &self.offers {
             to.u16(number);
-            to.bytes(&encode_offers(offers));
+            to.bytes(&encode_offers(&request.offers));
         }
         self.reserving.save(to);
         self.identities.save(to);
+        self.accepted.save(to);
     }
 
     /// Restores a session without a link from a snapshot, together with what it served. For each of these call
@@ -651,10 +635,11 @@ impl ExporterSession {
         let mut offers = BTreeMap::new();
         for _ in 0..from.count("offers", 2)? {
             let number = from.u16("offers")?;
-            offers.insert(number, decode_offers(from.bytes("offers")?)?);
+            offers.insert(number, ModuleRequest::from(decode_offers(from.bytes("offers")?)?));
         }
         let reserving = Reserving::restore(from)?;
         let identities = Identities::restore(from)?;
+        let accepted = Accepted::restore(from)?;
         all.iter_mut().for_each(|left| left.identity = identities.of(left.number));
         if session == SessionId::NONE || all.len() + handovers.len() > ATTACHMENTS_MAX || offers.len() > ATTACHMENTS_MAX
         {
@@ -668,7 +653,7 @@ impl ExporterSession {
             lanes,
             lanes_granted,
             limits,
-            accepted: Accepted::default(),
+            accepted,
             session,
             their_incarnation,
             incarnation,
@@ -704,35 +689,6 @@ impl ExporterSession {
         self.attachments.insert(number, Attached { migration, ..Attached::new(open, lease, served) });
         self.note_credit();
         self.hand_over_again(now);
-    }
-
-    /// The device behind the modules of the snapshot.
-    fn behind_modules(
-        &self,
-        number: u16,
-        open: &Open,
-        modules: &SavedPart,
-        served: Box<dyn Served>,
-    ) -> Result<Box<dyn Served>, (Box<dyn Served>, Reject)> {
-        if modules.is_empty() {
-            return Ok(served);
-        }
-        let read = || {
-            let wrong = |rule| Reject::new("modules", number.into(), rule);
-            let mut from = modules.reader();
-            let saved = Saved::restore(&mut from)?;
-            from.end("modules")?;
-            // The pipeline is made as for a new attachment; then the saved states replace what the halves had agreed
-            // on.
-            let agreed = self.agree(number, open).map_err(|_| wrong("they are allowed here"))?;
-            let (mut pipeline, _) = agreed.ok_or(wrong("they were asked for"))?;
-            let is_restored = pipeline.restore(saved.states());
-            is_restored.then_some((pipeline, saved)).ok_or(wrong("they can have stood so"))
-        };
-        match read() {
-            Ok((pipeline, saved)) => Ok(Box::new(PipedServed::resumed(number, served, pipeline, saved))),
-            Err(reject) => Err((served, reject)),
-        }
     }
 
     /// Ends an attachment of a snapshot that cannot be served, with the reason.

@@ -11,11 +11,10 @@
 //! that. Memory beyond the devices' credits is charged to the importer's allowance ([`farbus_model::budget`]).
 
 use farbus_model::budget::{
-    ANSWERS_BYTES_MAX, Allowance, OFFERS_BYTES_MAX, PROMPT_ANSWERS_BYTES_MAX, SESSION_BYTES, UNACKNOWLEDGED_BYTES_MIN,
+    ANSWERS_BYTES_MAX, Allowance, PROMPT_ANSWERS_BYTES_MAX, SESSION_BYTES, UNACKNOWLEDGED_BYTES_MIN,
     WAITING_REQUESTS_BYTES_MAX, attachment_bytes,
 };
 use farbus_model::limits::URB_BYTES_MAX;
-use farbus_model::module::Offer;
 use farbus_model::{BufferPool, Instant};
 use farbus_wire::native::control::{Cause, Close, End, HANDED_OVER, MIGRATION_STATE_BYTES_MAX};
 use farbus_wire::native::{Arrived, Head, Kind};
@@ -33,10 +32,6 @@ const LANE_BYTES: usize = 256 << 10;
 /// Most bytes by which a single request may exceed a credit, plus what modules add.
 const LONE_BYTES_MAX: usize = URB_BYTES_MAX as usize + (64 << 10);
 
-fn offer_bytes(offer: &Offer) -> usize {
-    size_of::<Offer>() + offer.name.len() + offer.parameters.len() + offer.opening.len()
-}
-
 impl ExporterSession {
     /// From now on, charges memory beyond the devices' credits to `allowance`. Returns whether it covers the session's
     /// minimum.
@@ -53,11 +48,7 @@ impl ExporterSession {
         let beyond = (self.lanes.held_bytes() + asked).saturating_sub(paid_for);
         let lanes = (1 + self.lanes.further().len()) * LANE_BYTES;
         let waited_for = (self.handovers.successors.len() + self.reserving.len()) * ASKED_BYTES;
-        lanes + beyond + waited_for + self.offers_bytes() + self.backlog.bytes()
-    }
-
-    fn offers_bytes(&self) -> usize {
-        self.offers.values().flatten().map(offer_bytes).sum()
+        lanes + beyond + waited_for + self.module_bytes() + self.backlog.bytes()
     }
 
     /// Whether the allowance covers this much more.
@@ -208,15 +199,6 @@ impl ExporterSession {
                 self.say_end(Kind::Refused, attachment, &End { cause: Cause::Refused, message });
             }
         }
-    }
-
-    pub(super) fn keep_offers(&mut self, number: u16, offers: Vec<Offer>) -> Result<(), Reject> {
-        let bytes = self.offers_bytes() + offers.iter().map(offer_bytes).sum::<usize>();
-        if bytes > OFFERS_BYTES_MAX {
-            return Err(Reject::new("modules", bytes as u64, "the modules of a session's devices take 64 KiB at most"));
-        }
-        self.offers.insert(number, offers);
-        Ok(())
     }
 
     pub(super) fn hear_close(&mut self, now: Instant, number: u16, arrived: Arrived) -> Result<(), Reject> {

@@ -1,0 +1,73 @@
+//! Looks for state files that cannot be used: what they allowed is refused, and their owner has to see why.
+
+use std::time::SystemTime;
+
+use super::devices::{DeviceId, Devices};
+use super::folder::{Folder, StateError};
+use super::identity::Identity;
+use super::invitations::check_invitations;
+use super::leases::{KnownLease, device_of_file};
+use super::notes::check_notes;
+use super::page_key::PageKey;
+use super::peers::Peers;
+use super::remote_page::RemotePage;
+use super::tokens::Tokens;
+
+/// The files of a state folder that cannot be read or are damaged: for each what is wrong, and what to type. Nothing is
+/// changed. Empty if the folder does not exist.
+pub fn damaged_files(folder: &Folder) -> Vec<StateError> {
+    let names = match folder.opened().and_then(|opened| Ok(opened.map(|opened| opened.names()).transpose()?)) {
+        Ok(names) => names.unwrap_or_default(),
+        Err(error) => return vec![error],
+    };
+    let mut leases: Vec<DeviceId> = names.iter().filter_map(|name| device_of_file(name)).collect();
+    leases.sort_unstable();
+    let checks = [
+        Identity::load(folder).map(drop),
+        Peers::load(folder).map(drop),
+        Devices::load(folder).map(drop),
+        check_notes(folder),
+        Tokens::load(folder).map(drop),
+        check_invitations(folder, SystemTime::now()),
+        PageKey::load(folder).map(drop),
+        RemotePage::load(folder).map(drop),
+    ];
+    let leases = leases.into_iter().map(|device| KnownLease::load(folder, device).map(drop));
+    checks.into_iter().chain(leases).filter_map(Result::err).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::leases::tests::Scratch;
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn each_damaged_file_is_named_with_what_to_type() {
+        let Scratch(folder) = &Scratch::new("damage");
+        assert!(damaged_files(folder).is_empty(), "there is no folder");
+        let device = DeviceId::random();
+        Identity::load_or_create(folder).unwrap();
+        KnownLease::reserve(folder, device, 0, 1).unwrap();
+        assert!(damaged_files(folder).is_empty());
+        let lease = format!("lease-{device}.json");
+        let names = ["key.pem", "peers.json", "devices.json", "page-tokens.json", "page-key.pem", &lease];
+        for name in names {
+            let before = fs::read(folder.file(name)).ok();
+            for content in ["{", "", "-----BEGIN PRIVATE KEY-----\nAA"] {
+                fs::write(folder.file(name), content).unwrap();
+                rustix::fs::chmod(folder.file(name), rustix::fs::Mode::from_raw_mode(0o600)).unwrap();
+                let found = damaged_files(folder);
+                let [found] = &found[..] else { panic!("{name}: {content:?}: {found:?}") };
+                let text = found.to_string();
+                assert_eq!(found.path, folder.file(name));
+                assert!(text.contains("damaged") && text.contains("\n  ") && !text.contains('['), "{text}");
+            }
+            match before {
+                Some(before) => fs::write(folder.file(name), before).unwrap(),
+                None => fs::remove_file(folder.file(name)).unwrap(),
+            }
+        }
+        assert!(damaged_files(folder).is_empty());
+    }
+}

@@ -1,0 +1,178 @@
+//! Strings and the object store of a USB device: told to an importer that asks for them, and to no other.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use farbus_model::descriptor::kind;
+use farbus_model::{
+    BufferPool, Completions, Definition, Descriptors, Device, InFlight, Instant, Limits, Selection, Speed, Status,
+    UrbId,
+};
+use farbus_session::native::control::{Class, End, Mode, Open};
+use farbus_session::native::hello::{Options, SessionId};
+use farbus_session::native::{
+    Arrived, Attached, ExporterSession, Head, ImporterSession, Kind, Lane, LaneLimits, Movable, RemoteUsb, Served,
+    ServedUsb, Services, State,
+};
+use farbus_session::snapshot::{self, Writer};
+use farbus_wire::usbip::DeviceRecord;
+
+const GRACE: Duration = Duration::from_secs(20);
+const NOW: Instant = Instant::from_nanos(1_000_000_000);
+const SNAPSHOT: u16 = 99;
+
+/// A device that refuses everything.
+struct Board(Descriptors, Selection);
+
+impl Device for Board {
+    fn descriptors(&self) -> &Descriptors {
+        &self.0
+    }
+
+    fn speed(&self) -> Speed {
+        Speed::Super
+    }
+
+    fn selection(&self) -> &Selection {
+        &self.1
+    }
+
+    fn submit(&mut self, _now: Instant, urb: InFlight, done: &mut Completions) {
+        done.push(urb.fail(Status::Stall));
+    }
+
+    fn cancel(&mut self, _now: Instant, _id: UrbId, _done: &mut Completions) {}
+
+    fn reset(&mut self, _now: Instant, _done: &mut Completions) {}
+}
+
+struct Shelf(Descriptors);
+
+impl Services for Shelf {
+    fn open(&mut self, _now: Instant, number: u16, _open: &Open) -> Result<(u64, Box<dyn Served>), End> {
+        let device = Board(self.0.clone(), Selection::default());
+        let record = DeviceRecord {
+            path: "/farbus/board".into(),
+            bus_id: "1-1".into(),
+            bus: 1,
+            device: 2,
+            speed: Speed::Super,
+            vendor: 0x1209,
+            product: 1,
+            device_bcd: 0,
+            class: [0; 3],
+            configuration: 1,
+            configurations: 1,
+            interfaces: Vec::new(),
+            interface_count: 0,
+        };
+        Ok((7, Box::new(ServedUsb::new(number, device, record, Limits::DEFAULT, |_, _| ()))))
+    }
+}
+
+/// A device with these strings besides its own three, and an object store.
+fn board(more: impl IntoIterator<Item = (u8, String)>) -> Descriptors {
+    let mut board = Definition::new(0x1209, 1).names("farbus", "a board", "ä4711").build();
+    board.strings.extend(more);
+    board.bos = vec![5, kind::BOS, 5, 0, 0];
+    // Only the device itself answers for its other speed.
+    board.other_speed.clear();
+    board
+}
+
+fn carry(from: &mut Lane, to: &mut Lane) {
+    let bytes: Vec<u8> = from.poll_transmit(NOW).iter().flat_map(|run| run.to_vec()).collect();
+    from.handle_transmitted(bytes.len());
+    to.receive_space()[..bytes.len()].copy_from_slice(&bytes);
+    to.handle_received(bytes.len());
+}
+
+/// Opens the device by an importer that greets like this. Returns the kinds of the answers, and what the importer has.
+fn opened(board: &Descriptors, greet: impl FnOnce(&mut Options)) -> (Vec<Kind>, RemoteUsb) {
+    let mut importer = ImporterSession::new(NOW, 7, GRACE, LaneLimits::DEFAULT);
+    let mut hello = importer.hello(0);
+    greet(&mut hello.options);
+    let begun = ExporterSession::begin(&hello, SessionId([1; 16]), 9, GRACE, LaneLimits::DEFAULT);
+    let (mut exporter, welcome) = begun.unwrap_or_else(|refused| panic!("{refused:?}"));
+    importer.handle_welcome(&welcome).expect("it is its exporter's");
+    let (class, mode, name, reason) = (Class::USB, Mode::Exclusive, "board".into(), String::new());
+    let mut remote = RemoteUsb::new(1, Open { class, mode, epoch: 0, name, reason });
+    while let Some(message) = remote.poll_message() {
+        importer.send(message);
+    }
+    carry(importer.lane_mut(), exporter.lane_mut());
+    exporter.advance(NOW, &mut Shelf(board.clone())).expect("it keeps to the protocol");
+    carry(exporter.lane_mut(), importer.lane_mut());
+    let (mut kinds, mut done) = (Vec::new(), Completions::new(BufferPool::new(0)));
+    while let Some(arrived) = importer.poll_arrived(0).expect("it keeps to the protocol") {
+        kinds.push(arrived.head.kind);
+        remote.handle_arrived(NOW, arrived, &mut done).expect("it keeps to the protocol");
+    }
+    assert_eq!(remote.state(), &State::Open);
+    (kinds, remote)
+}
+
+#[test]
+fn strings_and_object_store_come_before_the_device_to_an_importer_that_asks() {
+    let board = board([(9, "an interface".to_owned())]);
+    let (kinds, remote) = opened(&board, |_| ());
+    assert_eq!(kinds, [Kind::Descriptors, Kind::Opened]);
+    assert_eq!((remote.descriptors(), remote.has_strings()), (&board, true));
+
+    let nothing = Descriptors { strings: BTreeMap::new(), bos: Vec::new(), ..board };
+    let (kinds, remote) = opened(&nothing, |_| ());
+    assert_eq!(kinds, [Kind::Descriptors, Kind::Opened], "that there are none is told, too");
+    assert_eq!((remote.descriptors(), remote.has_strings()), (&nothing, true));
+}
+
+#[test]
+fn importer_of_an_earlier_version_is_told_no_strings_and_one_of_an_earlier_exporter_knows_that_it_has_none() {
+    let board = board([]);
+    let (kinds, mut remote) = opened(&board, |options| options.descriptors_bytes_max = None);
+    assert_eq!(kinds, [Kind::Opened]);
+    assert!(!remote.has_strings() && remote.descriptors().strings.is_empty());
+    remote.set_strings(board.strings.clone());
+    assert_eq!((&remote.descriptors().strings, remote.has_strings()), (&board.strings, true));
+}
+
+#[test]
+fn importer_is_told_no_more_than_it_takes_and_the_devices_own_strings_first() {
+    let many = board((10..=250).map(|index| (index, "x".repeat(126))));
+    let (_, remote) = opened(&many, |_| ());
+    let told = &remote.descriptors().strings;
+    assert!((100..=128).contains(&told.len()), "{} strings", told.len());
+    assert!(told.iter().all(|(index, text)| many.string(*index) == Some(text)));
+    let (_, remote) = opened(&many, |options| options.descriptors_bytes_max = Some(100));
+    let device = &many.device;
+    let own = [device.manufacturer_string, device.product_string, device.serial_string];
+    assert_eq!(remote.descriptors().strings.keys().copied().collect::<Vec<_>>(), own);
+}
+
+#[test]
+fn attachment_that_another_process_continues_has_its_strings() {
+    let board = board([]);
+    for (tells, has_strings) in [(Some(u32::MAX), true), (None, false)] {
+        let (_, remote) = opened(&board, |options| options.descriptors_bytes_max = tells);
+        let mut to = Writer::new(SNAPSHOT);
+        Movable::save(&remote, &mut to);
+        let bytes = to.into_bytes();
+        let again = <RemoteUsb as Movable>::restore(&mut snapshot::open(&bytes, SNAPSHOT).unwrap()).unwrap();
+        assert_eq!((again.descriptors(), again.has_strings()), (remote.descriptors(), has_strings));
+    }
+}
+
+#[test]
+fn strings_that_break_the_rules_end_the_session() {
+    let (_, mut remote) = opened(&board([]), |_| ());
+    let mut done = Completions::new(BufferPool::new(0));
+    for (body, field) in [
+        (&[0xff, 0xff][..], "descriptors"),
+        (&[1, 0, 3, 1, 9, 4, 0, 1], "descriptor length"),
+        (&[1, 0, 3, 1, 9, 4, 2, 0, 2, 15], "descriptor type"),
+        (&[1, 0, 3, 1, 9, 4, 9, 0, 9, 3], "descriptor"),
+    ] {
+        let head = Head::new(Kind::Descriptors, 1, 0);
+        let refused = remote.handle_arrived(NOW, Arrived { head, body: body.into() }, &mut done).unwrap_err();
+        assert_eq!(refused.field, field);
+    }
+}
