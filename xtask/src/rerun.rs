@@ -13,6 +13,10 @@ use std::process::{Command, ExitStatus};
 /// With more failed tests than this, the defect is not in a test: nothing is run again.
 const DIAGNOSED_MAX: usize = 10;
 
+/// The most that is repeated of what a test said when it gave up.
+const PANIC_LINES_MAX: usize = 6;
+const PANIC_LINE_CHARS_MAX: usize = 1000;
+
 /// What a test says that is skipped here because another step runs it.
 const LEFT_TO_ANOTHER_STEP: &str = "(cargo xtask test --only ";
 
@@ -37,6 +41,10 @@ struct Report {
     /// Lines that tell of a skipped test.
     skipped: Vec<String>,
     is_in_list: bool,
+    /// Tests and what they said when they gave up.
+    panics: Vec<(String, String)>,
+    /// Lines of the last panic that are still read.
+    lines_to_read: usize,
 }
 
 impl Report {
@@ -54,6 +62,7 @@ impl Report {
             // The first list holds what the failed tests printed, not their names.
             self.is_in_list = false;
         }
+        self.read_panic(line);
         // Between "test NAME ..." and its result, if nothing else is printed at the same time.
         self.skipped.extend(line.find("SKIPPED").map(|at| line[at..].to_owned()));
         let counted = line.strip_prefix("error: ").and_then(|rest| rest.split_once(" target"));
@@ -62,6 +71,27 @@ impl Report {
         {
             self.counted_targets = count.trim_matches('`').parse().unwrap_or(usize::MAX);
         }
+    }
+
+    /// Reads where a test gave up and what it said, from the list of what the failed tests printed.
+    fn read_panic(&mut self, line: &str) {
+        let of_test = line.strip_prefix("---- ").and_then(|rest| rest.strip_suffix(" stdout ----"));
+        if let Some(name) = of_test {
+            self.panics.push((name.to_owned(), String::new()));
+        } else if line.starts_with("thread '") && line.contains(" panicked at ") {
+            self.lines_to_read = PANIC_LINES_MAX;
+        } else if line.starts_with("stack backtrace:") || line.is_empty() {
+            self.lines_to_read = 0;
+        }
+        if let Some((_, said)) = self.panics.last_mut().filter(|_| self.lines_to_read > 0) {
+            self.lines_to_read -= 1;
+            said.push_str("\n    ");
+            said.extend(line.chars().take(PANIC_LINE_CHARS_MAX));
+        }
+    }
+
+    fn what_it_said(&self, name: &str) -> &str {
+        self.panics.iter().find(|(of, _)| of == name).map_or("", |(_, said)| said)
     }
 
     /// Whether every failure is a test with a name, and there are few of them.
@@ -94,7 +124,7 @@ impl Report {
                 true => "fails alone, too",
                 false => "passes alone: it depends on time, or on what runs beside it",
             };
-            format!("  {name}: {result}")
+            format!("  {name}: {result}{}", self.what_it_said(name))
         };
         self.failed.iter().map(describe).collect::<Vec<_>>().join("\n")
     }
@@ -171,6 +201,9 @@ failures:
 ---- a::b stdout ----
     indented words of its own
 thread 'a::b' panicked at x.rs:1:1:
+etcdctl fails
+stack backtrace:
+   0: somewhere
 
 failures:
     a::b
@@ -232,5 +265,7 @@ error: 1 target failed:
             diagnosis.contains("a::b: passes alone") && diagnosis.contains("a::d: fails alone, too"),
             "{diagnosis}"
         );
+        let said = "runs beside it\n    thread 'a::b' panicked at x.rs:1:1:\n    etcdctl fails\n  a::d";
+        assert!(diagnosis.contains(said), "what it said is repeated: {diagnosis}");
     }
 }

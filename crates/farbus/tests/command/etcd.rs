@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 
-use super::harness::{Harness, PATIENCE, Running, finish, has, has_program, wait_until};
+use super::harness::{Harness, Outcome, PATIENCE, Running, finish, has, has_program, wait_until};
 use super::network::ip;
 use super::own_network;
 
@@ -210,20 +210,29 @@ impl<'a> Etcd<'a> {
     }
 
     /// Runs etcdctl, which has to succeed; returns what it printed.
+    /// What etcdctl prints. It may take long to do what it is told where the machine is busy: deleting 66,560 keys took
+    /// 4 s.
     pub fn ctl(&self, words: &[&str]) -> String {
-        self.try_ctl(words).unwrap_or_else(|| panic!("etcdctl {words:?} fails"))
+        let outcome = self.run_ctl("60s", words);
+        assert_eq!(outcome.code, Some(0), "etcdctl {words:?} fails: {outcome:?}");
+        outcome.stdout
     }
 
+    /// What etcdctl prints, or nothing where it is refused or not answered soon.
     pub fn try_ctl(&self, words: &[&str]) -> Option<String> {
+        let outcome = self.run_ctl("3s", words);
+        (outcome.code == Some(0)).then_some(outcome.stdout)
+    }
+
+    fn run_ctl(&self, within: &str, words: &[&str]) -> Outcome {
         let mut command = Command::new("etcdctl");
         let endpoints: Vec<String> = (0..self.ports.len()).map(|number| self.endpoint(number)).collect();
-        command.env("ETCDCTL_API", "3").args(["--endpoints", &endpoints.join(","), "--command-timeout", "3s"]);
+        command.env("ETCDCTL_API", "3").args(["--endpoints", &endpoints.join(","), "--command-timeout", within]);
         if let Some(Tls { ca, .. }) = &self.tls {
             command.arg("--cacert").arg(ca);
         }
         command.args(words);
-        let outcome = finish(command, Duration::from_secs(30));
-        (outcome.code == Some(0)).then_some(outcome.stdout)
+        finish(command, Duration::from_secs(90))
     }
 
     /// Writes so many keys of made-up hosts, which come before those of real ones.
