@@ -10,6 +10,7 @@
 //! |---|---|---|
 //! | a peer that uses no device | [`Budget::stranger_bytes`] | [`SESSION_PARTS`], [`CONNECTION_PARTS`] |
 //! | a peer that uses one or more | [`Budget::peer_bytes`] | the same, and [`credit_bytes`] of each device twice: on its way, and unacknowledged |
+//! | a connection of QUIC of a peer | [`Account::left_for_speed`] when it begins | what links have not read, and the peer has not acknowledged |
 //! | all peers | [`Budget::process_bytes`], the second half of which is for peers that use a device | |
 //! | a peer whose identity is certain, for each device that it uses | [`ROOM_BYTES`] more, and so may all peers | the smallest connection, session and credit |
 //!
@@ -125,6 +126,11 @@ pub const SESSION_PARTS: [(&str, usize); 8] = [
 /// The most that a USB/IP connection without a device holds, part by part.
 pub const CONNECTION_PARTS: [(&str, usize); 3] =
     [("received and not understood", 256 << 10), ("the encrypted link", 512 << 10), ("a thread", 128 << 10)];
+
+/// What a connection may take to be faster, at most: one divided by these of what is left of its peer's limit, and of
+/// the first half of that of all peers.
+const SPEED_PARTS: usize = 8;
+const SPEED_PARTS_OF_ALL: usize = 32;
 
 /// The sum of parts.
 pub const fn sum(parts: &[(&str, usize)]) -> usize {
@@ -249,6 +255,16 @@ impl Account {
         self.process.as_ref().map_or(own, |process| own.min(process.left()))
     }
 
+    /// Bytes that a connection may take to be faster: so small a part of what is left that hundreds of connections leave
+    /// enough for what further ones need.
+    pub fn left_for_speed(&self) -> usize {
+        let own = self.max().saturating_sub(self.used());
+        let left_in = |process: &Arc<Account>| {
+            (self.max_in(process, self.devices.load(Ordering::Relaxed)) / 2).saturating_sub(process.used())
+        };
+        (own / SPEED_PARTS).min(self.process.as_ref().map_or(usize::MAX, left_in) / SPEED_PARTS_OF_ALL)
+    }
+
     /// The devices in use, or 1 for the one that comes next.
     fn users(&self) -> usize {
         self.devices.load(Ordering::Relaxed).max(1)
@@ -338,14 +354,19 @@ impl Account {
         let max = self.max_of(devices);
         self.charge_up_to(bytes, max).map_err(|()| Exhausted::Peer(max))?;
         let Some(process) = &self.process else { return Ok(()) };
-        // Peers without a device leave half of the process's budget to those with one.
-        let is_stranger = devices == 0 && self.kind != Kind::Questions;
-        let kept = if is_stranger { process.budget.process_bytes / 2 } else { 0 };
-        let max = process.max().saturating_sub(kept);
+        let max = self.max_in(process, devices);
         process.charge_up_to(bytes, max).map_err(|()| {
             self.give_back(bytes);
             Exhausted::Process(max)
         })
+    }
+
+    /// What all peers may hold when this one takes something and uses so many devices: peers without a device leave half
+    /// of the process's budget to those with one.
+    fn max_in(&self, process: &Account, devices: usize) -> usize {
+        let is_stranger = devices == 0 && self.kind != Kind::Questions;
+        let kept = if is_stranger { process.budget.process_bytes / 2 } else { 0 };
+        process.max().saturating_sub(kept)
     }
 
     fn charge_up_to(&self, bytes: usize, max: usize) -> Result<(), ()> {
@@ -622,6 +643,23 @@ mod tests {
         assert_eq!((credit, device.bytes(), peer.max()), (32 * MIB, 48 * MIB, 256 * MIB));
         drop(device);
         assert_eq!((peer.max(), peer.used()), (64 * MIB, 0));
+    }
+
+    #[test]
+    fn what_is_taken_for_speed_leaves_enough_for_what_others_need() {
+        let process = Account::of_process(Budget::DEFAULT);
+        let mut taken = Vec::new();
+        for host in 0..200 {
+            let peer = Account::of_known_peer(&process);
+            for connection in 0..8 {
+                let needed = peer.take(CONNECTION_BYTES + SESSION_BYTES);
+                assert!(needed.is_ok() || host >= 64, "connection {connection} of host {host} begins");
+                taken.extend(needed);
+                taken.extend(peer.take(peer.left_for_speed()));
+            }
+        }
+        let peer = Account::of_known_peer(&process);
+        assert!(peer.take_for_device(1).is_ok(), "peers with a device have the other half");
     }
 
     #[test]

@@ -7,9 +7,9 @@ use std::thread;
 use std::time::Duration;
 
 use farbus_io::link::{Clock, Link};
-use farbus_io::trust::Protocol;
+use farbus_io::trust::{Fingerprint, Protocol};
 use farbus_model::Instant;
-use farbus_model::budget::Allowance;
+use farbus_model::budget::{Account, Allowance};
 use farbus_session::native::hello;
 use farbus_session::{Ending, Exporter};
 use tracing::{debug, error, info, warn};
@@ -164,6 +164,10 @@ impl ConnectionHandler for Shared {
 
     fn is_closing(&self) -> bool {
         self.sessions.is_stopping()
+    }
+
+    fn account(&self, host: &Fingerprint) -> Arc<Account> {
+        self.sessions.accounts.of(Visitor::Host(*host))
     }
 
     fn receive(self: Arc<Self>, link: Link, guest: Guest, protocol: Protocol) -> io::Result<()> {

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use farbus_model::budget::CONNECTION_BYTES;
+
 use crate::link::HandshakeLimits;
 
 /// A handshake is two flights and two signatures: milliseconds of work and one round trip. This allows ten round trips
@@ -110,5 +112,12 @@ pub const HANDSHAKE: HandshakeLimits = HandshakeLimits { time_max: HANDSHAKE_TIM
 
 /// Links that an importer may have on one connection of QUIC.
 pub const QUIC_LINKS_MAX: u32 = 512;
-/// Bytes of all links of a connection that have arrived and that nobody has read, at most; of one link a twelfth.
+/// Bytes of all links of a connection that have arrived at its importer and that nobody has read, at most; of one link
+/// a twelfth.
 pub const QUIC_BYTES_MAX: u32 = 16 << 20;
+/// Bytes of all links of a connection that have arrived at its exporter and that nobody has read, at most, and as many
+/// that its importer has not acknowledged: 40 MB/s at 100 ms, more than three links may fill. Both are taken from the importer's account.
+pub const QUIC_EXPORTER_BYTES_MAX: usize = 4 << 20;
+/// The same before the importer has proved a key, and where its account has nothing left: what each connection takes
+/// anyway.
+pub const QUIC_EXPORTER_BYTES_MIN: usize = CONNECTION_BYTES / 2;

@@ -15,6 +15,7 @@ use farbus_io::trust::{
     Admission, Event, Fingerprint, HandshakeError, Outcome, Proof, Protocol, QuicAcceptor, QuicServer, Refusal,
     Secured, Terms, Ticket,
 };
+use farbus_model::budget::Account;
 use tracing::{debug, warn};
 
 use crate::common::socket_place::Origin;
@@ -38,6 +39,9 @@ pub trait ConnectionHandler: Send + Sync + 'static {
 
     /// Whether the handler accepts no more connections.
     fn is_closing(&self) -> bool;
+
+    /// The account of the paired host with this key.
+    fn account(&self, host: &Fingerprint) -> Arc<Account>;
 
     /// Serves a paired host until its connection ends, on the thread that ran its handshake.
     ///
@@ -186,6 +190,10 @@ impl<H: ConnectionHandler> QuicAcceptor for SecureListener<H> {
 
     fn enter(&self, from: SocketAddr) -> Option<Ticket> {
         if self.handler.is_closing() { None } else { self.admit(from) }
+    }
+
+    fn account(&self, peer: &Fingerprint) -> Arc<Account> {
+        self.handler.account(peer)
     }
 
     fn met(self: Arc<Self>, met: Result<Secured, HandshakeError>, from: SocketAddr, ticket: Ticket) {

@@ -13,6 +13,7 @@
 mod bridge;
 mod ending;
 mod pool;
+mod room;
 mod server;
 mod setup;
 #[cfg(test)]

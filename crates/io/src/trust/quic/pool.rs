@@ -27,7 +27,7 @@ use super::bridge::{Bridge, Proved, explain};
 use super::ending::Carrying;
 use super::setup::{no_suite, runtime, transport};
 use crate::trust::Fingerprint;
-use crate::trust::limits::QUIC_LINKS_MAX;
+use crate::trust::limits::{QUIC_BYTES_MAX, QUIC_LINKS_MAX};
 use crate::trust::tls::{Accepts, HandshakeError, KeyVerifier, NO_NAME, Secured, Terms};
 
 /// Connections to a host for each kind of traffic.
@@ -264,7 +264,7 @@ async fn dial(
     let crypto = QuicClientConfig::try_from(terms.client_config(&verifier, terms.identity.certified()));
     let mut config = ClientConfig::new(Arc::new(crypto.map_err(no_suite)?));
     // The exporter opens no links.
-    config.transport_config(Arc::new(transport(0)));
+    config.transport_config(Arc::new(transport(0, QUIC_BYTES_MAX)));
     let endpoint = Endpoint::new(EndpointConfig::default(), None, socket, Arc::new(TokioRuntime));
     let endpoint = endpoint.map_err(HandshakeError::Lost)?;
     let wrong = |error| HandshakeError::Lost(io::Error::other(error));

@@ -9,6 +9,7 @@ use std::task::Poll;
 use std::thread;
 use std::time::Duration;
 
+use farbus_model::budget::Account;
 use quinn::crypto::rustls::QuicServerConfig;
 use quinn::{Connection, Endpoint, EndpointConfig, Incoming, ServerConfig, TokioRuntime, VarInt};
 use tokio::sync::{Notify, watch};
@@ -18,10 +19,12 @@ use tracing::debug;
 
 use super::bridge::{Bridge, Proved, explain};
 use super::ending::{Carrying, is_ending};
+use super::room::ConnectionRoom;
 use super::setup::{no_suite, runtime, transport};
 use crate::link::plain_address;
+use crate::trust::Fingerprint;
 use crate::trust::admission::Ticket;
-use crate::trust::limits::QUIC_LINKS_MAX;
+use crate::trust::limits::{QUIC_EXPORTER_BYTES_MIN, QUIC_LINKS_MAX};
 use crate::trust::tls::{HandshakeError, KeyVerifier, Secured, Terms};
 
 /// How long an exporter keeps a connection that carries no link: its importer, which closes it, may be about to make
@@ -35,6 +38,9 @@ pub trait QuicAcceptor: Send + Sync + 'static {
 
     /// Admits a peer from this address, which was validated; `None` refuses it. [`QuicAcceptor::met`] follows.
     fn enter(&self, from: SocketAddr) -> Option<Ticket>;
+
+    /// The account of a peer that has proved this key: what its connection may make this process hold is taken from it.
+    fn account(&self, peer: &Fingerprint) -> Arc<Account>;
 
     /// Receives the result, with the connection's first link. It must not block: other peers are served on this thread.
     fn met(self: Arc<Self>, met: Result<Secured, HandshakeError>, from: SocketAddr, ticket: Ticket);
@@ -151,6 +157,7 @@ async fn meet(incoming: Incoming, acceptor: Arc<impl QuicAcceptor>, ticket: Tick
     };
     match met {
         Ok((connection, proved, secured, first)) => {
+            let _room = ConnectionRoom::take(&connection, &acceptor.account(&secured.peer));
             Arc::clone(&acceptor).met(Ok(secured), from, ticket);
             carry_all(&connection, proved, first, &acceptor, &closing).await;
         }
@@ -255,6 +262,8 @@ async fn carry_all(
 fn server_config(terms: &Terms, verifier: &Arc<KeyVerifier>, links_max: u32) -> Result<ServerConfig, HandshakeError> {
     let crypto = QuicServerConfig::try_from(terms.server_config(verifier)).map_err(no_suite)?;
     let mut config = ServerConfig::with_crypto(Arc::new(crypto));
-    config.transport_config(Arc::new(transport(links_max))).migration(true);
+    let mut transport = transport(links_max, QUIC_EXPORTER_BYTES_MIN as u32);
+    transport.send_window(QUIC_EXPORTER_BYTES_MIN as u64);
+    config.transport_config(Arc::new(transport)).migration(true);
     Ok(config)
 }

@@ -7,7 +7,6 @@ use quinn::{IdleTimeout, TransportConfig, VarInt};
 use rustls::Error;
 use tokio::runtime::{self, Runtime};
 
-use crate::trust::limits::QUIC_BYTES_MAX;
 use crate::trust::tls::HandshakeError;
 
 /// After this silence a peer counts as lost, as over TCP: a session then tries for another link.
@@ -22,14 +21,15 @@ pub fn no_suite(error: impl std::fmt::Display) -> HandshakeError {
     HandshakeError::Rules(Error::General(error.to_string()))
 }
 
-/// How a connection behaves on which the peer may open so many links.
-pub fn transport(links_max: u32) -> TransportConfig {
+/// How a connection behaves on which the peer may open so many links, and for which this end keeps so many bytes that
+/// nobody has read.
+pub fn transport(links_max: u32, unread_bytes_max: u32) -> TransportConfig {
     let mut config = TransportConfig::default();
     config.max_idle_timeout(Some(IdleTimeout::try_from(IDLE_MAX).expect("a few seconds")));
     config.keep_alive_interval(Some(KEEP_ALIVE));
     // And one stream to confirm acceptance.
     config.max_concurrent_bidi_streams(VarInt::from_u32(links_max)).max_concurrent_uni_streams(VarInt::from_u32(1));
-    config.receive_window(VarInt::from_u32(QUIC_BYTES_MAX));
+    config.receive_window(VarInt::from_u32(unread_bytes_max));
     config.datagram_receive_buffer_size(None);
     config
 }

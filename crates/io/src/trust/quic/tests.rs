@@ -8,11 +8,12 @@ use std::thread;
 use std::time::Duration;
 
 use farbus_model::Instant;
+use farbus_model::budget::{Account, Budget, CONNECTION_BYTES};
 
 use super::*;
 use crate::fuzzing::{Input, fuzz};
 use crate::link::Link;
-use crate::trust::limits::QUIC_LINKS_MAX;
+use crate::trust::limits::{QUIC_EXPORTER_BYTES_MAX, QUIC_LINKS_MAX};
 use crate::trust::tls::{Accepts, HandshakeError, Protocol, Secured, Terms};
 use crate::trust::{Admission, Fingerprint, Identity, Proof, Ticket, limits};
 
@@ -25,6 +26,7 @@ struct Host {
     admission: Admission,
     met: Mutex<Sender<Met>>,
     connections: AtomicUsize,
+    account: Arc<Account>,
 }
 
 impl QuicAcceptor for Host {
@@ -37,6 +39,10 @@ impl QuicAcceptor for Host {
         let now = Instant::from_nanos(1);
         self.connections.fetch_add(1, Ordering::AcqRel);
         (!self.is_closed.load(Ordering::Acquire)).then(|| self.admission.enter(from.ip(), now).unwrap())
+    }
+
+    fn account(&self, _peer: &Fingerprint) -> Arc<Account> {
+        Arc::clone(&self.account)
     }
 
     fn met(self: Arc<Self>, met: Met, _from: SocketAddr, ticket: Ticket) {
@@ -82,6 +88,7 @@ fn served_host_of(
         admission: Admission::default(),
         met: Mutex::new(met),
         connections: AtomicUsize::new(0),
+        account: Account::of_known_peer(&Account::of_process(Budget::DEFAULT)),
     });
     let socket = socket();
     let at = socket.local_addr().unwrap();
@@ -144,6 +151,37 @@ fn many_links_share_few_connections_and_each_ends_for_itself() {
     let [near, far] = pair_by(&pool, &ours, their_key, at, &met);
     pass(&near, &far, &bytes);
     assert_eq!(host.connections.load(Ordering::Acquire), 5, "those without a link were closed");
+}
+
+/// What a peer makes this process keep unread is taken from its account, connection by connection, and there is room
+/// for more whatever it does.
+#[test]
+fn connections_take_what_they_may_keep_from_their_peers_account_and_leave_room_for_others() {
+    let ((ours, our_key), (theirs, their_key)) = (identity(), identity());
+    let (host, _server, at, met) = served_host(&theirs, Accepts::One(our_key));
+    let pools: Vec<QuicPool> = (0..40).map(|_| QuicPool::default()).collect();
+    let mut pairs = Vec::new();
+    let mut taken = Vec::new();
+    for pool in &pools {
+        let before = host.account.used();
+        pairs.push(pair_by(pool, &ours, their_key, at, &met));
+        taken.push(host.account.used() - before);
+        // What the link takes in the table of sessions.
+        assert!(host.account.left() > 4 * CONNECTION_BYTES, "{taken:?}");
+    }
+    assert_eq!(taken[0], 2 * QUIC_EXPORTER_BYTES_MAX);
+    assert!(taken.is_sorted_by(|before, after| before >= after), "{taken:?}");
+    let bytes: Vec<u8> = (0..300_000u32).map(|at| (at * 13) as u8).collect();
+    for [near, far] in &pairs {
+        pass(near, far, &bytes);
+        pass(far, near, &bytes);
+    }
+    drop(pairs);
+    let mut rounds = 0..600;
+    while host.account.used() > 0 {
+        rounds.next().expect("connections that have ended give back what they took");
+        thread::sleep(Duration::from_millis(50));
+    }
 }
 
 #[test]
