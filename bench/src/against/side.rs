@@ -42,6 +42,8 @@ const BUSY_LOADS: [DiskLoad; 3] = [
 ];
 /// How long the kernel may take to find a disk.
 const KERNEL_TIME_MAX: Duration = Duration::from_secs(30);
+/// When a session counts as idle: what its start needed, a program may keep for its first requests.
+const IDLE_AFTER: Duration = Duration::from_millis(1500);
 const BUSY_TIME: Duration = Duration::from_millis(100);
 
 /// A program, as the hosts `exporter` and `importer`.
@@ -61,8 +63,8 @@ pub struct DeviceInUse {
     share_pid: u32,
     user_pid: u32,
     attach_time: Duration,
+    attached_at: Instant,
     shared_kib: u64,
-    attached_kib: [u64; 2],
 }
 
 impl Drop for DeviceInUse {
@@ -86,8 +88,8 @@ enum DeviceUser {
 impl<'a> Side<'a> {
     /// Pairs two hosts that run the program of `lab`; their files are in `folder`, which nobody else uses.
     pub fn new(lab: &'a Lab, folder: &'a Folder, name: &str) -> Result<Self> {
-        let exporter = Host::new(lab, folder, "exporter")?;
-        let importer = Host::new(lab, folder, "importer")?;
+        let exporter = Host::new(lab, folder, "exporter")?.with_own_program(folder)?;
+        let importer = Host::new(lab, folder, "importer")?.with_own_program(folder)?;
         exporter.pair(&importer)?;
         exporter.ok(&["allow", "importer", "all"])?;
         let image = Image::named(name)?;
@@ -108,15 +110,15 @@ impl<'a> Side<'a> {
         let shared_kib = family_kib(share_pid)?;
         let began = Instant::now();
         let (user, attach) = self.use_device(way, device, address)?;
-        let attach_time = began.elapsed();
+        let attached_at = Instant::now();
+        let attach_time = attached_at - began;
         let user_pid = match (&user, &attach) {
             (DeviceUser::Program(inside), _) => inside.pid(),
             (_, Some(attach)) => attach.id(),
             _ => unreachable!("whatever is not a program's has been attached"),
         };
-        let attached_kib = [family_kib(share_pid)?, family_kib(user_pid)?];
         let (share, user) = (Some(share), Some(user));
-        Ok(DeviceInUse { share, attach, user, share_pid, user_pid, attach_time, shared_kib, attached_kib })
+        Ok(DeviceInUse { share, attach, user, share_pid, user_pid, attach_time, attached_at, shared_kib })
     }
 
     fn use_device(&self, way: WayOfUse, device: &str, address: &str) -> Result<(DeviceUser, Option<Process>)> {
@@ -178,7 +180,10 @@ impl DeviceInUse {
         Ok(match gauge {
             Gauge::AttachTime => self.attach_time.as_secs_f64() * 1e3,
             Gauge::SharedMemory => mib(self.shared_kib),
-            Gauge::AttachedMemory(end) => mib(self.attached_kib[end as usize]),
+            Gauge::AttachedMemory(end) => {
+                thread::sleep(IDLE_AFTER.saturating_sub(self.attached_at.elapsed()));
+                mib(family_kib(self.pids()[end as usize])?)
+            }
             Gauge::BusyMemory(end) => {
                 for load in BUSY_LOADS {
                     self.run(DeviceLoad::Disk(load), BUSY_TIME)?;

@@ -1,6 +1,7 @@
 //! Three paired hosts on this machine: one shares a disk, and the disk may be attached at each of them in turn.
 
 use std::{
+    fs,
     io::{BufRead, BufReader, Write},
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
@@ -44,17 +45,36 @@ impl<'a> Hosts<'a> {
 pub struct Host<'a> {
     pub name: &'static str,
     lab: &'a Lab,
+    /// A copy of the program.
+    own_program: Option<PathBuf>,
     state: PathBuf,
     run: PathBuf,
 }
 
 impl<'a> Host<'a> {
     pub fn new(lab: &'a Lab, folder: &Folder, name: &'static str) -> Result<Self> {
-        Ok(Self { name, lab, state: folder.place(name), run: folder.folder(&format!("run-{name}"))? })
+        Ok(Self {
+            name,
+            lab,
+            own_program: None,
+            state: folder.place(name),
+            run: folder.folder(&format!("run-{name}"))?,
+        })
+    }
+
+    /// The host with a file of the program of its own: as on another machine, its processes share the program's code
+    /// in memory with each other and with no other host's.
+    pub fn with_own_program(self, folder: &Folder) -> Result<Self> {
+        let own_program = folder.place(&format!("farbus-{}", self.name));
+        fs::copy(self.lab.farbus_program()?, &own_program).context("cannot copy the program")?;
+        Ok(Self { own_program: Some(own_program), ..self })
     }
 
     pub fn command(&self, words: &[&str]) -> Result<Command> {
-        let mut command = Command::new(self.lab.farbus_program()?);
+        let mut command = match &self.own_program {
+            Some(program) => Command::new(program),
+            None => Command::new(self.lab.farbus_program()?),
+        };
         command.args(words).env("XDG_RUNTIME_DIR", &self.run).env("FARBUS_STATE", &self.state);
         command.env("FARBUS_NAME", self.name);
         Ok(command)

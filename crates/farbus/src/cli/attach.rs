@@ -320,7 +320,7 @@ fn show(
     publish(Event::of(Kind::Attached, target.to_string()).how(status.at.as_str()));
     tell_reason(client, request, status.local_address);
     introduce(target, status, as_json)?;
-    startup_memory::give_back();
+    startup_memory::give_back_soon();
     tell_if_no_driver(target, handle.drivers(), |what| eprintln!("farbus: warning: {what}"));
     let ended = attachment.run();
     publish(ended.event(target));

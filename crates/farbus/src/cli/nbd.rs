@@ -141,7 +141,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             stop.end();
         }
     });
-    startup_memory::give_back();
+    startup_memory::give_back_soon();
     say_served(&served, args.json)?;
     let ended = server.run();
     shown.swaps.stop();

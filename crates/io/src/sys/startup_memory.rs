@@ -2,10 +2,15 @@
 
 #![allow(unsafe_code, reason = "the ends of the program's code are symbols of the linker's")]
 
-use std::{fs, ptr};
+use std::time::Duration;
+use std::{fs, ptr, thread};
 
 use rustix::mm::{Advice, madvise};
 use rustix::param::page_size;
+
+/// When the first requests of a user are over.
+const SOON: Duration = Duration::from_secs(1);
+const STACK_BYTES: usize = 64 << 10;
 
 unsafe extern "C" {
     /// Where the program begins in memory.
@@ -25,6 +30,17 @@ pub fn give_back() {
         // Memory that is locked is refused, and stays.
         let _ = forget_code();
     }
+}
+
+/// As [`give_back`], a second later and on a thread of its own: whoever waited for this process to start uses it now, and
+/// would wait for the code of the first requests to be mapped again.
+pub fn give_back_soon() {
+    let later = || {
+        thread::sleep(SOON);
+        give_back();
+    };
+    // Without a further thread it stays.
+    let _ = thread::Builder::new().name("startup-memory".into()).stack_size(STACK_BYTES).spawn(later);
 }
 
 fn is_traced() -> bool {
