@@ -608,7 +608,7 @@ impl Rights {
     /// The state folder, if the device is shared here.
     fn folder_with(&self, device: DeviceId) -> io::Result<Folder> {
         self.hold(self.identifying.has(device), || format!("{device} is not shared here"))?;
-        Folder::of_user().map_err(io::Error::other)
+        Folder::of_user().and_then(|folder| folder.opened_once()).map_err(io::Error::other)
     }
 
     /// The USB device with this bus and number, if the policy allows it or the owner has passed it.

@@ -521,7 +521,7 @@ pub(super) fn keep_attached_device(config: &Path, target: &str, device: Option<&
 
 /// Notes what a host said of a disk that it moves to its own machine, if anything, and returns what is stored then.
 pub(super) fn retirement_of(device: DeviceId, said: Option<&Said>) -> io::Result<Option<Retirement>> {
-    let folder = Folder::of_user().map_err(io::Error::other)?;
+    let folder = Folder::of_user().and_then(|folder| folder.opened_once()).map_err(io::Error::other)?;
     retirement(&folder, device, said).map_err(io::Error::other)
 }
 

@@ -60,7 +60,7 @@ pub fn retirement(folder: &Folder, device: DeviceId, said: Option<&Said>) -> Res
         Some(Said::Overwrites { by, host }) => KnownLease::note_overwritten(folder, device, by, host, &now())?,
         Some(Said::Stays) => drop(KnownLease::note_stays(folder, device)?),
     }
-    Ok(KnownLease::load(folder, device)?.retirement)
+    KnownLease::retirement(folder, device)
 }
 
 /// A disk that was moved away, as `farbus status` shows it.

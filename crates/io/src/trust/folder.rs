@@ -141,6 +141,19 @@ impl Folder {
         self.held.get_or_init(|| folder)
     }
 
+    /// The folder, opened once for what is done by the returned value, if it exists: opening checks each folder on the
+    /// path, and somebody may wait for a device meanwhile.
+    ///
+    /// # Errors
+    /// As [`Folder::opened`].
+    pub fn opened_once(&self) -> Result<Self, StateError> {
+        let folder = Self::at(self.path.clone());
+        if let Some(opened) = self.opened()? {
+            folder.keep(opened);
+        }
+        Ok(folder)
+    }
+
     /// Opens the folder; `None` if it does not exist.
     ///
     /// # Errors

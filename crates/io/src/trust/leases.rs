@@ -126,6 +126,14 @@ impl KnownLease {
         Ok(Self { reserved: known.latest(folder, device)?, ..known })
     }
 
+    /// The host that has moved the device's disk to its own machine, or is moving it.
+    ///
+    /// # Errors
+    /// As [`KnownLease::load`].
+    pub fn retirement(folder: &Folder, device: DeviceId) -> Result<Option<Retirement>, StateError> {
+        Ok(Self::load_file(folder, device)?.retirement)
+    }
+
     fn load_file(folder: &Folder, device: DeviceId) -> Result<Self, StateError> {
         let name = file_of(device);
         let Some(bytes) = folder.read(&name, LEASE_BYTES_MAX, false)? else { return Ok(Self::default()) };

@@ -42,6 +42,17 @@ pub const CAPABILITIES: &[Capability] = &[
         prove: exporter_killed,
     },
     Capability {
+        name: "another-medium",
+        promise: "where another disk has the name when the exporter comes back, no program reads or changes it: the command \
+                  ends, the daemon and `farbus run` wait for the disk that they had and have it again",
+        not_on: |route| match (route.way, route.distance) {
+            (_, Distance::Cut) => Some("the exporter's death is the cut"),
+            (Way::Library, _) => Some("its program asks for the identity itself"),
+            _ => None,
+        },
+        prove: another_medium,
+    },
+    Capability {
         name: "read-only",
         promise: "a disk that is shared read-only refuses writes, and its image stays as it is",
         not_on: |route| (route.distance == Distance::Cut).then_some("a refusal is not under way"),
@@ -213,6 +224,36 @@ fn exporter_killed(scene: &mut Scene<'_>) {
     assert_on_medium(scene, 2, 3);
     assert_on_medium(scene, 1, 0);
     scene.end(client);
+}
+
+fn another_medium(scene: &mut Scene<'_>) {
+    fill(scene);
+    let mut client = scene.begin();
+    write(client.as_mut(), 0, 1);
+    client.flush().unwrap();
+    scene.kill_exporter();
+    let other = scene.share_another();
+    // Until it is known that it is another one: what is read is of the disk that was, or an error.
+    let mut rounds = 0..3;
+    wait_until(PATIENCE, "the program hears of it", || {
+        let read = client.read(2 * PIECE as u64, PIECE);
+        assert!(read.as_ref().ok().is_none_or(|read| *read == piece(2, 0)), "it reads the other disk");
+        client.write(PIECE as u64, &piece(1, 9)).and_then(|()| client.flush()).is_err() && rounds.next().is_none()
+    });
+    assert!(fs::read(&other).unwrap().iter().all(|byte| *byte == 0), "the other disk has what was meant for the first");
+    if ends_with_its_device(scene) {
+        drop(client);
+        let (code, log) = scene.wait_for_importer_end();
+        assert!(code.is_some_and(|code| code != 0), "{code:?} {log}");
+        return;
+    }
+    scene.kill_exporter();
+    scene.share();
+    scene.open(client.as_mut());
+    assert_reads(client.as_mut(), 0, 1);
+    assert_reads(client.as_mut(), 2, 0);
+    scene.end(client);
+    assert!(fs::read(&other).unwrap().iter().all(|byte| *byte == 0), "the other disk is as it was");
 }
 
 fn read_only(scene: &mut Scene<'_>) {

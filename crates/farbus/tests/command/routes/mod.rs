@@ -193,6 +193,11 @@ fn exporter_that_is_killed_and_started_again_is_found_again() {
 }
 
 #[test]
+fn another_disk_of_the_same_name_is_served_to_nobody_who_had_the_first() {
+    drive("another-medium");
+}
+
+#[test]
 fn disk_that_is_shared_read_only_refuses_writes() {
     drive("read-only");
 }

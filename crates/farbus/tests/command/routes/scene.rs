@@ -76,6 +76,15 @@ impl<'h> Scene<'h> {
         self.exporter = Some(exporter);
     }
 
+    /// Starts the exporter with another disk of the same name and size, which is returned.
+    pub fn share_another(&mut self) -> PathBuf {
+        let other = self.lab3.harness.image("other.img", DISK_BYTES);
+        let what = std::mem::replace(&mut self.what, format!("disk:{},name=disk", other.display()));
+        self.share();
+        self.what = what;
+        other
+    }
+
     /// Kills the exporter. Its links end, as the kernel ends them.
     pub fn kill_exporter(&mut self) {
         self.exporter.take().expect("it runs").kill();
