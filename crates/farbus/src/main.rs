@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use farbus::internals::command::{self, Cli, LogLimit};
-use farbus_io::sys::inherited;
+use farbus_io::sys::{inherited, startup_memory};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
@@ -11,6 +11,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 fn main() -> ExitCode {
     // Before this process opens anything: descriptors that are open now are inherited.
     inherited::note();
+    startup_memory::permit();
     let cli = Cli::of_command_line();
     if cli.is_started_by_farbus() {
         inherited::close();

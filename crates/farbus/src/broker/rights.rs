@@ -17,6 +17,7 @@ use farbus_io::link::Link;
 use farbus_io::store::{FileStore, OtherUsers, frames};
 use farbus_io::sys::cpuset::Exclusive;
 use farbus_io::sys::passing::Passage;
+use farbus_io::sys::startup_memory;
 use farbus_io::sys::tcp_owner::peer_owner;
 use farbus_io::sys::users::user_number;
 use farbus_io::sys::vhci::{Port, Vhci};
@@ -131,6 +132,8 @@ fn serve(passage: &Passage, rights: &Arc<Rights>) -> io::Result<()> {
             Ok((value, fd)) => (Answer::Done(value), fd),
             Err(error) => (Answer::Refused { why: error.to_string(), kind: Kind::of(&error) }, None),
         };
+        // The next question may be hours away.
+        startup_memory::give_back_soon();
         match passage.send(&to_json(&answer)?, fd.as_ref().map(AsFd::as_fd)) {
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
             sent => sent?,

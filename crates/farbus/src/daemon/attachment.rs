@@ -5,6 +5,7 @@ use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use farbus_io::sys::startup_memory;
 use farbus_io::sys::vhci::Port;
 use farbus_model::Identity;
 use tracing::{info, warn};
@@ -402,6 +403,7 @@ impl Shared {
         let (target, running) = (&request.target, Running::of(&*attachment));
         info!(%target, at = %running.status.at, "attached");
         publish(Event::of(Kind::Attached, target.to_string()).how(running.status.at.as_str()));
+        startup_memory::give_back_soon();
         tell_if_no_driver(target, running.handle.drivers(), |what| warn!("{what}"));
         let local_address = running.status.local_address;
         {

@@ -1,7 +1,8 @@
-//! Memory that only the start of a process needed.
+//! Memory that only the start of a process needed, or what it does rarely.
 
 #![allow(unsafe_code, reason = "the ends of the program's code are symbols of the linker's")]
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use std::{fs, ptr, thread};
 
@@ -11,6 +12,8 @@ use rustix::param::page_size;
 /// When the first requests of a user are over.
 const SOON: Duration = Duration::from_secs(1);
 const STACK_BYTES: usize = 64 << 10;
+
+static IS_PERMITTED: AtomicBool = AtomicBool::new(false);
 
 unsafe extern "C" {
     /// Where the program begins in memory.
@@ -32,15 +35,28 @@ pub fn give_back() {
     }
 }
 
-/// As [`give_back`], a second later and on a thread of its own: whoever waited for this process to start uses it now, and
-/// would wait for the code of the first requests to be mapped again.
+/// Permits [`give_back_soon`]: the code is that of farbus's own program, and of no other one that uses its library.
+pub fn permit() {
+    IS_PERMITTED.store(true, Ordering::Release);
+}
+
+/// As [`give_back`], a second later and on a thread of its own: whoever waited for what this process has begun uses it
+/// now, and would wait for the code of the first requests to be mapped again. Until then further calls do nothing, and
+/// neither do any before [`permit`].
 pub fn give_back_soon() {
+    static IS_DUE: AtomicBool = AtomicBool::new(false);
+    if !IS_PERMITTED.load(Ordering::Acquire) || IS_DUE.swap(true, Ordering::AcqRel) {
+        return;
+    }
     let later = || {
         thread::sleep(SOON);
+        IS_DUE.store(false, Ordering::Release);
         give_back();
     };
     // Without a further thread it stays.
-    let _ = thread::Builder::new().name("startup-memory".into()).stack_size(STACK_BYTES).spawn(later);
+    if thread::Builder::new().name("startup-memory".into()).stack_size(STACK_BYTES).spawn(later).is_err() {
+        IS_DUE.store(false, Ordering::Release);
+    }
 }
 
 fn is_traced() -> bool {

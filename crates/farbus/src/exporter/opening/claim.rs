@@ -1,5 +1,6 @@
 //! Offers the registry's devices to the peer of one connection, and claims them for it.
 
+use farbus_io::sys::startup_memory;
 use farbus_model::{Device, Instant};
 use farbus_session::claims::lease::Party;
 use farbus_session::claims::{Claims, Mode};
@@ -189,7 +190,11 @@ impl Offer<'_> {
     fn note(&self, bus_id: &str, holder: String, outcome: Result<&str, String>) {
         let peer = &self.session.peer;
         match &outcome {
-            Ok(mode) => info!(device = bus_id, peer, mode, "attached"),
+            Ok(mode) => {
+                info!(device = bus_id, peer, mode, "attached");
+                // The handshake and the opening are over.
+                startup_memory::give_back_soon();
+            }
             Err(status) => info!(device = bus_id, peer, status, holder, "refused"),
         }
         // The process before this one recorded the claim already.
