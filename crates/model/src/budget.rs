@@ -255,8 +255,8 @@ impl Account {
         self.process.as_ref().map_or(own, |process| own.min(process.left()))
     }
 
-    /// Bytes that a connection may take to be faster: so small a part of what is left that hundreds of connections leave
-    /// enough for what further ones need.
+    /// Bytes that a connection may take to be faster: so small a part of what is left that hundreds of connections
+    /// leave enough for what further ones need.
     pub fn left_for_speed(&self) -> usize {
         let own = self.max().saturating_sub(self.used());
         let left_in = |process: &Arc<Account>| {
@@ -361,8 +361,8 @@ impl Account {
         })
     }
 
-    /// What all peers may hold when this one takes something and uses so many devices: peers without a device leave half
-    /// of the process's budget to those with one.
+    /// What all peers may hold when this one takes something and uses so many devices: peers without a device leave
+    /// half of the process's budget to those with one.
     fn max_in(&self, process: &Account, devices: usize) -> usize {
         let is_stranger = devices == 0 && self.kind != Kind::Questions;
         let kept = if is_stranger { process.budget.process_bytes / 2 } else { 0 };

@@ -116,7 +116,8 @@ pub const QUIC_LINKS_MAX: u32 = 512;
 /// a twelfth.
 pub const QUIC_BYTES_MAX: u32 = 16 << 20;
 /// Bytes of all links of a connection that have arrived at its exporter and that nobody has read, at most, and as many
-/// that its importer has not acknowledged: 40 MB/s at 100 ms, more than three links may fill. Both are taken from the importer's account.
+/// that its importer has not acknowledged: 40 MB/s at 100 ms, more than three links may fill. Both are
+/// taken from the importer's account.
 pub const QUIC_EXPORTER_BYTES_MAX: usize = 4 << 20;
 /// The same before the importer has proved a key, and where its account has nothing left: what each connection takes
 /// anyway.
