@@ -206,6 +206,8 @@ pub fn serve(options: Options, ready: Ready, tell: impl Fn(String)) -> Result<()
         tell(format!("listening on {}{to_whom}   (Ctrl-C ends)", place.as_host()));
     }
     startup_memory::give_back();
+    // And what the last steps of the start need.
+    startup_memory::give_back_soon();
     supervisor.manager().ready(&supervisor.summary());
     let handle = signals.handle();
     supervisor.on_handed_over(move || handle.close());

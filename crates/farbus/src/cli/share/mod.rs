@@ -392,6 +392,8 @@ pub fn run(mut args: Args) -> Result<(), Failure> {
         listening.push(format!("{address} for paired hosts, encrypted"));
     }
     startup_memory::give_back();
+    // And what the last steps of the start need.
+    startup_memory::give_back_soon();
     listening.into_iter().for_each(|at| say(format!("listening on {at}   (Ctrl-C ends)")));
     let announced = nearby.map(|(nearby, wanted)| Announced::keep(nearby, wanted)).transpose();
     let announced = announced.map_err(Failure::local)?;
