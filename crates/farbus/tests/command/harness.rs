@@ -7,9 +7,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, Once, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -19,6 +19,8 @@ use farbus::model::block::MemoryStore;
 use farbus_io::frontend::fuse::DiskMount;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use signal_hook::consts::SIGINT;
+use signal_hook::flag::register_conditional_shutdown;
 
 use super::{own_network, processes};
 
@@ -60,10 +62,21 @@ pub struct Share {
     pub address: String,
 }
 
+/// What a test starts can be interrupted even where the tests were started with that ignored (a script's `&`): a signal
+/// that is caught here is the default one of a program that is started, and one that is ignored stays so.
+fn hear_interrupts() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let is_meant = Arc::new(AtomicBool::new(true));
+        register_conditional_shutdown(SIGINT, 128 + SIGINT, is_meant).unwrap();
+    });
+}
+
 impl Harness {
     /// A test has one harness at a time. From here on this thread, and what it starts, is in the harness's network.
     pub fn new() -> Self {
         processes::be_guarded();
+        hear_interrupts();
         own_network::enter();
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let name = format!("{}{}", processes::folders(), COUNT.fetch_add(1, Ordering::Relaxed));
