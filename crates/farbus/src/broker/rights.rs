@@ -132,12 +132,12 @@ fn serve(passage: &Passage, rights: &Arc<Rights>) -> io::Result<()> {
             Ok((value, fd)) => (Answer::Done(value), fd),
             Err(error) => (Answer::Refused { why: error.to_string(), kind: Kind::of(&error) }, None),
         };
-        // The next question may be hours away.
-        startup_memory::give_back_soon();
         match passage.send(&to_json(&answer)?, fd.as_ref().map(AsFd::as_fd)) {
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
             sent => sent?,
         }
+        // The next question may be hours away.
+        startup_memory::give_back_soon();
     }
     Ok(())
 }

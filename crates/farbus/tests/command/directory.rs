@@ -52,6 +52,10 @@ impl<'h> Site<'h> {
 
     /// Waits until the directory is in this trouble, or in none.
     pub fn wait_for_trouble(&self, kind: Option<&str>) -> Value {
+        self.wait_for_trouble_within(WITHIN, kind)
+    }
+
+    fn wait_for_trouble_within(&self, within: Duration, kind: Option<&str>) -> Value {
         let began = Instant::now();
         loop {
             let status = self.status();
@@ -63,7 +67,7 @@ impl<'h> Site<'h> {
                 return status;
             }
             let (name, log) = (self.host.name, self.process.log());
-            assert!(began.elapsed() < FLOODED, "{name} is not in this trouble: {kind:?}, but {status}\n{log}");
+            assert!(began.elapsed() < within, "{name} is not in this trouble: {kind:?}, but {status}\n{log}");
             // waits: between two looks for an event
             std::thread::sleep(Duration::from_millis(50));
         }
@@ -367,7 +371,7 @@ fn paired_hosts_are_seen_in_a_directory_that_one_member_floods_and_all_is_well_w
     let site = Site::start(&desk, &etcd.line());
     site.wait_for_counts(2, 1);
     etcd.flood(66_560);
-    let trouble = site.wait_for_trouble(Some("too-much"));
+    let trouble = site.wait_for_trouble_within(FLOODED, Some("too-much"));
     assert!(trouble["trouble"]["message"].as_str().unwrap().contains("paired hosts last"), "{trouble}");
     // What a paired host shares meanwhile is seen, and so is all of it by one that begins now.
     let later = "share = [{what='zero', name='board'}, {what='zero', name='later'}]";
@@ -380,8 +384,8 @@ fn paired_hosts_are_seen_in_a_directory_that_one_member_floods_and_all_is_well_w
     site.wait_for("read although there is no room", |line| line["target"] == "lab3/later");
     assert!(desk.ok(&["directory", "limit", "lab3", "--devices", "3"]).contains("lab3"), "limits are written, too");
     etcd.ctl(&["del", "--prefix", "/farbus/1/aaaa"]);
-    site.wait_for_trouble(None);
-    lab.wait_for_trouble(None);
+    site.wait_for_trouble_within(FLOODED, None);
+    lab.wait_for_trouble_within(FLOODED, None);
     site.wait_for_counts(2, 2);
     fs::write(&lab.file, configuration(later)).unwrap();
     let said = lab3.ok(&["daemon", "reload"]);

@@ -40,8 +40,8 @@ pub fn permit() {
     IS_PERMITTED.store(true, Ordering::Release);
 }
 
-/// As [`give_back`], a second later and on a thread of its own: whoever waited for what this process has begun uses it
-/// now, and would wait for the code of the first requests to be mapped again. Until then further calls do nothing, and
+/// As [`give_back`], a second later and on a thread of its own: the user of what this process has begun makes first
+/// requests now, and would wait for their code to be mapped again. Until then further calls do nothing, and
 /// neither do any before [`permit`].
 pub fn give_back_soon() {
     static IS_DUE: AtomicBool = AtomicBool::new(false);
