@@ -43,6 +43,7 @@ mod steps;
 mod test;
 mod tidy;
 mod upgrade;
+mod watchdog;
 mod workspace;
 
 use clap::{Parser, Subcommand};

@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Different lines that are told apart; a step that prints more of them does not repeat one.
 const LINES_MAX: usize = 20_000;
@@ -26,6 +26,20 @@ pub struct Printed {
     pub bytes: u64,
     lines: HashMap<Vec<u8>, u64>,
     rest: Vec<u8>,
+}
+
+/// Tells how long nothing was printed.
+#[derive(Clone)]
+pub struct Clock(Arc<Mutex<Instant>>);
+
+impl Clock {
+    pub fn silent_for(&self) -> Duration {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).elapsed()
+    }
+
+    fn hears(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    }
 }
 
 impl Printed {
@@ -69,6 +83,7 @@ pub struct Meter {
     out: (OwnedFd, Arc<Pipe>),
     err: (OwnedFd, Arc<Pipe>),
     printed: Arc<Mutex<Printed>>,
+    clock: Clock,
 }
 
 /// One of the two pipes.
@@ -88,14 +103,20 @@ impl Meter {
         }
         let (out, err) = (io::stdout().as_fd().try_clone_to_owned()?, io::stderr().as_fd().try_clone_to_owned()?);
         let printed = Arc::new(Mutex::new(Printed::default()));
-        let (out_pipe, out_writer) = pass_on(&out, &printed)?;
+        let clock = Clock(Arc::new(Mutex::new(Instant::now())));
+        let (out_pipe, out_writer) = pass_on(&out, &printed, &clock)?;
         // What goes into one file keeps its order.
         let is_one = is_one_file(&out, &err)?;
         let (err_pipe, err_writer) =
-            if is_one { (Arc::clone(&out_pipe), out_writer.try_clone()?) } else { pass_on(&err, &printed)? };
+            if is_one { (Arc::clone(&out_pipe), out_writer.try_clone()?) } else { pass_on(&err, &printed, &clock)? };
         rustix::stdio::dup2_stdout(&out_writer)?;
         rustix::stdio::dup2_stderr(&err_writer)?;
-        Ok(Some(Meter { out: (out, out_pipe), err: (err, err_pipe), printed }))
+        Ok(Some(Meter { out: (out, out_pipe), err: (err, err_pipe), printed, clock }))
+    }
+
+    /// Tells how long nothing was printed.
+    pub fn clock(&self) -> Clock {
+        self.clock.clone()
     }
 
     /// What was printed since this was asked before.
@@ -136,15 +157,16 @@ fn is_one_file(one: &OwnedFd, other: &OwnedFd) -> io::Result<bool> {
 }
 
 /// A pipe whose bytes are counted and passed on to `to`, and its writing end.
-fn pass_on(to: &OwnedFd, printed: &Arc<Mutex<Printed>>) -> io::Result<(Arc<Pipe>, OwnedFd)> {
+fn pass_on(to: &OwnedFd, printed: &Arc<Mutex<Printed>>, clock: &Clock) -> io::Result<(Arc<Pipe>, OwnedFd)> {
     let (reader, writer) = io::pipe()?;
     let pipe = Arc::new(Pipe { reader: reader.as_fd().try_clone_to_owned()?, is_waiting: AtomicBool::new(false) });
     let (to, printed, shared) = (File::from(to.try_clone()?), Arc::clone(printed), Arc::clone(&pipe));
-    std::thread::spawn(move || copy(reader, to, &printed, &shared));
+    let clock = clock.clone();
+    std::thread::spawn(move || copy(reader, to, &printed, &clock, &shared));
     Ok((pipe, writer.into()))
 }
 
-fn copy(mut reader: PipeReader, mut to: File, printed: &Mutex<Printed>, pipe: &Pipe) {
+fn copy(mut reader: PipeReader, mut to: File, printed: &Mutex<Printed>, clock: &Clock, pipe: &Pipe) {
     let mut buffer = vec![0; 64 << 10];
     loop {
         pipe.is_waiting.store(true, Ordering::Release);
@@ -155,6 +177,7 @@ fn copy(mut reader: PipeReader, mut to: File, printed: &Mutex<Printed>, pipe: &P
             Err(_) => return,
         };
         pipe.is_waiting.store(false, Ordering::Release);
+        clock.hears();
         // A log that cannot be written stops no test.
         let _ = to.write_all(&buffer[..count]);
         printed.lock().unwrap_or_else(PoisonError::into_inner).add(&buffer[..count]);
@@ -194,7 +217,8 @@ mod tests {
         let file = std::env::temp_dir().join(format!("xtask-meter-{}", std::process::id()));
         let printed = Arc::new(Mutex::new(Printed::default()));
         let to = OwnedFd::from(File::create(&file).unwrap());
-        let (_pipe, writer) = pass_on(&to, &printed).unwrap();
+        let clock = Clock(Arc::new(Mutex::new(Instant::now())));
+        let (_pipe, writer) = pass_on(&to, &printed, &clock).unwrap();
         let mut command = std::process::Command::new("echo");
         let status = command.arg("from a child").stdout(writer).status().unwrap();
         drop(command);

@@ -4,6 +4,7 @@
 //! was left out is listed at the end with the line that runs it.
 
 use crate::changes::Changes;
+use crate::watchdog::Limits;
 use crate::workspace;
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -19,6 +20,8 @@ pub struct Gate {
     watch_all: WatchAll,
     /// Bytes that each step may print.
     pub log: BTreeMap<String, u64>,
+    /// How long all may take, and be silent.
+    pub minutes: Limits,
     /// Tests of pure packages that are not fast.
     pub slow: Vec<Slow>,
 }

@@ -1,9 +1,10 @@
 //! Running steps in order: a banner before each, its time behind it, a table at the end, and nothing after a failure.
 //!
 //! What a step left out is listed at the end, each with the line that runs it. A step that prints more than it may
-//! fails.
+//! fails, and so does one that hangs.
 
 use crate::meter::Meter;
+use crate::watchdog::{Limits, Watchdog};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
@@ -54,11 +55,13 @@ enum Outcome {
     NotRun,
 }
 
-/// What a run says at its end, and how much it may say before.
+/// What a run says at its end, how much it may say before, and when it has to be over.
 #[derive(Debug, Default)]
 pub struct Log {
     /// Bytes that each step may print. Empty where nobody counts.
     pub bytes_max: BTreeMap<String, u64>,
+    /// How long the run may take, and be silent. Counts where bytes are counted.
+    pub limits: Option<Limits>,
     /// What the caller left out, to be listed with what the steps leave out.
     pub left_out: Vec<String>,
 }
@@ -71,6 +74,7 @@ pub fn run_all(steps: Vec<Step>, log: Log) -> Result<(), String> {
     } else {
         Meter::start().map_err(|error| format!("cannot count what is printed: {error}"))?
     };
+    let watchdog = meter.as_ref().zip(log.limits).map(|(meter, limits)| Watchdog::start(limits, meter.clock()));
     let mut results = Vec::new();
     let (mut failure, mut skipped, mut left_out) = (None, Vec::new(), log.left_out);
     for (at, step) in steps.into_iter().enumerate() {
@@ -80,7 +84,13 @@ pub fn run_all(steps: Vec<Step>, log: Log) -> Result<(), String> {
         }
         println!("\n=== {}/{count} {}: {}", at + 1, step.name, step.about);
         let start = Instant::now();
+        if let Some(watchdog) = &watchdog {
+            watchdog.begins(step.name);
+        }
         let mut done = (step.run)();
+        if let Some(complaint) = watchdog.as_ref().and_then(Watchdog::complaint) {
+            done = Err(complaint);
+        }
         let printed = meter.as_ref().map(Meter::take).unwrap_or_default();
         if done.is_ok()
             && let Some(complaint) = log.bytes_max.get(step.name).and_then(|&max| printed.complaint(max))

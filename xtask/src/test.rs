@@ -91,7 +91,7 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
     {
         build_ahead_after(step, Rc::clone(&ahead));
     }
-    steps::run_all(steps, steps::Log { bytes_max: gate.log, left_out })
+    steps::run_all(steps, steps::Log { bytes_max: gate.log, limits: Some(gate.minutes), left_out })
 }
 
 /// The steps between `test` and the first that uses the release program leave a processor idle most of the time, and so
