@@ -46,7 +46,7 @@ pub use layer::{BlockLayer, DeviceLayer};
 pub use limits::Limits;
 pub use losses::{LossCursor, Losses};
 pub use module::Module;
-pub use payload::{BufferPool, Payload, Pieces};
+pub use payload::{BufferPool, Payload, Pieces, new_chunk};
 pub use store_device::StoreDevice;
 pub use tally::Tally;
 pub use time::Instant;

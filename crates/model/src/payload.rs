@@ -57,6 +57,20 @@ impl Shared {
     }
 }
 
+/// Up to this size, making a chunk may take its memory twice for a moment.
+const COPIED_BYTES_MAX: usize = 1 << 20;
+
+/// A shared buffer of so many bytes, which are zero, for data that are read into it and handed on without a copy
+/// ([`Payload::Shared`]).
+pub fn new_chunk(bytes: usize) -> Arc<[u8]> {
+    if bytes > COPIED_BYTES_MAX || !cfg!(debug_assertions) {
+        // One allocation of a known length: a huge frame takes its size and not three times as much.
+        return std::iter::repeat_n(0, bytes).collect();
+    }
+    // Zeroed pages and a copy: without optimization the iterator is very slow.
+    vec![0; bytes].into()
+}
+
 /// `unit`, repeated from its start until `len` bytes are made. `unit` is never empty.
 #[derive(Clone, Copy, Debug)]
 pub struct Pattern {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use arrayvec::ArrayVec;
 use farbus_model::limits::{CREDIT_BYTES_MAX, RECEIVE_BUFFERS_KEPT_MAX};
-use farbus_model::{BufferPool, Payload};
+use farbus_model::{BufferPool, Payload, new_chunk};
 
 use crate::snapshot::Writer;
 
@@ -53,8 +53,6 @@ const SMALL_REST_BYTES: usize = 4 << 10;
 /// A chunk that grew to this many times the capacity is kept: 4 MiB by default, so that transfers of 1 MiB, which FUSE
 /// and large disks make, find their chunk again. A larger chunk is freed.
 const KEPT_GROWTH_MAX: usize = 16;
-/// Up to this size, making a chunk may take its memory twice for a moment.
-const COPIED_BYTES_MAX: usize = 1 << 20;
 /// Chunks kept for reuse.
 const CHUNKS_LEFT_MAX: usize = 4;
 /// Bytes of chunks that windows may hold, however little of each they show: the largest credit. Otherwise a peer that
@@ -292,15 +290,6 @@ impl Incoming {
         (self.left_bytes, self.unchecked) = (left_bytes, 0);
         self.is_at_limit = lent_bytes >= BORROWED_BYTES_MAX;
     }
-}
-
-fn new_chunk(bytes: usize) -> Arc<[u8]> {
-    if bytes > COPIED_BYTES_MAX || !cfg!(debug_assertions) {
-        // One allocation of a known length: a huge frame takes its size and not three times as much.
-        return std::iter::repeat_n(0, bytes).collect();
-    }
-    // Zeroed pages and a copy: without optimization the iterator is very slow.
-    vec![0; bytes].into()
 }
 
 /// Bytes waiting to be sent: headers in one arena, payloads where they lie.

@@ -747,5 +747,5 @@ impl Asked {
 }
 
 fn fresh_chunk() -> Arc<[u8]> {
-    std::iter::repeat_n(0, FUSE_REQUEST_BYTES_MAX as usize).collect()
+    farbus_model::new_chunk(FUSE_REQUEST_BYTES_MAX as usize)
 }
