@@ -509,6 +509,53 @@ fn programs_hear_of_a_device_that_goes_and_comes_back() {
     }
 }
 
+/// A program that prints what udev knows of the first device, its interface, and a device of this machine.
+const ASKS_UDEV: &str = "
+    udevadm info --query=property --path=/sys/bus/usb/devices/1-1 && ls -A /run/udev/data && cat /run/udev/data/c4:64";
+
+#[test]
+fn udev_database_has_the_device_beside_what_it_has_of_this_machine() {
+    if !can_run()
+        || !has("udevadm", has_program("udevadm"))
+        || !has("the right to mount", rustix::process::geteuid().is_root())
+    {
+        return;
+    }
+    let harness = Harness::new();
+    let share = share(&harness, &["zero"]);
+    // A machine whose udev has one device, and one on which udev was never at work.
+    let with_udev = "mkdir -p /run/udev/data && echo E:LOCAL=1 > /run/udev/data/c4:64";
+    for (before, has_local) in [(with_udev, true), ("true", false)] {
+        let script = format!(
+            "mount -t tmpfs farbus-test /run && {before} && exec setpriv --reuid 65534 --regid 65534 --clear-groups \
+             \"$0\" run \"$1\" -- sh -c \"$2\""
+        );
+        let program = env!("CARGO_BIN_EXE_farbus");
+        let words = ["--mount", "sh", "-c", &script, program, &share.target("zero"), ASKS_UDEV];
+        let ended = finish(harness.command_of(Path::new("unshare"), &words), PATIENCE);
+        let lines: Vec<&str> = ended.stdout.lines().collect();
+        for expected in [
+            "DEVNAME=/dev/bus/usb/001/002",
+            "ID_BUS=usb",
+            "ID_VENDOR=farbus",
+            "ID_VENDOR_ID=0525",
+            "ID_MODEL=source_sink",
+            "ID_MODEL_ENC=source\\x2fsink",
+            "ID_SERIAL=farbus_source_sink_0",
+            "ID_SERIAL_SHORT=0",
+            "ID_USB_INTERFACES=:ff0000:",
+            "USEC_INITIALIZED=1",
+            "c189:0",
+            "c189:1",
+            "+usb:1-1:1.0",
+        ] {
+            assert!(lines.contains(&expected), "{expected}: {ended:?}");
+        }
+        assert_eq!(lines.contains(&"E:LOCAL=1"), has_local, "{ended:?}");
+        assert_eq!(ended.code == Some(0), has_local, "{ended:?}");
+    }
+}
+
 #[test]
 fn programs_join_a_run_by_its_name() {
     if !can_run() || !has("udevadm", has_program("udevadm")) {

@@ -32,6 +32,8 @@ pub struct Event {
     pub path: String,
     /// What its attribute `uevent` shows.
     pub lines: String,
+    /// What udev adds, a line each.
+    pub udev: String,
 }
 
 /// The group of netlink in which udev's events are heard.
@@ -51,7 +53,7 @@ impl Event {
     /// A message to the kernel, by which it sends the event as its own. `number` counts events.
     pub fn to_kernel(&self, number: u64) -> Vec<u8> {
         let head = format!("{}@{}\0", self.action.as_str(), self.path);
-        let properties = self.properties(number, "");
+        let properties = self.properties(number, "", "");
         let length = (MESSAGE_HEADER_BYTES + head.len() + properties.len()) as u32;
         let mut bytes = Vec::with_capacity(length as usize);
         bytes.extend(length.to_ne_bytes());
@@ -65,7 +67,7 @@ impl Event {
 
     /// The message that udev sends of it.
     pub fn of_udev(&self, number: u64) -> Vec<u8> {
-        let mut properties = self.properties(number, "/dev/");
+        let mut properties = self.properties(number, "/dev/", &self.udev);
         properties.extend(format!("USEC_INITIALIZED={}\0", number.max(1)).into_bytes());
         let kind = self.lines.lines().find_map(|line| line.strip_prefix("DEVTYPE=")).unwrap_or("");
         let mut bytes = b"libudev\0".to_vec();
@@ -82,8 +84,8 @@ impl Event {
         bytes
     }
 
-    /// The properties, each with a NUL; `root` is put in front of the node's name.
-    fn properties(&self, number: u64, root: &str) -> Vec<u8> {
+    /// The properties, each with a NUL, `more` lines among them; `root` is put in front of the node's name.
+    fn properties(&self, number: u64, root: &str, more: &str) -> Vec<u8> {
         let first = [
             format!("ACTION={}", self.action.as_str()),
             format!("DEVPATH={}", self.path),
@@ -93,7 +95,8 @@ impl Event {
             Some(name) => format!("DEVNAME={root}{name}"),
             None => line.to_owned(),
         });
-        let all = first.into_iter().chain(lines).chain([format!("SEQNUM={number}")]);
+        let more = more.lines().map(str::to_owned);
+        let all = first.into_iter().chain(lines).chain(more).chain([format!("SEQNUM={number}")]);
         all.flat_map(|property| (property + "\0").into_bytes()).collect()
     }
 }
@@ -123,7 +126,8 @@ mod tests {
 
     fn event() -> Event {
         let lines = "DEVNAME=bus/usb/001/002\nDEVTYPE=usb_device\nBUSNUM=001\n".to_owned();
-        Event { action: Action::Add, path: "/devices/farbus/usb1/1-1".to_owned(), lines }
+        let udev = "ID_BUS=usb\n".to_owned();
+        Event { action: Action::Add, path: "/devices/farbus/usb1/1-1".to_owned(), lines, udev }
     }
 
     #[test]
@@ -146,6 +150,7 @@ mod tests {
         assert_eq!(words, [40, 40, bytes.len() as u32 - 40]);
         let properties = String::from_utf8_lossy(&bytes[40..]).into_owned();
         assert!(properties.contains("\0DEVNAME=/dev/bus/usb/001/002\0"), "{properties}");
+        assert!(properties.contains("\0ID_BUS=usb\0"), "{properties}");
         assert!(properties.ends_with("SEQNUM=7\0USEC_INITIALIZED=7\0"), "{properties}");
     }
 

@@ -28,6 +28,7 @@
 //! | `opened.rs` | one open of the node: finished URBs, who waits for them, rights |
 //! | `tree.rs` | the device's folder below `/sys/bus/usb/devices` |
 //! | `event.rs` | what programs are told when a device comes or goes |
+//! | `udev.rs` | what udev's database has of a device |
 //! | `transfer.rs` | one transfer: how it becomes a request, and how its result is told |
 
 mod claims;
@@ -37,6 +38,7 @@ mod node;
 mod opened;
 mod transfer;
 mod tree;
+mod udev;
 
 pub use command::{Answer, CallId, Command, Memory, OpenId};
 pub use event::{Action, Event, UDEV_GROUP};

@@ -141,7 +141,7 @@ impl Shown<'_> {
         folder.line("busnum", self.place.bus);
         folder.line("devnum", self.place.device);
         folder.line("devpath", if self.place.ports.is_empty() { "0".to_owned() } else { ports(self.place) });
-        folder.line("dev", format_args!("{MAJOR}:{}", minor(self.place)));
+        folder.line("dev", self.number());
         folder.line("speed", megabits(self.speed));
         folder.line("rx_lanes", 1);
         folder.line("tx_lanes", 1);
@@ -191,6 +191,11 @@ impl Shown<'_> {
             packets_per_interval: 1,
             interval: 0,
         }
+    }
+
+    /// The number of the device's node, `MAJOR:MINOR`.
+    pub(super) fn number(&self) -> String {
+        format!("{MAJOR}:{}", minor(self.place))
     }
 
     fn product(&self) -> String {

@@ -14,14 +14,19 @@ use farbus_io::sys::{event_sockets, leash, own_mounts, passing};
 use super::program;
 use crate::common::child_program::{exit_code_of_error, not_run};
 
-/// Where the tree is mounted, in a folder of its own. Its folders `.bus` and `.dev` are shown at two other places.
+/// Where the tree is mounted, in a folder of its own. Its folders `.bus`, `.dev` and `.udev` are shown at three other
+/// places.
 const DEVICES: &str = "/sys/devices";
 const BUS: &str = "/sys/bus/usb";
 const NODES: &str = "/dev/bus/usb";
 /// The folder that [`show_dev`] covers.
 const OLD_DEV: &str = "/dev/.old";
+const RUN: &str = "/run";
 const UDEV: &str = "/run/udev";
 const UDEV_CONTROL: &str = "/run/udev/control";
+/// What udev knows of devices, and the machine's own folder of udev, to which links in the former lead.
+const UDEV_DATA: &str = "/run/udev/data";
+const UDEV_OF_MACHINE: &str = "/run/udev/.machine";
 
 /// What the program's process is told.
 #[derive(Debug)]
@@ -79,7 +84,8 @@ fn prepare(parent: &mut UnixStream, told: &Inside) -> Result<(), String> {
     let tree = &Path::new(DEVICES).join(&told.tree);
     show_sys(tree).map_err(at("/sys cannot be covered"))?;
     let server = tree::mount(tree).map_err(|error| no_fuse(&error))?;
-    let listener = told.hears_events.then(listen).flatten();
+    show_udev().map_err(at("/run/udev cannot be covered"))?;
+    let listener = told.hears_events.then(event_sockets::listen).and_then(Result::ok);
     let passed: Vec<_> = [Some(server.as_fd()), listener.as_ref().map(OwnedFd::as_fd)].into_iter().flatten().collect();
     let sent = passing::send_on_stream(parent.as_fd(), b"m", &passed);
     drop((server, listener));
@@ -87,6 +93,7 @@ fn prepare(parent: &mut UnixStream, told: &Inside) -> Result<(), String> {
     sent.and_then(|_| parent.read_exact(&mut [0])).map_err(at("the parent has ended"))?;
     let bind = |from: &str, to: &str| own_mounts::bind(&tree.join(from), Path::new(to));
     bind(".bus", BUS).map_err(at(BUS))?;
+    bind(".udev", UDEV_DATA).map_err(at(UDEV_DATA))?;
     if !Path::new(NODES).is_dir() {
         show_dev().map_err(at("/dev cannot be covered"))?;
     }
@@ -95,25 +102,22 @@ fn prepare(parent: &mut UnixStream, told: &Inside) -> Result<(), String> {
     local.map_or(Ok(()), |local| local.show_folders_in(Path::new(NODES))).map_err(at(NODES))
 }
 
-/// Has the parent asked for each of the program's sockets for events. `None` if it cannot be: a program inside another
-/// `farbus run` hears the outer one's events.
-fn listen() -> Option<OwnedFd> {
-    show_udev().and_then(|()| event_sockets::listen()).ok()
-}
-
-/// libudev listens where udev is at work, which it believes if it finds this.
+/// Makes room for what udev knows of the devices. libudev listens where udev is at work, which it believes if it finds
+/// its socket.
 fn show_udev() -> io::Result<()> {
-    if Path::new(UDEV_CONTROL).exists() {
-        return Ok(());
-    }
     let folder = Path::new(UDEV);
     if folder.is_dir() {
-        own_mounts::cover(folder, &[])?;
+        let of_machine = own_mounts::cover(folder, &["data"])?;
+        fs::create_dir_all(UDEV_OF_MACHINE)?;
+        of_machine.show_at(Path::new(UDEV_OF_MACHINE))?;
     } else {
-        own_mounts::cover(Path::new("/run"), &[])?;
+        own_mounts::cover(Path::new(RUN), &[])?;
         fs::create_dir(folder)?;
     }
-    fs::File::create(UDEV_CONTROL).map(drop)
+    if !Path::new(UDEV_CONTROL).exists() {
+        fs::File::create(UDEV_CONTROL)?;
+    }
+    fs::create_dir(UDEV_DATA)
 }
 
 fn show_sys(tree: &Path) -> io::Result<()> {

@@ -12,6 +12,12 @@ const ATTRIBUTE_BYTES: u64 = 4096;
 pub const LOCAL: &str = "/sys/bus/usb/devices";
 const NAMES: &str = ".bus/devices";
 
+/// Where udev keeps what it knows of the machine's own devices, the folder of ours, and how that one's links lead to
+/// the machine's (`inside.rs` mounts both).
+const LOCAL_RECORDS: &str = "/run/udev/data";
+const RECORDS: &str = ".udev";
+const TO_LOCAL_RECORDS: &str = "../.machine/data/";
+
 /// A name in [`LOCAL`] and where it leads; in a tree of ours it leads to the same place.
 fn local_links() -> BTreeMap<String, String> {
     let entries = std::fs::read_dir(LOCAL).into_iter().flatten().flatten();
@@ -38,8 +44,15 @@ pub struct Tree {
     numbers: HashMap<String, u64>,
     /// The devices' nodes: which device it is.
     devices: HashMap<String, usize>,
-    /// What programs were told that it is there: folder, and the lines of its `uevent`.
-    told: BTreeMap<String, String>,
+    /// What programs were told that it is there, by its folder.
+    told: BTreeMap<String, Told>,
+}
+
+/// What programs were told of a device or an interface: the lines of its `uevent`, and those that udev adds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Told {
+    lines: String,
+    udev: String,
 }
 
 impl Tree {
@@ -63,6 +76,7 @@ impl Tree {
     pub fn show<'a>(&mut self, devices: impl Iterator<Item = (usize, Shown<'a>)>) -> Vec<Event> {
         let mut there = BTreeMap::new();
         let (mut hubs, mut names, mut buses) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        let mut records = BTreeMap::new();
         self.devices.clear();
         for (index, shown) in devices {
             let Place { bus, device, ports } = shown.place;
@@ -71,10 +85,14 @@ impl Tree {
             let path = if ports.is_empty() { name.clone() } else { format!("{hub}/{name}") };
             let link = format!("../../../devices/{}/{path}", self.name);
             if let Entry::Folder(entries) = &folder {
-                there.insert(path.clone(), lines(&folder));
+                let (record, bytes) = shown.udev_record();
+                records.insert(record, Entry::File(bytes));
+                there.insert(path.clone(), Told { lines: lines(&folder), udev: shown.udev_properties() });
                 for (interface, entry) in entries.iter().filter(|(entry, _)| entry.contains(':')) {
                     names.insert(interface.clone(), Entry::Link(format!("{link}/{interface}")));
-                    there.insert(format!("{path}/{interface}"), lines(entry));
+                    let (record, bytes) = Shown::udev_record_of_interface(interface);
+                    records.insert(record, Entry::File(bytes));
+                    there.insert(format!("{path}/{interface}"), Told { lines: lines(entry), udev: String::new() });
                 }
             }
             match hubs.get_mut(&hub) {
@@ -98,6 +116,7 @@ impl Tree {
         root.insert(".bus".to_owned(), folder(bus.map(|(name, entry)| (name.to_owned(), entry)).into()));
         let buses = buses.into_iter().map(|(name, nodes)| (name, Entry::Folder(nodes)));
         root.insert(".dev".to_owned(), folder(buses.collect()));
+        root.insert(RECORDS.to_owned(), folder(records));
         root.insert("uevent".to_owned(), Entry::File(Vec::new()));
         self.root = Entry::Folder(root);
         self.link_local();
@@ -117,19 +136,30 @@ impl Tree {
         }
     }
 
+    /// What udev keeps of the machine's own devices is what it keeps now.
+    fn link_local_records(&mut self) {
+        let Some(Entry::Folder(records)) = self.root.find_mut(RECORDS) else { return };
+        records.retain(|_, entry| matches!(entry, Entry::File(_)));
+        let there = std::fs::read_dir(LOCAL_RECORDS).into_iter().flatten().flatten();
+        for name in there.filter_map(|entry| entry.file_name().into_string().ok()) {
+            let link = Entry::Link(format!("{TO_LOCAL_RECORDS}{name}"));
+            records.entry(name).or_insert(link);
+        }
+    }
+
     /// What is another one than before went and came. What is inside goes first, and comes last.
-    fn tell(&mut self, there: BTreeMap<String, String>) -> Vec<Event> {
+    fn tell(&mut self, there: BTreeMap<String, Told>) -> Vec<Event> {
         let name = &self.name;
-        let event = |action, path: &str, lines: &str| {
+        let event = |action, path: &str, told: &Told| {
             let path = format!("/devices/{name}/{path}");
-            Event { action, path, lines: lines.to_owned() }
+            Event { action, path, lines: told.lines.clone(), udev: told.udev.clone() }
         };
         let told = std::mem::take(&mut self.told);
-        let went = told.iter().rev().filter(|(path, lines)| there.get(*path) != Some(lines));
-        let came = there.iter().filter(|(path, lines)| told.get(*path) != Some(lines));
+        let went = told.iter().rev().filter(|(path, of_it)| there.get(*path) != Some(of_it));
+        let came = there.iter().filter(|(path, of_it)| told.get(*path) != Some(of_it));
         let events = went
-            .map(|(path, lines)| event(Action::Remove, path, lines))
-            .chain(came.map(|(path, lines)| event(Action::Add, path, lines)))
+            .map(|(path, of_it)| event(Action::Remove, path, of_it))
+            .chain(came.map(|(path, of_it)| event(Action::Add, path, of_it)))
             .collect();
         self.told = there;
         events
@@ -170,6 +200,9 @@ impl Tree {
         if path.starts_with(NAMES) && self.root.find(&path).is_none() {
             self.link_local();
         }
+        if path.starts_with(RECORDS) && self.root.find(&path).is_none() {
+            self.link_local_records();
+        }
         self.root.find(&path).filter(|_| !name.is_empty() && !name.contains('/'))?;
         let number = self.number(path);
         self.attributes(number)
@@ -187,8 +220,10 @@ impl Tree {
 
     /// What is in a folder, with `.` and `..`.
     pub fn list(&mut self, folder: u64) -> Option<Vec<(String, Attributes)>> {
-        if self.path(folder) == Some(NAMES) {
-            self.link_local();
+        match self.path(folder) {
+            Some(NAMES) => self.link_local(),
+            Some(RECORDS) => self.link_local_records(),
+            _ => {}
         }
         let Some(Entry::Folder(entries)) = self.entry(folder) else { return None };
         let names: Vec<String> = entries.keys().cloned().collect();
