@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use farbus_io::evidence::ProcessSecret;
 use farbus_io::frontend::fuse::MountMark;
+use farbus_io::trust::DeviceId;
 use farbus_io::usb::Selector;
 use serde::{Deserialize, Serialize};
 
@@ -57,6 +58,8 @@ pub struct BrokerPolicy {
     pub identity_secret: Option<ProcessSecret>,
     /// The evidence by which the process before this one knew the USB devices that are plugged in.
     pub known_usb: Vec<KnownUsb>,
+    /// The USB devices that the process before this one had identified.
+    pub identified_usb: Vec<DeviceId>,
     /// The arguments of the replacement process. Empty: the confined process may not ask for one.
     pub replacement: Vec<String>,
     /// The configuration, which has the rest of the policy and may be read again.

@@ -13,6 +13,9 @@ use farbus_io::trust::DeviceId;
 use crate::devices::identities::naming::check_name;
 use crate::devices::identities::{ExpectedImage, Identified, Identities, KnownUsb, VIEW_BYTES_MAX};
 
+/// How many identities of USB devices a replacement is told: one message has them beside all else.
+const PASSED_USB_MAX: usize = 128;
+
 /// The longest description of a device made of code, bytes.
 const WORDS_BYTES_MAX: usize = 1024;
 
@@ -26,6 +29,8 @@ pub(super) struct Identifying {
     images: Mutex<BTreeMap<(PathBuf, bool), Opened>>,
     /// The devices that the confined process shares. It may name no others.
     identified: Mutex<BTreeSet<DeviceId>>,
+    /// Those of them that are USB devices of this machine and were identified last.
+    usb: Mutex<Vec<DeviceId>>,
     /// Whether the process said what it had identified itself.
     is_told: AtomicBool,
 }
@@ -39,12 +44,14 @@ fn is_view(text: &str) -> bool {
 }
 
 impl Identifying {
-    /// Uses `secret` and `usb` of the process before this one, if there was one.
-    pub fn new(secret: Option<ProcessSecret>, usb: &[KnownUsb]) -> Self {
+    /// Uses what the process before this one knew, if there was one: its secret, the USB devices that are plugged in, and
+    /// those that it had identified.
+    pub fn new(secret: Option<ProcessSecret>, plugged: &[KnownUsb], usb: &[DeviceId]) -> Self {
         Self {
-            all: Identities::new(secret).inheriting(usb),
+            all: Identities::new(secret).inheriting(plugged),
             images: Mutex::default(),
-            identified: Mutex::default(),
+            identified: Mutex::new(usb.iter().copied().collect()),
+            usb: Mutex::new(usb.to_vec()),
             is_told: AtomicBool::new(false),
         }
     }
@@ -114,9 +121,20 @@ impl Identifying {
         lock(&self.identified).insert(device);
     }
 
-    /// Notes a device that the confined process shares.
-    pub fn note_identified(&self, known: Identified) -> Identified {
+    /// Notes a USB device of this machine that the confined process shares.
+    pub fn note_usb(&self, known: Identified) -> Identified {
         lock(&self.identified).insert(known.id);
+        let mut usb = lock(&self.usb);
+        usb.retain(|id| *id != known.id);
+        if usb.len() == PASSED_USB_MAX {
+            usb.remove(0);
+        }
+        usb.push(known.id);
         known
+    }
+
+    /// The USB devices of this machine that were identified last, for this process's replacement.
+    pub fn usb(&self) -> Vec<DeviceId> {
+        lock(&self.usb).clone()
     }
 }

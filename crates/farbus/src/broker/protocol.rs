@@ -305,6 +305,10 @@ pub struct HandoverState {
     /// identified by its current descriptors.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub known_usb: Vec<KnownUsb>,
+    /// USB devices that were identified, also those that are not plugged in now: another device in the port of one may
+    /// be taken for it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub identified_usb: Vec<DeviceId>,
 }
 
 /// Encodes a message.

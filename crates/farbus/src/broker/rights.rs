@@ -172,7 +172,8 @@ impl Rights {
         let pid_of = |&pid: &u32| Pid::from_raw(i32::try_from(pid).ok()?);
         let open = |pid| pidfd_open(pid, PidfdFlags::empty()).ok();
         let programs = broker_policy.programs.iter().filter_map(pid_of).filter_map(open).collect();
-        let identifying = Identifying::new(broker_policy.identity_secret.clone(), &broker_policy.known_usb);
+        let secret = broker_policy.identity_secret.clone();
+        let identifying = Identifying::new(secret, &broker_policy.known_usb, &broker_policy.identified_usb);
         Self {
             identifying,
             broker_policy: Mutex::new(broker_policy),
@@ -273,7 +274,7 @@ impl Rights {
             }
             Question::IdentifyUsb { bus, device } => {
                 let known = self.identifying.all().of_usb(&self.meant_usb(bus, device)?);
-                done(json!(self.identifying.note_identified(known)))
+                done(json!(self.identifying.note_usb(known)))
             }
             Question::IdentifyMade { words } => done(json!(self.identifying.made(&words))),
             Question::NoteName { device, name, is_named } => {
@@ -560,7 +561,8 @@ impl Rights {
         let identity_secret = Some(self.identifying.all().secret().clone());
         let ports = opened(&self.ports).iter().copied().collect();
         let known_usb = self.identifying.all().known_usb();
-        let handover_state = HandoverState { ports, mounts, devices, identity_secret, known_usb };
+        let identified_usb = self.identifying.usb();
+        let handover_state = HandoverState { ports, mounts, devices, identity_secret, known_usb, identified_usb };
         let (child, passage) = replacement::start(&self.program, &arguments, &handover_state, &nodes)?;
         drop(nodes);
         drop(taken);

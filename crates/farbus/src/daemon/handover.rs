@@ -25,6 +25,7 @@ use std::time::{Duration, Instant};
 
 use farbus_io::link::{Interest, Listener, wait};
 use farbus_io::sys::passing::{Parcel, Passage};
+use farbus_io::trust::AttachedDevice;
 use farbus_model::limits::NBD_CONNECTIONS_MAX;
 use farbus_session::snapshot::SNAPSHOT_BYTES_MAX;
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -83,7 +84,15 @@ enum Word {
     /// skips both.
     SharedFile,
     /// Old: a device that the owner asked the daemon to share. Its files came before, and then its lease if it has one.
-    Shared { what: String, name: String, is_named: bool, has_lease: bool },
+    Shared {
+        what: String,
+        name: String,
+        is_named: bool,
+        has_lease: bool,
+        /// Of a device that is shared by its port: which one was there first.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        first_in_port: Option<Box<AttachedDevice>>,
+    },
     /// Old: the owner has taken down the links to other hosts.
     Down,
     /// Old: that was all.
@@ -254,12 +263,13 @@ impl ReplacementPassage {
         for name in &passed_on.unshared {
             say(&self.passage, &Word::Unshared { name: name.clone() }, None)?;
         }
-        for PassedShare { words, name, is_named, files, lease } in &passed_on.requested {
+        for PassedShare { words, name, is_named, files, lease, first_in_port } in &passed_on.requested {
             for file in files.iter().chain(lease) {
                 say(&self.passage, &Word::SharedFile, Some(file.as_fd()))?;
             }
             let (what, name, has_lease) = (words.clone(), name.clone(), lease.is_some());
-            say(&self.passage, &Word::Shared { what, name, is_named: *is_named, has_lease }, None)?;
+            let first_in_port = first_in_port.clone().map(Box::new);
+            say(&self.passage, &Word::Shared { what, name, is_named: *is_named, has_lease, first_in_port }, None)?;
         }
         if passed_on.is_down {
             say(&self.passage, &Word::Down, None)?;
@@ -412,10 +422,11 @@ impl Predecessor {
                 (Word::Detached { target }, _) => drop(inherited.detached.insert(target)),
                 (Word::Unshared { name }, _) => drop(inherited.unshared.insert(name)),
                 (Word::SharedFile, Some(file)) => shared_files.push(Arc::new(file)),
-                (Word::Shared { what: words, name, is_named, has_lease }, _) => {
+                (Word::Shared { what: words, name, is_named, has_lease, first_in_port }, _) => {
                     let mut files = std::mem::take(&mut shared_files);
                     let lease = if has_lease { files.pop() } else { None };
-                    inherited.requested.push(PassedShare { words, name, is_named, files, lease });
+                    let first_in_port = first_in_port.map(|first| *first);
+                    inherited.requested.push(PassedShare { words, name, is_named, files, lease, first_in_port });
                 }
                 (Word::Down, _) => inherited.is_down = true,
                 (Word::All, _) => break,
@@ -469,7 +480,7 @@ mod tests {
         let file: Arc<OwnedFd> = Arc::new(memory(b"disk").unwrap());
         let share = |name: &str, lease| {
             let (words, name, files) = ("disk:/a.img".to_owned(), name.to_owned(), vec![Arc::clone(&file)]);
-            PassedShare { words, name, is_named: true, files, lease }
+            PassedShare { words, name, is_named: true, files, lease, first_in_port: None }
         };
         let requested = vec![share("kept", None), share("leased", Some(Arc::clone(&file)))];
         let unshared = vec!["music".into()];

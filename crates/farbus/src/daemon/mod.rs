@@ -145,6 +145,10 @@ pub fn serve(options: Options, ready: Ready, tell: impl Fn(String)) -> Result<()
         mounted: handover_state.as_ref().map(|start| start.handover_state.mounts.clone()).unwrap_or_default(),
         identity_secret: handover_state.as_ref().and_then(|start| start.handover_state.identity_secret.clone()),
         known_usb: handover_state.as_ref().map(|start| start.handover_state.known_usb.clone()).unwrap_or_default(),
+        identified_usb: handover_state
+            .as_ref()
+            .map(|start| start.handover_state.identified_usb.clone())
+            .unwrap_or_default(),
         replacement,
         config: Some(config_path.clone()),
         ..BrokerPolicy::default()

@@ -23,6 +23,7 @@ use std::thread;
 use std::time::Duration;
 
 use farbus_io::link::{Wake, wait_for_ends};
+use farbus_io::trust::AttachedDevice;
 use farbus_io::usb::Selector;
 use farbus_session::DeviceRecord;
 use tracing::{info, warn};
@@ -79,6 +80,7 @@ struct Requested {
 }
 
 /// A device that is passed to a replacement.
+#[derive(Clone)]
 pub struct PassedShare {
     /// The device, as it was asked for.
     pub words: String,
@@ -91,6 +93,8 @@ pub struct PassedShare {
     pub files: Vec<Arc<OwnedFd>>,
     /// The lease; `None` if the daemon keeps the device.
     pub lease: Option<Arc<OwnedFd>>,
+    /// For which device the share of a port stands, if another process knew it.
+    pub first_in_port: Option<AttachedDevice>,
 }
 
 impl RequestedShares {
@@ -156,7 +160,7 @@ impl RequestedShares {
         let is_named = name.is_some();
         let kind = if what.usb().is_some() { "" } else { what.kind() };
         let name = name.unwrap_or_else(|| kind.to_owned());
-        let passed = PassedShare { words: words.to_owned(), name, is_named, files, lease };
+        let passed = PassedShare { words: words.to_owned(), name, is_named, files, lease, first_in_port: None };
         let mut requested = Requested { passed, what, listed: Vec::new(), medium: None, usb: None };
         let records = self.offer(&mut requested, is_again)?;
         info!(names = ?requested.listed, is_kept, "shared for its owner");
@@ -199,7 +203,13 @@ impl RequestedShares {
     fn offer_usb(&self, passed: &PassedShare, port: (&str, &Follow, bool)) -> Result<(u64, DeviceRecord), String> {
         let node = passed.files.first().ok_or("its node has to come along")?;
         let naming = (!passed.name.is_empty()).then(|| passed.naming());
-        let offered = self.real().share_passed(&self.share, port, naming, node.as_fd());
+        let mut real = self.real();
+        let (bus_id, follow, mut is_again) = port;
+        if let Some(first) = passed.first_in_port.clone() {
+            real.recall_passed(bus_id, first);
+            is_again = true;
+        }
+        let offered = real.share_passed(&self.share, (bus_id, follow, is_again), naming, node.as_fd());
         offered.map_err(|error| error.to_string())
     }
 
@@ -348,7 +358,14 @@ impl RequestedShares {
     pub fn leaving(&self) -> Vec<PassedShare> {
         let all = self.all();
         let leaves = |requested: &&Requested| self.obstacle(requested).is_none();
-        all.shares.values().filter(leaves).map(|requested| requested.passed.clone()).collect()
+        let passed = |requested: &Requested| {
+            let first_in_port = match requested.what.usb() {
+                Some(Selector::BusId(bus_id)) => self.real().first_of_passed(bus_id),
+                _ => None,
+            };
+            PassedShare { first_in_port, ..requested.passed.clone() }
+        };
+        all.shares.values().filter(leaves).map(passed).collect()
     }
 
     /// Notes that a replacement has the devices: what happens to the leases is its concern.
@@ -416,19 +433,6 @@ impl RequestedShares {
 impl PassedShare {
     fn naming(&self) -> Naming<'_> {
         Naming::of(&self.name, self.is_named)
-    }
-}
-
-impl Clone for PassedShare {
-    fn clone(&self) -> Self {
-        let Self { words, name, is_named, files, lease } = self;
-        Self {
-            words: words.clone(),
-            name: name.clone(),
-            is_named: *is_named,
-            files: files.clone(),
-            lease: lease.clone(),
-        }
     }
 }
 

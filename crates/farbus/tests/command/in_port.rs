@@ -14,6 +14,7 @@ use farbus_session::redir::usbredir::Message;
 
 use super::harness::{Harness, Outcome, PATIENCE, Running, Share, finish, wait_until};
 use super::redir::Guest;
+use super::restart::Later;
 use super::run::{can_run, ordinary, share};
 use super::trust::{Host, next_code};
 
@@ -181,6 +182,31 @@ fn share_through_the_daemon_keeps_its_name_and_bus_id_while_its_command_runs() {
     machine.becomes("zero");
     let followed = machine.wait_for(ZERO, "available");
     assert_eq!((place(&followed), &followed["identity"]), (place(&first), &first["identity"]));
+}
+
+#[test]
+fn daemon_that_is_replaced_knows_which_device_the_share_of_a_command_stands_for() {
+    if !can_run() {
+        return;
+    }
+    let harness = Harness::new();
+    let machine = Machine::new(&harness);
+    let config = machine.write("lab3.toml", "[plain]\nlisten = ['127.0.0.1:0']\nlocal_users = ['all']\n");
+    let _daemon = Share::follow(machine.start(&["daemon", "--config", &config]));
+    let command = machine.start(&["share", "usb:1-1", "--follow", DFU]);
+    command.wait_for_line("source-sink ");
+    let first = machine.wait_for(ZERO, "available");
+    machine.becomes("dfu");
+    let followed = machine.wait_for(DFU, "available");
+    assert_eq!((place(&followed), &followed["identity"]), (place(&first), &first["identity"]));
+    let next = Later::of(&serde_json::from_str(&machine.ok(&["daemon", "restart", "--json"])).unwrap());
+    let followed = machine.wait_for(DFU, "available");
+    assert_eq!((place(&followed), &followed["identity"]), (place(&first), &first["identity"]), "after the restart");
+    machine.becomes("zero");
+    let back = machine.wait_for(ZERO, "available");
+    assert_eq!((place(&back), &back["identity"]), (place(&first), &first["identity"]), "the first one is back");
+    drop(command);
+    next.end();
 }
 
 #[test]

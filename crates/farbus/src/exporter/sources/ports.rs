@@ -3,7 +3,8 @@
 //! said that it is followed ([`Follow`]).
 //!
 //! A daemon remembers the device of each port of its configuration over its own restart. What a command shares is
-//! remembered until the command ends: its user named the port, and sees what is in it.
+//! remembered until the command ends: its user named the port, and sees what is in it. A daemon that replaces another
+//! one is told it.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -152,6 +153,16 @@ impl PortDevices {
             warn!(usb = bus_id, %error, "which device is in this port is not known after a restart");
         }
         self.first.insert(bus_id.to_owned(), FirstDevice { device, is_passed });
+    }
+
+    /// The device for which the share of a port stands that a command passed.
+    pub fn passed(&self, bus_id: &str) -> Option<&AttachedDevice> {
+        self.first.get(bus_id).filter(|first| first.is_passed).map(|first| &first.device)
+    }
+
+    /// A share of a port that a command passed stands for this device, which was the first one.
+    pub fn recall_passed(&mut self, bus_id: &str, device: AttachedDevice) {
+        self.first.insert(bus_id.to_owned(), FirstDevice { device, is_passed: true });
     }
 
     /// Forgets the device of a port that a command passed: the next one is the first.

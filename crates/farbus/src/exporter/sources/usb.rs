@@ -11,6 +11,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use farbus_io::link::{Interest, Wake, wait};
+use farbus_io::trust::AttachedDevice;
 use farbus_io::usb::{Found, Hotplug, Inventory, Obstacle, OpenError, Selector, UsbDevice};
 use farbus_session::DeviceRecord;
 use farbus_session::registry::name_of;
@@ -355,6 +356,17 @@ impl Shared {
             tracked.passed = Some(self.last_passed);
         }
         Ok((self.last_passed, record))
+    }
+
+    /// The device for which the share of a port stands that a command passed: the first that was in it.
+    pub fn first_of_passed(&self, bus_id: &str) -> Option<AttachedDevice> {
+        self.ports.passed(bus_id).cloned()
+    }
+
+    /// Notes for which device the share of a port stands that [`Shared::share_passed`] is asked for next, as another
+    /// process knew it.
+    pub fn recall_passed(&mut self, bus_id: &str, first: AttachedDevice) {
+        self.ports.recall_passed(bus_id, first);
     }
 
     /// Stops sharing a device that a command passed, if it is still shared.
