@@ -29,6 +29,12 @@ pub trait Client: Send {
     fn write(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()>;
     fn read(&mut self, offset: u64, length: usize) -> io::Result<Vec<u8>>;
     fn flush(&mut self) -> io::Result<()>;
+
+    /// What the disk's USB device says of itself to programs that look below `/sys`: manufacturer, product and serial
+    /// number, a line each.
+    fn strings(&mut self) -> io::Result<String> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
 }
 
 /// Whether an error is the disk's answer to one request; otherwise its front end has ended.
@@ -116,6 +122,9 @@ const OPEN: u8 = 1;
 const WRITE: u8 = 2;
 const READ: u8 = 3;
 const FLUSH: u8 = 4;
+const STRINGS: u8 = 5;
+/// What an answer to [`STRINGS`] is filled up to.
+const STRINGS_BYTES: usize = 1024;
 
 /// How a process of this program reaches a disk.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -268,7 +277,7 @@ impl DiskUser {
         self.stream.read_exact(&mut error)?;
         match i32::from_le_bytes(error) {
             0 => {
-                let mut data = vec![0; if op == READ { length } else { 0 }];
+                let mut data = vec![0; if matches!(op, READ | STRINGS) { length } else { 0 }];
                 self.stream.read_exact(&mut data)?;
                 Ok(data)
             }
@@ -303,6 +312,22 @@ impl Client for DiskUser {
     fn flush(&mut self) -> io::Result<()> {
         self.ask(FLUSH, 0, 0, &[]).map(drop)
     }
+
+    fn strings(&mut self) -> io::Result<String> {
+        let answer = self.ask(STRINGS, 0, STRINGS_BYTES, &[])?;
+        Ok(String::from_utf8_lossy(&answer).trim_end_matches('\0').to_owned())
+    }
+}
+
+/// The strings of the only storage device on the USB that this process sees.
+fn strings_of_storage() -> io::Result<String> {
+    let devices = std::fs::read_dir("/sys/bus/usb/devices")?.flatten().map(|entry| entry.path());
+    let is_storage = |device: &PathBuf| {
+        let interface = format!("{}:1.0/bInterfaceClass", device.file_name().unwrap_or_default().display());
+        std::fs::read_to_string(device.join(interface)).is_ok_and(|class| class.trim() == "08")
+    };
+    let device = devices.into_iter().find(is_storage).ok_or(io::ErrorKind::NotFound)?;
+    ["manufacturer", "product", "serial"].iter().map(|name| std::fs::read_to_string(device.join(name))).collect()
 }
 
 /// Does what another test asks, until that ends.
@@ -318,6 +343,7 @@ fn use_disk(socket: &Path) -> io::Result<()> {
             asker.read_exact(&mut bytes)?;
         }
         let answer = match (head[0], &mut disk) {
+            (STRINGS, _) => strings_of_storage().map(|text| bytes[..text.len()].copy_from_slice(text.as_bytes())),
             (OPEN, _) => {
                 // The old one first: its mount may be gone.
                 drop(disk.take());
@@ -334,7 +360,7 @@ fn use_disk(socket: &Path) -> io::Result<()> {
         }
         let code = answer.as_ref().err().map_or(0, |error| error.raw_os_error().unwrap_or(107));
         asker.write_all(&code.to_le_bytes())?;
-        if head[0] == READ && code == 0 {
+        if matches!(head[0], READ | STRINGS) && code == 0 {
             asker.write_all(&bytes)?;
         }
     }

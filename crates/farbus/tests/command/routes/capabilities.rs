@@ -97,6 +97,31 @@ pub const CAPABILITIES: &[Capability] = &[
         prove: given_back,
     },
     Capability {
+        name: "strings",
+        promise: "programs that tell devices apart by manufacturer, product and serial number find them below `/sys`",
+        not_on: |route| match (route.way, route.distance) {
+            (_, Distance::Cut) => Some("they come with the device, which is attached over a link that stands"),
+            (Way::Kernel | Way::Uas | Way::Run, _) => None,
+            (Way::Redir, _) => Some("its guest asks the device itself"),
+            (Way::Nbd | Way::Fuse, _) => Some("it shows a disk and no USB device"),
+            (Way::Library, _) => Some("its program has the descriptors"),
+        },
+        prove: strings,
+    },
+    Capability {
+        name: "lease-ended",
+        promise: "when the lease of its user's host ends, the device is taken from it, what was written is on the medium, \
+                  and programs hear of it; the command and `farbus run` end with exit code 3, the daemon has the device \
+                  again if no other host does",
+        not_on: |route| match (route.connection, route.distance, route.way) {
+            (Connection::Plain, ..) => Some("only paired hosts have leases"),
+            (_, Distance::Cut, _) => Some("a lease that ends while a link is cut has a test of its own"),
+            (.., Way::Library) => Some("a program decides itself what it does then"),
+            _ => None,
+        },
+        prove: lease_ended,
+    },
+    Capability {
         name: "module",
         promise: "data pass through a module (`zstd`) and are the same",
         not_on: |route| match (route.connection, route.way) {
@@ -358,6 +383,40 @@ fn given_back(scene: &mut Scene<'_>) {
     scene.wait_until_state("available");
     assert_on_medium(scene, 5, 1);
     assert!(!scene.exporter_log().contains("link was lost"), "{}", scene.exporter_log());
+}
+
+fn strings(scene: &mut Scene<'_>) {
+    fill(scene);
+    let mut client = scene.begin();
+    let strings = client.strings().unwrap();
+    let lines: Vec<&str> = strings.lines().collect();
+    let [manufacturer, product, serial] = lines[..] else { panic!("{strings}") };
+    assert_eq!((manufacturer, product), ("farbus", "disk.img"));
+    assert!(serial.len() == 16 && serial.bytes().all(|digit| digit.is_ascii_hexdigit()), "{serial}");
+    assert_reads(client.as_mut(), 1, 0);
+    scene.end(client);
+}
+
+fn lease_ended(scene: &mut Scene<'_>) {
+    fill(scene);
+    scene.share_for_desk();
+    scene.desk.ok(&["lease", "lab3/disk", "--for", "1h"]);
+    let mut client = scene.attach();
+    write(client.as_mut(), 0, 1);
+    client.flush().unwrap();
+    // By its holder's word and not by its time, which a slow machine could need for attaching.
+    scene.desk.ok(&["lease", "release", "lab3/disk", "--force"]);
+    wait_until(PATIENCE, "the program hears of it", || client.read(PIECE as u64, PIECE).is_err());
+    assert_on_medium(scene, 0, 1);
+    if ends_with_its_device(scene) || scene.route.way == Way::Run {
+        drop(client);
+        let (code, log) = scene.wait_for_importer_end();
+        assert_eq!(code, Some(3), "{log}");
+        return;
+    }
+    scene.open(client.as_mut());
+    assert_reads(client.as_mut(), 0, 1);
+    scene.end(client);
 }
 
 fn module(scene: &mut Scene<'_>) {

@@ -226,3 +226,13 @@ fn user_gives_the_device_back_and_it_is_free() {
 fn data_pass_through_a_module() {
     drive("module");
 }
+
+#[test]
+fn programs_find_manufacturer_product_and_serial_number_below_sys() {
+    drive("strings");
+}
+
+#[test]
+fn device_is_taken_from_its_user_when_the_lease_ends() {
+    drive("lease-ended");
+}

@@ -110,12 +110,17 @@ impl<'h> Scene<'h> {
 
     /// Shares the disk, attaches it and opens it with the program that uses it.
     pub fn begin(&mut self) -> Box<dyn Client> {
+        self.share_for_desk();
+        self.attach()
+    }
+
+    /// Shares the disk where desk finds it.
+    pub fn share_for_desk(&mut self) {
         self.share();
         if self.route.connection == Connection::Session {
             // From now on desk finds lab3 there.
             self.desk.ok(&["list", "lab3", "--address", &self.link.address().to_string()]);
         }
-        self.attach()
     }
 
     /// Attaches the shared disk and opens it.
