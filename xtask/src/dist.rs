@@ -50,7 +50,8 @@ pub fn unstripped() -> Result<PathBuf, String> {
     cargo::program(&built, PROGRAM)
 }
 
-/// A build of the release program beside other work: it uses the processors that this leaves idle.
+/// A build of the release program beside other work: it uses the processors that this leaves idle, at a lower priority.
+/// Most of it is one crate on one processor.
 ///
 /// What needs the program builds it as always, and cargo waits there for this build, or says once more why it fails.
 /// Dropped earlier, it ends.
@@ -60,7 +61,9 @@ impl Ahead {
     /// # Errors
     /// cargo cannot be started.
     pub fn start() -> Result<Ahead, String> {
-        let mut command = cargo(&["build", "--quiet", "--release", "--package", "farbus", "--bin", PROGRAM]);
+        let build = cargo(&["build", "--quiet", "--release", "--package", "farbus", "--bin", PROGRAM]);
+        let mut command = Command::new("nice");
+        command.args(["-n", "10"]).arg(build.get_program()).args(build.get_args()).current_dir(workspace::root());
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         println!("beside what follows: {}", cargo::display(&command));
         command.spawn().map(Ahead).map_err(|error| format!("cannot start cargo: {error}"))

@@ -10,9 +10,7 @@ use crate::parts::{self, Plan};
 use crate::steps::{self, Done, Step};
 use crate::{book, demo, deny, dist, fuzz, library, package, prerequisites, rerun, rig, tidy, upgrade, workspace};
 use clap::Args;
-use std::cell::RefCell;
 use std::process::Command;
-use std::rc::Rc;
 
 /// The steps in the order they run, cheapest first.
 pub const STEPS: [&str; 13] = [
@@ -83,26 +81,11 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
     let not_asked = not_asked.iter().filter(|step| !chosen.contains(*step));
     let left_out =
         not_asked.map(|step| format!("{step}: as asked; to run it: cargo xtask test --only {step}")).collect();
-    let mut steps = steps_of(&chosen, &plan);
-    let ahead = Rc::new(RefCell::new(None));
-    if running.contains(&"test")
-        && running.iter().any(|step| RELEASE_STEPS.contains(step))
-        && let Some(step) = steps.iter_mut().find(|step| step.name == "test")
-    {
-        build_ahead_after(step, Rc::clone(&ahead));
-    }
+    let steps = steps_of(&chosen, &plan);
+    let is_wanted = running.contains(&"test") && running.iter().any(|step| RELEASE_STEPS.contains(step));
+    // Until the end: what needs the program waits for this build.
+    let _ahead = is_wanted.then(dist::Ahead::start).transpose()?;
     steps::run_all(steps, steps::Log { bytes_max: gate.log, limits: Some(gate.minutes), left_out })
-}
-
-/// The steps between `test` and the first that uses the release program leave a processor idle most of the time, and so
-/// does the release build: they run beside each other.
-fn build_ahead_after(step: &mut Step, ahead: Rc<RefCell<Option<dist::Ahead>>>) {
-    let tests = std::mem::replace(&mut step.run, Box::new(|| Ok(Done::All)));
-    step.run = Box::new(move || {
-        let done = tests()?;
-        *ahead.borrow_mut() = Some(dist::Ahead::start()?);
-        Ok(done)
-    });
 }
 
 /// Every test is run once: with `machine`, those that need this machine's abilities may not pass without them in
