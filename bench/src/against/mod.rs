@@ -22,7 +22,7 @@ use crate::{benchmarks::database::Folder, lab::Lab, load::Tally, probe, report, 
 
 /// Slices of each program for a row of a round, and how long each is.
 const SLICES: usize = 8;
-const SLICE: Duration = Duration::from_millis(50);
+const SLICE: Duration = Duration::from_millis(100);
 
 #[derive(Args)]
 #[command(after_help = "Examples:

@@ -25,7 +25,7 @@ const WAYS: [(&str, &str); 4] = [
 ];
 
 fn raw(lab: &Lab) -> Result<String> {
-    let (near_kib, far_kib) = if is_thorough(lab) { (20 << 10, 20 << 10) } else { (2 << 10, 512) };
+    let (near_kib, far_kib) = if is_thorough(lab) { (20 << 10, 20 << 10) } else { (1 << 10, 128) };
     let told = [
         ("RTTS", ROUND_TRIPS_MS.map(|ms| ms.to_string()).join(" ")),
         ("NEAR_KIB", near_kib.to_string()),
