@@ -17,6 +17,9 @@ pub(super) const CASES: &[Case] = &[Case {
 const SECTORS: u64 = (8 << 20) / 512;
 const FIRST: u64 = 2048;
 
+/// Where the guest has the table of partitions.
+const PARTITIONS: &str = "/rig/partitions";
+
 /// Each kind of fault once in each pass.
 fn campaign(lab: &Lab) -> Result<String> {
     lab.farbus()?;
@@ -24,14 +27,14 @@ fn campaign(lab: &Lab) -> Result<String> {
     let partitions = lab.scratch("partitions");
     std::fs::write(&partitions, disk::partition_table(SECTORS, FIRST))
         .map_err(Error::io(format!("write {}", partitions.display())))?;
-    let partitions = partitions.to_string_lossy();
-    let variables = [("TIMES", lab.times().to_string()), ("PARTITIONS", partitions.to_string())];
+    let placed = format!("{}={PARTITIONS}", partitions.display());
+    let variables = [("TIMES", lab.times().to_string()), ("PARTITIONS", PARTITIONS.to_owned())];
     let boot = Boot {
         script: include_str!("../../guest/durability.sh"),
         modules: &modules,
         client: Client::Farbus,
         variables: &variables,
-        programs: &[&partitions],
+        programs: &[&placed],
         patience: Duration::from_secs(240 + 180 * u64::from(lab.times())),
         ..Boot::default()
     };

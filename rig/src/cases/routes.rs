@@ -24,6 +24,8 @@ pub(super) const CASES: &[Case] = &[
 /// Each capability has to be proved by both of the kernel's drivers.
 const ROUTES_MIN: usize = 15;
 const ALL_ROUTES_MIN: usize = 110;
+/// Where the guest has the program with the tests.
+const TESTS: &str = "/rig/command";
 /// What a route that has passed says, between its name and its time.
 const PASSED: &str = " passed in ";
 
@@ -32,16 +34,16 @@ fn routes(lab: &Lab, chosen: &str, routes_min: usize) -> Result<String> {
     let (tests, farbus) = tests_of_the_command()?;
     let program = lab.scratch("command");
     tool::output(Command::new("strip").arg("-o").arg(&program).arg(&tests))?;
-    let path = program.display().to_string();
+    let placed = format!("{}={TESTS}", program.display());
     let boot = Boot {
         script: include_str!("../../guest/routes.sh"),
         modules: &[storage::MODULES, &[storage::UAS_MODULE]].concat(),
         variables: &[
-            ("TESTS", path.clone()),
+            ("TESTS", TESTS.to_owned()),
             ("BUILT_FARBUS", farbus.display().to_string()),
             ("ROUTES", chosen.to_owned()),
         ],
-        programs: &[&path, "unshare"],
+        programs: &[&placed, "unshare"],
         patience: Duration::from_secs(3600),
         ..Boot::default()
     };

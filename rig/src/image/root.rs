@@ -137,10 +137,12 @@ impl Contents {
         Ok(())
     }
 
-    /// Adds a program by its name, or a file at the same path as on the host.
+    /// Adds a program by its name, a file at the same path as on the host, or one at another path (`FILE=PATH`): what
+    /// lies below `/tmp` on the host would be hidden by what a guest mounts there.
     fn tool(&mut self, name: &str) -> Result<()> {
         if name.starts_with('/') {
-            return self.program(Path::new(name), name);
+            let (file, place) = name.split_once('=').unwrap_or((name, name));
+            return self.program(Path::new(file), place);
         }
         let file = which(name).ok_or_else(|| Error::Expectation(format!("no {name} on this machine")))?;
         self.program(&file, &format!("/usr/bin/{name}"))
