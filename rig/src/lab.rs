@@ -72,8 +72,8 @@ pub struct Boot<'a> {
     pub capture: Option<PathBuf>,
     /// Additional devices, as QEMU arguments.
     pub hardware: Vec<String>,
-    /// Additional programs and files of the host: names, absolute paths, or `FILE=PATH` for one that has another path in
-    /// the guest.
+    /// Additional programs and files of the host: names, absolute paths, or `FILE=PATH` for one that has another path
+    /// in the guest.
     pub programs: &'a [&'a str],
     /// The role among several machines, for the names of its logs.
     pub role: &'a str,

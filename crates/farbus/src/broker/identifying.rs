@@ -44,8 +44,8 @@ fn is_view(text: &str) -> bool {
 }
 
 impl Identifying {
-    /// Uses what the process before this one knew, if there was one: its secret, the USB devices that are plugged in, and
-    /// those that it had identified.
+    /// Uses what the process before this one knew, if there was one: its secret, the USB devices that are plugged in,
+    /// and those that it had identified.
     pub fn new(secret: Option<ProcessSecret>, plugged: &[KnownUsb], usb: &[DeviceId]) -> Self {
         Self {
             all: Identities::new(secret).inheriting(plugged),
