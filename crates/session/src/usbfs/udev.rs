@@ -11,8 +11,6 @@ use super::tree::Shown;
 const NAME_BYTES_MAX: usize = 63;
 /// Characters of a property besides letters and digits; what is beyond ASCII may stay, too.
 const KEPT: &str = "#+-.:=@_";
-/// Descriptor type of an interface (USB 2.0 table 9-5).
-const INTERFACE: u8 = 4;
 
 impl Shown<'_> {
     /// The properties that udev adds to those of the kernel, a line each.
@@ -57,17 +55,11 @@ impl Shown<'_> {
     /// Each class that its interfaces have, in any configuration: `:080650:`.
     fn interface_classes(&self) -> String {
         let mut classes = ":".to_owned();
-        for configuration in &self.descriptors.configurations {
-            let mut rest = configuration.bytes.as_slice();
-            while let Some(bytes) = rest.first().map(|length| usize::from(*length)).filter(|&bytes| bytes >= 2) {
-                let Some((descriptor, after)) = rest.split_at_checked(bytes) else { break };
-                if let [_, INTERFACE, _, _, _, class, subclass, protocol, ..] = *descriptor {
-                    let class = format!(":{class:02x}{subclass:02x}{protocol:02x}:");
-                    if !classes.contains(&class) {
-                        classes.push_str(&class[1..]);
-                    }
-                }
-                rest = after;
+        for setting in self.descriptors.configurations.iter().flat_map(|configuration| &configuration.settings) {
+            let [class, subclass, protocol] = setting.class;
+            let class = format!(":{class:02x}{subclass:02x}{protocol:02x}:");
+            if !classes.contains(&class) {
+                classes.push_str(&class[1..]);
             }
         }
         classes
