@@ -14,7 +14,7 @@ use crate::devices::identities::naming::check_name;
 use crate::devices::identities::{ExpectedImage, Identified, Identities, KnownUsb, VIEW_BYTES_MAX};
 
 /// How many identities of USB devices a replacement is told: one message has them beside all else.
-const PASSED_USB_MAX: usize = 128;
+const PASSED_USB_MAX: usize = 32;
 
 /// The longest description of a device made of code, bytes.
 const WORDS_BYTES_MAX: usize = 1024;

@@ -84,8 +84,9 @@ fn prepare(parent: &mut UnixStream, told: &Inside) -> Result<(), String> {
     let tree = &Path::new(DEVICES).join(&told.tree);
     show_sys(tree).map_err(at("/sys cannot be covered"))?;
     let server = tree::mount(tree).map_err(|error| no_fuse(&error))?;
-    show_udev().map_err(at("/run/udev cannot be covered"))?;
-    let listener = told.hears_events.then(event_sockets::listen).and_then(Result::ok);
+    // A program can do without udev's word, and inside another `farbus run` it hears the outer one's events.
+    let has_udev = show_udev().is_ok();
+    let listener = (has_udev && told.hears_events).then(event_sockets::listen).and_then(Result::ok);
     let passed: Vec<_> = [Some(server.as_fd()), listener.as_ref().map(OwnedFd::as_fd)].into_iter().flatten().collect();
     let sent = passing::send_on_stream(parent.as_fd(), b"m", &passed);
     drop((server, listener));
@@ -93,7 +94,9 @@ fn prepare(parent: &mut UnixStream, told: &Inside) -> Result<(), String> {
     sent.and_then(|_| parent.read_exact(&mut [0])).map_err(at("the parent has ended"))?;
     let bind = |from: &str, to: &str| own_mounts::bind(&tree.join(from), Path::new(to));
     bind(".bus", BUS).map_err(at(BUS))?;
-    bind(".udev", UDEV_DATA).map_err(at(UDEV_DATA))?;
+    if has_udev {
+        bind(".udev", UDEV_DATA).map_err(at(UDEV_DATA))?;
+    }
     if !Path::new(NODES).is_dir() {
         show_dev().map_err(at("/dev cannot be covered"))?;
     }
