@@ -241,6 +241,15 @@ impl Clients {
         true
     }
 
+    /// The client of a connection signs out: it is as one that has shown nothing, so that the end of its token does
+    /// not cut off the answer that says so.
+    pub fn sign_out(&mut self, number: u64) {
+        if let Some(open) = self.open.get_mut(&number) {
+            open.shown = None;
+            open.pooled.iter_mut().for_each(|pooled| pooled.is_let_in = false);
+        }
+    }
+
     /// The tokens that clients have shown, each once.
     pub fn shown(&self) -> Vec<Shown> {
         let mut all: Vec<Shown> =
@@ -378,6 +387,19 @@ mod tests {
         assert!(!is_open(&client), "also if the confined process keeps it");
         assert_eq!((clients.find(numbers[0]), clients.find(numbers[1])), (None, Some(Client::Remote)));
         assert_eq!(clients.shown(), [shown("b")]);
+    }
+
+    #[test]
+    fn a_connection_that_signs_out_is_a_strangers_and_gets_its_answer() {
+        let mut clients = Clients::with_descriptors(usize::MAX);
+        let token = Shown { authorization: "a".into(), scope: Some(Scope::Read) };
+        let ((leaves, leaving), (follows, following)) = (connection(), connection());
+        let numbers = [&leaves, &follows].map(|one| clients.add_remote(one, from("192.0.2.7")).unwrap().unwrap());
+        assert!(numbers.iter().all(|number| clients.show(*number, token.clone())));
+        clients.sign_out(numbers[0]);
+        assert_eq!(clients.end_those_with(&token), [numbers[1]]);
+        assert!(is_open(&leaving) && !is_open(&following));
+        assert!(clients.open[&numbers[0]].place().is_some(), "it makes way for others as a stranger does");
     }
 
     #[test]

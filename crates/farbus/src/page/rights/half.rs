@@ -408,6 +408,8 @@ impl Half {
                 Ok(Answer::Value(said.unwrap_or_default()))
             }
             Question::Leave => {
+                lock(&self.clients).sign_out(by.client);
+                self.end_followed(&[by.client]);
                 let (operations, said) = (operations.clone(), authorization.map(str::to_owned));
                 let left = tokio::task::spawn_blocking(move || entering::leave(&operations, said.as_deref())).await;
                 left.unwrap_or_else(|_| refused(StatusCode::INTERNAL_SERVER_ERROR, "the page has no answer"))
@@ -561,10 +563,7 @@ impl Half {
                     continue;
                 }
                 let ended = lock(&self.clients).end_those_with(&shown);
-                self.followed.send_modify(|followed| {
-                    followed.status.retain(|_, client| !ended.contains(client));
-                    followed.events.retain(|follow| followed.status.contains_key(follow));
-                });
+                self.end_followed(&ended);
                 for client in ended {
                     // It is short.
                     let _ = self.tell(&Told::Ended { client }).await;
@@ -579,6 +578,14 @@ impl Half {
                 }
             }
         }
+    }
+
+    /// Tells these clients no more of what they follow.
+    fn end_followed(&self, clients: &[u64]) {
+        self.followed.send_modify(|followed| {
+            followed.status.retain(|_, client| !clients.contains(client));
+            followed.events.retain(|follow| followed.status.contains_key(follow));
+        });
     }
 
     /// The recordings that were begun with tokens, and the tokens' names.

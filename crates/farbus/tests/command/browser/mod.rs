@@ -149,7 +149,11 @@ impl Browser {
             if status == 200 {
                 return said.as_f64().expect("a time");
             }
-            assert!(is_left && start.elapsed() < PATIENCE, "{condition}: {said}\n{}", self.driver.log());
+            if !is_left || start.elapsed() >= PATIENCE {
+                let shown =
+                    self.try_script_with_done("done(location.href + ': ' + document.documentElement.innerText)");
+                panic!("{condition}: {said}\n{}\n{}", shown.1, self.driver.log());
+            }
         }
     }
 
