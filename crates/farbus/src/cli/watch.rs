@@ -1,16 +1,18 @@
 //! `farbus status --watch`: a live table of what is shared and attached here, with rates and latency.
 
 use std::collections::BTreeMap;
-use std::io::IsTerminal;
+use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-use ratatui::Frame;
-use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
-use ratatui::layout::{Constraint, Layout};
-use ratatui::style::{Style, Stylize};
-use ratatui::text::Line;
-use ratatui::widgets::{Row, Table, TableState};
+use crossterm::cursor::{Hide, MoveTo, Show};
+use crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
+use crossterm::style::{ContentStyle, PrintStyledContent, StyledContent, Stylize};
+use crossterm::terminal::{
+    self, BeginSynchronizedUpdate, Clear, ClearType, EndSynchronizedUpdate, EnterAlternateScreen, LeaveAlternateScreen,
+};
+use crossterm::{execute, queue};
 use serde_json::Value;
+use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 use super::Failure;
 use super::output::{format_span, state_of};
@@ -134,8 +136,8 @@ fn shown(device: &Value, rates: [String; 3]) -> Shown {
     }
 }
 
-/// The headings and the least widths of the columns.
-const COLUMNS: [(&str, u16); 10] = [
+/// The headings and the widths of the columns. What is left of a line goes to the columns of names and titles.
+const COLUMNS: [(&str, usize); 10] = [
     ("NAME", 10),
     ("WHAT", 14),
     ("STATE", 10),
@@ -147,37 +149,115 @@ const COLUMNS: [(&str, u16); 10] = [
     ("OUT", 11),
     ("P50 / P99", 16),
 ];
+/// Which of them are of other people's words, and get what is left of a line by their widths.
+const ELASTIC: [usize; 3] = [0, 1, 3];
 
-fn draw(frame: &mut Frame<'_>, lines: &[Shown], at: &mut TableState) {
-    let [head, body, foot] =
-        Layout::vertical([Constraint::Length(1), Constraint::Min(2), Constraint::Length(1)]).areas(frame.area());
+/// The widths of the columns in a line of this width.
+fn column_widths(width: usize) -> [usize; 10] {
+    let mut widths = COLUMNS.map(|(_, width)| width);
+    let spare = width.saturating_sub(widths.iter().sum::<usize>() + widths.len() - 1);
+    let all: usize = ELASTIC.iter().map(|&column| COLUMNS[column].1).sum();
+    for column in ELASTIC {
+        widths[column] += spare * COLUMNS[column].1 / all;
+    }
+    widths
+}
+
+/// The text in exactly this many cells of a terminal: what does not fit is cut off.
+fn fitted(text: &str, width: usize) -> String {
+    let mut used = 0;
+    let fits = |c: &char| {
+        used += c.width().unwrap_or_default();
+        used <= width
+    };
+    let mut fitted: String = text.chars().take_while(fits).collect();
+    fitted.extend(std::iter::repeat_n(' ', width.saturating_sub(fitted.width())));
+    fitted
+}
+
+/// Which line is marked, and which is the first that is seen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Scroll {
+    marked: Option<usize>,
+    first: usize,
+}
+
+impl Scroll {
+    /// Marks the line below (`true`) or above the one that is marked.
+    fn step(&mut self, is_down: bool, count: usize) {
+        let next = match (self.marked, is_down) {
+            (None, _) => 0,
+            (Some(marked), true) => marked + 1,
+            (Some(marked), false) => marked.saturating_sub(1),
+        };
+        self.marked = Some(next.min(count.saturating_sub(1)));
+    }
+
+    /// Moves as little as it has to, so that the marked line of `count` is among those that are seen.
+    fn settle(&mut self, count: usize, seen: usize) {
+        self.marked = self.marked.filter(|_| count > 0).map(|marked| marked.min(count - 1));
+        let least = self.marked.map_or(0, |marked| (marked + 1).saturating_sub(seen));
+        self.first = self.first.clamp(least, self.marked.unwrap_or(self.first).max(least)).min(count.saturating_sub(1));
+    }
+}
+
+/// The lines of a screen of this width and height.
+fn screen(lines: &[Shown], at: &mut Scroll, (width, height): (usize, usize)) -> Vec<StyledContent<String>> {
+    let bold = ContentStyle::new().bold();
     let used = lines.iter().filter(|line| !line.peer.is_empty()).count();
-    frame.render_widget(Line::from(format!("farbus: {} devices, {used} in use or attached", lines.len())).bold(), head);
-    let rows = lines.iter().map(|line| {
+    let widths = column_widths(width);
+    let row = |cells: [&str; 10]| {
+        let cells = cells.iter().zip(widths).map(|(cell, width)| fitted(cell, width));
+        fitted(&cells.collect::<Vec<_>>().join(" "), width)
+    };
+    let seen = height.saturating_sub(3);
+    at.settle(lines.len(), seen);
+    let mut screen =
+        vec![bold.apply(fitted(&format!("farbus: {} devices, {used} in use or attached", lines.len()), width))];
+    screen.push(bold.apply(row(COLUMNS.map(|(name, _)| name))));
+    for (number, line) in lines.iter().enumerate().skip(at.first).take(seen) {
         let [requests, bytes_in, bytes_out] = &line.rates;
-        let cells = [
-            &line.name,
-            &line.title,
-            &line.state,
-            &line.peer,
-            &line.since,
-            &line.waiting,
-            requests,
-            bytes_in,
-            bytes_out,
-            &line.latency,
-        ];
-        let style = if line.state.starts_with("link lost") { Style::new().red() } else { Style::new() };
-        Row::new(cells.map(String::as_str)).style(style)
-    });
-    let widths = COLUMNS.map(|(name, width)| match name {
-        "WHAT" | "PEER" | "NAME" => Constraint::Fill(width),
-        _ => Constraint::Length(width),
-    });
-    let header = Row::new(COLUMNS.map(|(name, _)| name)).style(Style::new().bold());
-    let table = Table::new(rows, widths).header(header).row_highlight_style(Style::new().reversed());
-    frame.render_stateful_widget(table, body, at);
-    frame.render_widget(Line::from("q ends   up, down: scroll").dim(), foot);
+        let Shown { name, title, state, peer, since, waiting, latency, .. } = line;
+        let style = ContentStyle::new();
+        let style = if state.starts_with("link lost") { style.red() } else { style };
+        let style = if at.marked == Some(number) { style.reverse() } else { style };
+        screen
+            .push(style.apply(row([name, title, state, peer, since, waiting, requests, bytes_in, bytes_out, latency])));
+    }
+    screen.resize(height.saturating_sub(1), ContentStyle::new().apply(String::new()));
+    screen.push(ContentStyle::new().dim().apply(fitted("q ends   up, down: scroll", width)));
+    screen.truncate(height);
+    screen
+}
+
+/// The terminal, whose screen is as it was before when this is dropped.
+struct Screen;
+
+impl Screen {
+    fn take() -> io::Result<Self> {
+        terminal::enable_raw_mode()?;
+        let screen = Self;
+        execute!(io::stdout(), EnterAlternateScreen, Hide)?;
+        Ok(screen)
+    }
+
+    fn draw(&self, lines: &[Shown], at: &mut Scroll) -> io::Result<()> {
+        let (width, height) = terminal::size()?;
+        let mut out = io::stdout().lock();
+        queue!(out, BeginSynchronizedUpdate)?;
+        for (number, line) in (0..height).zip(screen(lines, at, (usize::from(width), usize::from(height)))) {
+            queue!(out, MoveTo(0, number), PrintStyledContent(line), Clear(ClearType::UntilNewLine))?;
+        }
+        queue!(out, EndSynchronizedUpdate)?;
+        out.flush()
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        let _ = execute!(io::stdout(), Show, LeaveAlternateScreen);
+        let _ = terminal::disable_raw_mode();
+    }
 }
 
 /// Shows the table until its reader ends it.
@@ -185,19 +265,17 @@ fn draw(frame: &mut Frame<'_>, lines: &[Shown], at: &mut TableState) {
 /// # Errors
 /// Standard output is no terminal.
 pub fn run() -> Result<(), Failure> {
-    if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
+    if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
         return Err(Failure::local(
             "--watch needs a terminal\n  for programs: farbus status --json, farbus events --json",
         ));
     }
-    let mut terminal = ratatui::try_init().map_err(Failure::local)?;
-    let result = follow(&mut terminal);
-    ratatui::restore();
-    result
+    let screen = Screen::take().map_err(Failure::local)?;
+    follow(&screen)
 }
 
-fn follow(terminal: &mut ratatui::DefaultTerminal) -> Result<(), Failure> {
-    let (mut watch, mut at) = (Watch::default(), TableState::default());
+fn follow(screen: &Screen) -> Result<(), Failure> {
+    let (mut watch, mut at) = (Watch::default(), Scroll::default());
     loop {
         let answers = ask_all(&Question::Status).map_err(Failure::local)?;
         let ok = |(_, answer)| if let Answer::Ok(status) = answer { Some(status) } else { None };
@@ -205,7 +283,7 @@ fn follow(terminal: &mut ratatui::DefaultTerminal) -> Result<(), Failure> {
         let lines = watch.lines(&processes, Instant::now());
         let until = Instant::now() + EVERY;
         loop {
-            terminal.draw(|frame| draw(frame, &lines, &mut at)).map_err(Failure::local)?;
+            screen.draw(&lines, &mut at).map_err(Failure::local)?;
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() || !event::poll(left).map_err(Failure::local)? {
                 break;
@@ -216,8 +294,8 @@ fn follow(terminal: &mut ratatui::DefaultTerminal) -> Result<(), Failure> {
                 _ if key.kind == KeyEventKind::Release => {}
                 _ if is_ctrl_c => return Ok(()),
                 KeyCode::Char('q') | KeyCode::Esc => return Ok(()),
-                KeyCode::Down | KeyCode::Char('j') => at.select_next(),
-                KeyCode::Up | KeyCode::Char('k') => at.select_previous(),
+                KeyCode::Down | KeyCode::Char('j') => at.step(true, lines.len()),
+                KeyCode::Up | KeyCode::Char('k') => at.step(false, lines.len()),
                 _ => {}
             }
         }
@@ -227,8 +305,6 @@ fn follow(terminal: &mut ratatui::DefaultTerminal) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ratatui::Terminal;
-    use ratatui::backend::TestBackend;
     use serde_json::json;
 
     fn process(bytes_in: u64) -> Value {
@@ -274,11 +350,46 @@ mod tests {
         let (mut watch, start) = (Watch::default(), Instant::now());
         watch.lines(&[process(0)], start);
         let lines = watch.lines(&[process(5_000_000)], start + Duration::from_secs(1));
-        let mut terminal = Terminal::new(TestBackend::new(140, 6)).unwrap();
-        terminal.draw(|frame| draw(frame, &lines, &mut TableState::default())).unwrap();
-        let shown = terminal.backend().to_string();
+        let shown = screen(&lines, &mut Scroll::default(), (140, 6));
+        assert_eq!(shown.len(), 6);
+        let shown = shown.iter().map(|line| line.content().as_str()).collect::<Vec<_>>().join("\n");
         for part in ["1 devices, 1 in use", "disk", "backup?[2J.img", "in use", "lab3", "5.00 MB/s", "0.25 / 1.00 ms"] {
             assert!(shown.contains(part), "{part} in\n{shown}");
         }
+        assert!(!shown.contains('\u{1b}'));
+    }
+
+    #[test]
+    fn every_line_of_a_screen_has_its_width_whatever_names_have_and_however_narrow_it_is() {
+        let wide = json!({ "name": "\u{5bbf}\u{820e}".repeat(40), "title": "x".repeat(300), "state": "in use" });
+        let lines = Watch::default().lines(&[json!({ "pid": 7, "devices": [wide] })], Instant::now());
+        for (width, height) in [(0, 0), (1, 1), (40, 2), (80, 24), (104, 3), (300, 50)] {
+            let shown = screen(&lines, &mut Scroll::default(), (width, height));
+            assert_eq!(shown.len(), height);
+            let widths = shown.iter().map(|line| line.content().width());
+            assert!(widths.filter(|&of| of > 0).all(|of| of == width), "{width} x {height}");
+        }
+    }
+
+    #[test]
+    fn marked_line_is_always_seen() {
+        let mut at = Scroll::default();
+        let mut settled = |step: Option<bool>, count, seen| {
+            step.into_iter().for_each(|is_down| at.step(is_down, count));
+            at.settle(count, seen);
+            (at.marked, at.first)
+        };
+        assert_eq!(settled(None, 9, 3), (None, 0));
+        assert_eq!(settled(Some(true), 9, 3), (Some(0), 0));
+        for _ in 0..4 {
+            settled(Some(true), 9, 3);
+        }
+        assert_eq!(settled(None, 9, 3), (Some(4), 2), "below");
+        assert_eq!(settled(Some(false), 9, 3), (Some(3), 2), "it stays");
+        settled(Some(false), 9, 3);
+        assert_eq!(settled(Some(false), 9, 3), (Some(1), 1), "above");
+        assert_eq!(settled(None, 1, 3), (Some(0), 0), "devices have gone");
+        assert_eq!(settled(Some(true), 0, 3), (None, 0), "all have");
+        assert_eq!(settled(None, 4, 0), (None, 0), "no line is seen");
     }
 }

@@ -6,7 +6,6 @@
 
 mod kind;
 mod painter;
-mod png;
 mod splitter;
 
 pub use self::kind::Kind;

@@ -3,9 +3,9 @@
 use std::borrow::Cow;
 
 use farbus_session::native::stream::{Description, Format, PixelFormat};
+use png::{ColorType, Compression, Encoder, EncodingError};
 
 use super::kind::{Kind, is_sane};
-use super::png::{Samples, encode};
 use super::splitter::first_of;
 
 /// The pixel formats whose frames are JPEG, as Video4Linux names them.
@@ -66,18 +66,29 @@ impl Painter {
                     return None;
                 }
                 let png = match format {
-                    PixelFormat::GREY => encode(width, height, Samples::Grey, frame),
+                    PixelFormat::GREY => encode(width, height, ColorType::Grayscale, frame),
                     PixelFormat::YUYV => {
                         let mut rgb = Vec::with_capacity(pixels * 3);
                         frame.chunks(width as usize * 2).for_each(|line| add_rgb(line, &mut rgb));
-                        encode(width, height, Samples::Rgb, &rgb)
+                        encode(width, height, ColorType::Rgb, &rgb)
                     }
-                    _ => encode(width, height, Samples::Rgb, frame),
+                    _ => encode(width, height, ColorType::Rgb, frame),
                 };
-                Some(Cow::Owned(png))
+                png.ok().map(Cow::Owned)
             }
         }
     }
+}
+
+/// A picture of these samples, 8 bits each, line by line from the top.
+pub fn encode(width: u32, height: u32, samples: ColorType, pixels: &[u8]) -> Result<Vec<u8>, EncodingError> {
+    let mut picture = Vec::new();
+    let mut encoder = Encoder::new(&mut picture, width, height);
+    encoder.set_color(samples);
+    // Pictures are made while somebody looks.
+    encoder.set_compression(Compression::Fast);
+    encoder.write_header()?.write_image_data(pixels)?;
+    Ok(picture)
 }
 
 /// Adds red, green and blue of a line of YUYV (ITU-R BT.601, brightness from 16 to 235, as cameras send it).
@@ -119,6 +130,18 @@ mod tests {
         let painter = Painter::of(&video(b"MJPG", 64, 48, 4096)).unwrap();
         let filled_up = [jpeg(64, 48), vec![0; 100]].concat();
         assert_eq!(painter.paint(&filled_up).as_deref(), Some(&jpeg(64, 48)[..]));
+    }
+
+    #[test]
+    fn the_pixels_of_a_picture_come_back() {
+        let pixels: Vec<u8> = (0..15 * 3).map(|at| (at * 37 % 256) as u8).collect();
+        for (letters, width) in [(b"RGB3", 5), (b"GREY", 15)] {
+            let painted = Painter::of(&video(letters, width, 3, 45)).unwrap().paint(&pixels).unwrap();
+            let mut reader = png::Decoder::new(std::io::Cursor::new(painted)).read_info().unwrap();
+            let mut shown = vec![0; reader.output_buffer_size().unwrap()];
+            reader.next_frame(&mut shown).unwrap();
+            assert_eq!(shown, pixels);
+        }
     }
 
     #[test]

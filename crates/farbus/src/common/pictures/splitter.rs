@@ -241,8 +241,14 @@ impl Walk {
 
 #[cfg(test)]
 pub mod tests {
-    use super::super::png::{Samples, encode};
+    use png::ColorType;
+
+    use super::super::painter;
     use super::*;
+
+    fn encode(width: u32, height: u32, samples: ColorType, pixels: &[u8]) -> Vec<u8> {
+        painter::encode(width, height, samples, pixels).unwrap()
+    }
 
     /// What a JPEG consists of, with coded data that mean nothing.
     pub fn jpeg(width: u16, height: u16) -> Vec<u8> {
@@ -264,7 +270,7 @@ pub mod tests {
 
     #[test]
     fn pictures_are_found_whole_however_their_bytes_come() {
-        let png = encode(3, 2, Samples::Grey, &[7; 6]);
+        let png = encode(3, 2, ColorType::Grayscale, &[7; 6]);
         let stream = [&png[..], &jpeg(64, 48), &png, &jpeg(8, 8), &jpeg(64, 48)].concat();
         for piece in [1, 2, 7, 64, stream.len()] {
             let mut splitter = Splitter::new(1 << 10);
@@ -282,7 +288,7 @@ pub mod tests {
 
     #[test]
     fn what_is_no_picture_is_never_one() {
-        let png = encode(3, 2, Samples::Grey, &[7; 6]);
+        let png = encode(3, 2, ColorType::Grayscale, &[7; 6]);
         let changed = |of: &[u8], at: usize, to: &[u8]| {
             let mut bytes = of.to_vec();
             bytes[at..at + to.len()].copy_from_slice(to);
@@ -335,14 +341,15 @@ pub mod tests {
         let (error, taken) = endless(good[..good.len() - 2].to_vec());
         assert_eq!(error, NoPicture::TooLong(10_000));
         assert!(taken <= 11_000, "{taken}");
-        let promised = [&encode(3, 2, Samples::Grey, &[7; 6])[..33], &[0xff, 0xff, 0xff, 0xff], b"IDAT"].concat();
+        let promised =
+            [&encode(3, 2, ColorType::Grayscale, &[7; 6])[..33], &[0xff, 0xff, 0xff, 0xff], b"IDAT"].concat();
         assert_eq!(endless(promised.clone()), (NoPicture::TooLong(10_000), promised.len()), "before any of it comes");
     }
 
     #[test]
     fn fuzz_pictures() {
         crate::fuzzing::fuzz(env!("CARGO_MANIFEST_DIR"), "fuzz_pictures", |input| {
-            let mut bytes = [encode(3, 2, Samples::Rgb, &[7; 18]), jpeg(64, 48), jpeg(8, 8)].concat();
+            let mut bytes = [encode(3, 2, ColorType::Rgb, &[7; 18]), jpeg(64, 48), jpeg(8, 8)].concat();
             for change in input.bytes(16).chunks_exact(2) {
                 let at = usize::from(change[0]) % bytes.len();
                 bytes[at] = change[1];
