@@ -9,7 +9,6 @@
 //! Why a program and not scripts: the rules it holds need a parser, the steps need types, and a newcomer needs one
 //! language.
 
-mod api;
 mod attack;
 mod axe;
 mod bench;
@@ -55,7 +54,6 @@ use std::process::ExitCode;
     name = "cargo xtask",
     bin_name = "cargo xtask",
     after_help = "Examples:
-  cargo xtask api --bless              write down the library's public API after a change
   cargo xtask book --bless             write the book's reference after a change of help
   cargo xtask check                    format, clippy, tidy and the fast tests of what changed
   cargo xtask test                     everything that must pass, in order
@@ -80,8 +78,6 @@ enum Command {
     Tidy,
     /// Compare the book's reference with the commands' help, or write it; make the book's pages
     Book(book::Arguments),
-    /// Compare the listings of the library's public API with the sources, or write them
-    Api(api::Arguments),
     /// Hold the rules for dependencies (deny.toml) against Cargo.lock
     Deny(deny::Arguments),
     /// Run everything that must pass, in order, and stop at the first failure
@@ -130,7 +126,6 @@ fn main() -> ExitCode {
         Command::Check(arguments) => check::run(&arguments),
         Command::Tidy => tidy::run(),
         Command::Book(arguments) => book::run(&arguments),
-        Command::Api(arguments) => api::run(&arguments),
         Command::Axe => axe::run(),
         Command::Deny(arguments) => deny::run(&arguments).map(drop),
         Command::Test(arguments) => test::run(&arguments),

@@ -35,8 +35,6 @@
 //!   crates that only the command needs: `farbus = { …, default-features = false }`.
 //! - `wasm` (on by default): modules that are WebAssembly programs.
 //!
-//! Everything public is listed in `crates/farbus/api.txt`; `cargo xtask tidy` fails when a change is not in it.
-//!
 //! # Inside
 //!
 //! **This crate is** the crate that gives the pure crates sockets, threads, files and clocks: both ends of a link, the
