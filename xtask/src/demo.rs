@@ -1,11 +1,11 @@
 //! `cargo xtask demo`: what the README starts with.
 
-use crate::{cargo, dist, workspace};
-use std::process::{Command, Stdio};
+use crate::cargo::{self, cargo};
+use std::process::Stdio;
 
-/// With the program that the rig tests: the same build serves both.
+/// As the README has it: with the program that the tests have run.
 pub fn run() -> Result<(), String> {
-    let mut command = Command::new(dist::program()?);
-    command.arg("demo").current_dir(workspace::root()).stdin(Stdio::null());
+    let mut command = cargo(&["run", "--quiet", "--", "demo"]);
+    command.stdin(Stdio::null());
     cargo::run(command)
 }

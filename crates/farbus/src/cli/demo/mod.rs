@@ -83,6 +83,12 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     drop(scratch);
     stage.end()?;
     if !args.json {
+        if cfg!(debug_assertions) {
+            say(
+                "\nThis program is not optimized, so that it was built soon: its figures say nothing of farbus's speed.\n  \
+                cargo build --release                   the program to use and to measure, target/release/farbus",
+            );
+        }
         say_what_next();
     }
     Ok(())
