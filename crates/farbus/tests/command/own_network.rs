@@ -6,6 +6,8 @@
 //! The last is so because a process that starts another copies all its open files, and closes the copies before the
 //! other program begins; closing a file of an attached disk waits until its exporter has flushed. Two tests of one
 //! process, each of which has such a file open and is about to start its exporter again, would wait for each other.
+//! Nor does a test's thread have what others have open: who starts a program waits until nobody has one end of a socket
+//! any more, and would wait for the end of all tests.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -13,7 +15,8 @@ use std::io::{BufRead, BufReader};
 use std::os::fd::AsFd;
 use std::process::{Command, Stdio};
 
-use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
+use farbus_io::sys::own_descriptors;
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 thread_local! {
     static IS_ENTERED: Cell<bool> = const { Cell::new(false) };
@@ -25,7 +28,7 @@ thread_local! {
 /// files of its own. Without the right to make them, it stays in the network and the mounts where it is.
 pub fn enter() {
     if !HAS_FILES.replace(true) {
-        own_files();
+        own_descriptors::enter().expect("Linux 5.9 or later, which closes a range of descriptors");
     }
     if !rustix::process::geteuid().is_root() {
         return;
@@ -41,15 +44,6 @@ pub fn enter() {
 /// The next [`enter`] of this thread makes a new namespace.
 pub fn leave() {
     IS_ENTERED.set(false);
-}
-
-/// What this thread and those that it starts open from now on, no other thread has open, and no process that another
-/// thread starts. What was open stays open here and there.
-fn own_files() {
-    // Its replacement is unsafe, because a descriptor that is closed here stays open there. The tests' own descriptors
-    // are all made later, and by threads that share this table.
-    #[allow(deprecated, reason = "tests have no unsafe code")]
-    rustix::thread::unshare(UnshareFlags::FILES).expect("no right is needed to copy a table of descriptors");
 }
 
 /// A process makes the namespace and holds it until this thread is in it.

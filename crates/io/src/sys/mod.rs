@@ -15,6 +15,7 @@ pub mod inherited;
 pub mod lease;
 pub mod leash;
 pub mod loop_device;
+pub mod own_descriptors;
 pub mod own_mounts;
 pub mod passing;
 pub mod peer;
