@@ -82,10 +82,10 @@ pub use importer::client::{self, ClientError};
 /// Offering devices to other hosts: what a [`Share`] reports.
 pub mod share {
     pub use crate::common::host_address::DEFAULT_PORT;
-    pub use crate::devices::reservation::ReservationStatus;
-    pub use crate::devices::status::{DeviceStatus, PastStatus, UserStatus, WaitingStatus};
     pub use crate::exporter::error::ShareError;
     pub use crate::exporter::share::Share;
+    pub use farbus_control::device::{DeviceStatus, PastStatus, UserStatus, WaitingStatus};
+    pub use farbus_control::reservation::ReservationStatus;
 }
 
 /// Attaches a device of another host to this machine: to its kernel, as a file, to programs, to a virtual machine.
@@ -125,7 +125,8 @@ pub mod modules {
 
 /// What is reserved for a device: time on its bus and on the way to it.
 pub mod reservation {
-    pub use crate::devices::reservation::{ReservationRequest, ReservationStatus, together};
+    pub use crate::devices::reservation::{ReservationRequest, together};
+    pub use farbus_control::reservation::ReservationStatus;
     pub use farbus_session::reserve::{Claim, Criticality, Reservation};
 }
 

@@ -112,6 +112,7 @@ fn is_paired(folder: &Folder, host: &str) -> io::Result<bool> {
 mod tests {
     use super::*;
     use farbus_io::store::boot_number;
+    use farbus_io::trust::random_device_id;
     use farbus_io::trust::{Fingerprint, Grant, Peer};
 
     /// A folder of a host that is paired with `desk`.
@@ -158,7 +159,7 @@ mod tests {
 
     #[test]
     fn a_lease_is_stored_only_if_a_paired_host_could_have_it() {
-        let (scratch, device) = (Scratch::new("lease"), DeviceId::random());
+        let (scratch, device) = (Scratch::new("lease"), random_device_id());
         let (folder, checks) = (&scratch.0, LeaseChecks::begin());
         let count = checks.reserve(folder, device, 0, unix_ms()).unwrap();
         let number = count << 20 | 5;
@@ -186,7 +187,7 @@ mod tests {
 
     #[test]
     fn a_booking_is_stored_only_if_a_paired_host_could_have_it() {
-        let (scratch, device) = (Scratch::new("booking"), DeviceId::random());
+        let (scratch, device) = (Scratch::new("booking"), random_device_id());
         let (folder, checks) = (&scratch.0, LeaseChecks::begin());
         let good = StoredBooking { host: "desk".into(), from_unix_ms: unix_ms() + 1000, span_ms: 60_000, reason: None };
         let keep = |bookings| checks.keep_bookings(folder, device, bookings);
@@ -205,7 +206,7 @@ mod tests {
 
     #[test]
     fn counts_are_not_used_up_by_a_process_that_says_what_it_likes() {
-        let (scratch, device) = (Scratch::new("count"), DeviceId::random());
+        let (scratch, device) = (Scratch::new("count"), random_device_id());
         let (folder, checks) = (&scratch.0, LeaseChecks::begin());
         assert!(checks.reserve(folder, device, u64::MAX, 0).is_err());
         let count = checks.reserve(folder, device, 0, u64::MAX).unwrap();

@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use farbus_control::device::RemoteIdentity;
 use farbus_io::evidence::ProcessSecret;
 use farbus_io::frontend::fuse::MountMark;
 use farbus_io::trust::{AttachedDevice, DeviceId, Fingerprint, Outcome, StoredBooking, StoredLease};
@@ -15,7 +16,6 @@ use serde_json::Value;
 
 use crate::common::socket_place::Place;
 use crate::devices::identities::{ExpectedImage, KnownUsb};
-use crate::devices::media_journal::RemoteIdentity;
 use crate::devices::retirement::Said;
 use crate::hosts::reach::Hints;
 

@@ -739,6 +739,7 @@ mod tests {
 
     use super::*;
     use crate::devices::retirement::Said;
+    use farbus_io::trust::random_device_id;
 
     fn no_config(_: &Path) -> io::Result<(String, BrokerPolicy)> {
         Err(io::Error::other("there is none"))
@@ -780,12 +781,12 @@ mod tests {
             Question::IdentifyImage { path: "/etc/shadow".into(), read_only: true, view: String::new() },
             Question::IdentifyUsb { bus: 1, device: 2 },
             Question::NotesOf { device: None, name: "disk".into() },
-            Question::NotesOf { device: Some(DeviceId::random()), name: "disk".into() },
-            Question::NoteName { device: DeviceId::random(), name: "disk".into(), is_named: true },
-            Question::Retirement { device: DeviceId::random(), said: Some(Said::Stays) },
-            Question::ReserveLease { device: DeviceId::random(), latest: 0, above: 0 },
-            Question::KeepLease { device: DeviceId::random(), lease: None },
-            Question::KeepBookings { device: DeviceId::random(), bookings: Vec::new() },
+            Question::NotesOf { device: Some(random_device_id()), name: "disk".into() },
+            Question::NoteName { device: random_device_id(), name: "disk".into(), is_named: true },
+            Question::Retirement { device: random_device_id(), said: Some(Said::Stays) },
+            Question::ReserveLease { device: random_device_id(), latest: 0, above: 0 },
+            Question::KeepLease { device: random_device_id(), lease: None },
+            Question::KeepBookings { device: random_device_id(), bookings: Vec::new() },
             Question::AttachedDevice { target: "lab3:3240/disk".into() },
             Question::KeepAttachedDevice { target: "lab3:3240/disk".into(), device: None },
             Question::OpenUsb { bus: 1, device: 2 },

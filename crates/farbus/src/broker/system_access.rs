@@ -8,6 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use farbus_control::device::RemoteIdentity;
 use farbus_io::frontend::fuse::{Keeper, Left, MountError, Mounted, Mounter, OwnMounter};
 use farbus_io::link::{Link, LinkError};
 use farbus_io::store::{FileStore, OtherUsers, frames};
@@ -29,7 +30,7 @@ use crate::common::processor_leases::ask_for;
 use crate::common::socket_access::SocketAccess;
 use crate::common::socket_place::{Place, SocketListener};
 use crate::devices::identities::{ExpectedImage, Identified, Identities};
-use crate::devices::media_journal::{self, RemoteIdentity};
+use crate::devices::media_journal;
 use crate::devices::retirement::{Said, retirement};
 use crate::hosts::known_host::{self, KnownHost};
 use crate::hosts::reach::{self, Found, Hints};

@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::frontend::{attachment_status, through};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use farbus_control::process::ProcessStatus;
 use farbus_io::sys::confine::Needs;
 use farbus_io::sys::startup_memory;
 use farbus_io::sys::writeback::protect_writeback_path;
@@ -25,7 +27,6 @@ use crate::broker::{BrokerPolicy, SystemAccess};
 use crate::common::asking::{ask_owner, heard};
 use crate::common::control::{Answer, ControlSocket, Question, ask_all};
 use crate::common::events::{Event, Kind, publish};
-use crate::common::process_status::ProcessStatus;
 use crate::common::socket_place::Place;
 use crate::devices::follow::{Follow, FollowWord};
 use crate::devices::reservation::{ReservationRequest, together};
@@ -34,8 +35,8 @@ use crate::frontend::hold::check_for_disk;
 use crate::frontend::in_use;
 use crate::frontend::open_users::Act;
 use crate::frontend::{
-    Attachment, AttachmentStatus, Ended, FRONT_ENDS, FrontEnd, Handle, Introduction, Prepared, Request, Running,
-    Status, Via, explain, steer, tell_reason, undurable,
+    Attachment, Ended, FRONT_ENDS, FrontEnd, Handle, Introduction, Prepared, Request, Running, Status, Via, explain,
+    steer, tell_reason, undurable,
 };
 use crate::hosts::known_host::moved_to;
 use crate::importer::client::{Attribute, Client, ClientError, RememberedDevice, Reopener, Target};
@@ -613,17 +614,10 @@ impl Shown {
     fn status(&self) -> Answer {
         let state = self.state();
         let word = if state.running.is_some() { "attached" } else { "waiting" };
-        let device = AttachmentStatus::of(&self.target, word, self.reason.as_ref(), state.running.as_ref());
-        let device = device.through(&self.modules);
+        let device = attachment_status(&self.target, word, self.reason.as_ref(), state.running.as_ref());
+        let device = through(device, &self.modules);
         let address = self.target.address.clone();
-        ProcessStatus {
-            pid: std::process::id(),
-            role: "attach",
-            address,
-            is_for_paired_hosts: false,
-            devices: vec![device],
-        }
-        .answer()
+        Answer::of(&ProcessStatus::new(std::process::id(), "attach", address, vec![device.into()]))
     }
 }
 

@@ -6,6 +6,9 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
+use crate::devices::status::medium_status;
+use farbus_control::attachment::AttachmentStatus;
+use farbus_control::process::{ProcessDevice, ProcessStatus};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -15,13 +18,11 @@ use super::served::say_served;
 use crate::broker::confined::{give_rights_away, report_protection, start_broker};
 use crate::broker::{BrokerPolicy, SystemAccess};
 use crate::common::control::{Answer, ControlSocket, Question};
-use crate::common::process_status::ProcessStatus;
-use crate::devices::status::MediumStatus;
 use crate::exporter::sources::block::BlockSpec;
 use crate::exporter::swap::Swaps;
 use crate::exporter::swap_answers::{answer_disk, asked_of};
 use crate::frontend::nbd::{NbdServer, Offer, PROTOCOL, uri};
-use crate::frontend::{AttachmentStatus, Ended, Export, StopSignal, undurable};
+use crate::frontend::{Ended, Export, StopSignal, undurable};
 use crate::importer::client::Attribute;
 use crate::link::meters::Meters;
 use farbus_io::sys::confine::Needs;
@@ -206,18 +207,11 @@ impl Shown {
             used_s: self.since.elapsed().as_secs_f64(),
             // All exports are counted together.
             meters: (at == 0).then(|| self.meters.read()),
-            medium: MediumStatus::of(export),
+            medium: medium_status(export),
             ..AttachmentStatus::named(name, what, "served")
         });
-        let devices = devices.collect();
-        ProcessStatus {
-            pid: std::process::id(),
-            role: "nbd",
-            address: self.uri.clone(),
-            is_for_paired_hosts: false,
-            devices,
-        }
-        .answer()
+        let devices = devices.map(ProcessDevice::from).collect();
+        Answer::of(&ProcessStatus::new(std::process::id(), "nbd", self.uri.clone(), devices))
     }
 }
 

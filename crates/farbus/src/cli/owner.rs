@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use farbus_control::reservation::ReservationStatus;
 use farbus_io::trust::{DeviceNotes, Folder, damaged_files};
 use serde_json::{Value, json};
 
@@ -12,7 +13,6 @@ use crate::common::asking::ask_sharer;
 use crate::common::control::{Answer, Question, ask_all};
 use crate::common::host_address::{address_of, check_host};
 use crate::common::units::format_bytes;
-use crate::devices::reservation::ReservationStatus;
 use crate::hosts::questions::HostStatus;
 use crate::importer::client::{ANSWER_TIME_MAX, Client};
 

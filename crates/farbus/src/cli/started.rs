@@ -114,9 +114,7 @@ pub fn run(verb: StartedVerb) -> Result<(), Failure> {
         StartedVerb::DemoLab { folder, listen } => demo::lab::keep(&folder, listen),
         StartedVerb::Nearby => crate::hosts::mdns::run().map_err(Failure::local),
         StartedVerb::PageHosts => page::hosts::run(),
-        StartedVerb::PageHttp { no_sandbox } => {
-            crate::page::run(!no_sandbox, page::status_schema::describe).map_err(Failure::local)
-        }
+        StartedVerb::PageHttp { no_sandbox } => crate::page::run(!no_sandbox).map_err(Failure::local),
     }
 }
 

@@ -352,6 +352,16 @@ pub enum Answer {
     Failed(FailureReport),
 }
 
+impl Answer {
+    /// Done, with this value.
+    pub fn of(value: &impl Serialize) -> Self {
+        match serde_json::to_value(value) {
+            Ok(value) => Answer::Ok(value),
+            Err(error) => Answer::Refused(error.to_string()),
+        }
+    }
+}
+
 /// An answer as it is sent.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
@@ -488,9 +498,7 @@ fn serve_one(stream: UnixStream, talk: &Talk, answer: &dyn Fn(Question) -> SentA
             Ok(Question::Version) => {
                 Answer::Ok(serde_json::json!({ "protocol": PROTOCOL, "farbus": env!("CARGO_PKG_VERSION") })).into()
             }
-            Ok(Question::Events { after }) => serde_json::to_value(events::after(after))
-                .map_or_else(|error| Answer::Refused(error.to_string()), Answer::Ok)
-                .into(),
+            Ok(Question::Events { after }) => Answer::of(&events::after(after)).into(),
             Ok(question) => {
                 if let Some(files) = question.files() {
                     files.put(fds);

@@ -2,87 +2,24 @@
 
 use std::fmt;
 
+pub use farbus_control::failure::{Attribute, FailureReport};
 use farbus_session::native::control::{Cause, End};
-use serde::{Deserialize, Serialize};
 
-/// The kind of a failure (N10), named in every message, exit code and JSON state.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "cli", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "cli", schemars(rename = "FailureKind"))]
-#[serde(rename_all = "lowercase")]
-pub enum Attribute {
-    /// The device failed.
-    Device,
-    /// The network failed.
-    Network,
-    /// The other side, or a rule, refused.
-    Refused,
-    /// The device or host is not there.
-    Gone,
-    /// This machine lacks something that is needed.
-    Local,
-}
-
-impl Attribute {
-    /// The word that is used in messages, JSON and tables.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Attribute::Device => "device",
-            Attribute::Network => "network",
-            Attribute::Refused => "refused",
-            Attribute::Gone => "gone",
-            Attribute::Local => "local",
-        }
-    }
-
-    /// The exit code of the command. Code 2 means wrong usage.
-    pub const fn exit_code(self) -> u8 {
-        match self {
-            Attribute::Local => 1,
-            Attribute::Refused => 3,
-            Attribute::Gone => 4,
-            Attribute::Network => 5,
-            Attribute::Device => 6,
-        }
-    }
-}
-
-/// A failure, as JSON reports it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "cli", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "cli", schemars(rename = "Failure", deny_unknown_fields))]
-pub struct FailureReport {
-    /// The kind of the failure.
-    pub attribute: Attribute,
-    /// A sentence for a person.
-    pub message: String,
-    /// The name of the limit that was reached, if that is the failure.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub limit: Option<String>,
-}
-
-impl FailureReport {
-    /// A failure of this kind that is not a limit.
-    pub fn new(attribute: Attribute, message: impl Into<String>) -> Self {
-        Self { attribute, message: message.into(), limit: None }
-    }
-
-    /// Reports why a session ended.
-    pub fn of(end: &End) -> Self {
-        let attribute = match end.cause {
-            Cause::Device => Attribute::Device,
-            Cause::Network => Attribute::Network,
-            Cause::Gone => Attribute::Gone,
-            Cause::Refused
-            | Cause::Busy
-            | Cause::Stale
-            | Cause::Asked
-            | Cause::Class
-            | Cause::Module
-            | Cause::Reservation => Attribute::Refused,
-        };
-        Self { attribute, message: end.message.clone(), limit: end.limit().map(str::to_owned) }
-    }
+/// Reports why a session ended.
+pub fn report_of(end: &End) -> FailureReport {
+    let attribute = match end.cause {
+        Cause::Device => Attribute::Device,
+        Cause::Network => Attribute::Network,
+        Cause::Gone => Attribute::Gone,
+        Cause::Refused
+        | Cause::Busy
+        | Cause::Stale
+        | Cause::Asked
+        | Cause::Class
+        | Cause::Module
+        | Cause::Reservation => Attribute::Refused,
+    };
+    FailureReport { attribute, message: end.message.clone(), limit: end.limit().map(str::to_owned) }
 }
 
 /// Why a command failed: the kind, what happened and where, and what to type next.

@@ -24,7 +24,6 @@ pub mod page_address;
 pub mod passed_files;
 #[cfg(feature = "cli")]
 pub mod pictures;
-pub mod process_status;
 pub mod processor_leases;
 pub mod runtime_folder;
 #[cfg(feature = "cli")]

@@ -2,24 +2,10 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-#[cfg(feature = "cli")]
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
-
 /// The most names of a page.
 pub const NAMES_MAX: usize = 16;
 /// The longest name, bytes (RFC 1035, 2.3.4).
 const NAME_BYTES_MAX: usize = 253;
-
-/// Where a page is for browsers of other machines.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "cli", derive(JsonSchema))]
-pub struct Elsewhere {
-    /// Its URL, without a path.
-    pub url: String,
-    /// The SHA-256 fingerprint of its certificate, as browsers show it.
-    pub fingerprint: String,
-}
 
 /// A name or an address under which browsers of other machines ask for the page.
 ///

@@ -2,19 +2,9 @@
 
 use farbus_io::trust::Scope;
 use schemars::generate::SchemaGenerator;
-use schemars::{JsonSchema, Schema, json_schema};
-
-/// A `T`, or null: of a property that may be absent, too.
-pub fn or_null<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
-    json_schema!({ "oneOf": [generator.subschema_for::<T>(), { "type": "null" }] })
-}
+use schemars::{Schema, json_schema};
 
 /// A [`Scope`].
 pub fn scope(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "string", "enum": [Scope::Read, Scope::Observe, Scope::Own] })
-}
-
-/// A moment: RFC 3339, UTC.
-pub fn moment(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({ "type": "string", "format": "date-time" })
 }

@@ -5,6 +5,8 @@ use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use crate::frontend::{attachment_status, through};
+use farbus_control::attachment::{AttachmentStatus, MigrationStatus};
 use farbus_io::sys::startup_memory;
 use farbus_io::sys::vhci::Port;
 use farbus_model::Identity;
@@ -18,8 +20,7 @@ use crate::common::turns::{Turn, Turns};
 use crate::frontend::drivers::tell_if_no_driver;
 use crate::frontend::open_users::Act;
 use crate::frontend::{
-    ANOTHER_DEVICE, Attachment, AttachmentStatus, Ended, Handle, MigrationStatus, Prepared, Refused, Request, Restored,
-    Running, explain, tell_reason,
+    ANOTHER_DEVICE, Attachment, Ended, Handle, Prepared, Refused, Request, Restored, Running, explain, tell_reason,
 };
 use crate::importer::client::{Attribute, Client, ClientError, FailureReport, RememberedDevice, Reopener};
 use crate::saving::Saved;
@@ -219,8 +220,8 @@ impl Kept {
     pub fn status(&self) -> (AttachmentStatus, Option<FailureReport>) {
         let state = self.shared.state();
         let Request { target, reason, modules, .. } = &self.request;
-        let status = AttachmentStatus::of(target, state.word.as_str(), reason.as_ref(), state.running.as_ref());
-        let mut status = status.through(modules);
+        let status = attachment_status(target, state.word.as_str(), reason.as_ref(), state.running.as_ref());
+        let mut status = through(status, modules);
         status.migration = status.migration.or_else(|| state.migration.clone());
         (status, state.failure.clone())
     }

@@ -3,7 +3,6 @@
 
 mod attachment;
 mod config;
-pub mod device_status;
 pub mod directory;
 mod handover;
 mod listening;

@@ -11,18 +11,16 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use farbus_control::daemon::{Elsewhere, PageStatus};
 use farbus_io::sys::passing::Passage;
 use rustix::net::{Shutdown, shutdown};
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde::Deserialize;
 use toml::Spanned;
 use tracing::{info, warn};
 
 use super::spec::Wrong;
 use crate::broker::Broker;
-use crate::common::page_address::{Elsewhere, NAMES_MAX, site_name, tls_address};
-use crate::common::schema::or_null;
+use crate::common::page_address::{NAMES_MAX, site_name, tls_address};
 
 /// After what time a page that has ended is started again.
 const RESTART_PAUSE: Duration = Duration::from_secs(5);
@@ -119,19 +117,6 @@ impl WantedPage {
     }
 }
 
-/// Where a daemon's page is, in its status.
-#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
-pub struct PageStatus {
-    /// `http://…`, or `unix:PATH`; null while it is not there.
-    at: Option<String>,
-    /// Why it is not there; null if nothing is wrong.
-    failure: Option<String>,
-    /// Where browsers of other machines find it, with `tls`; null while it is not there.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "or_null::<Elsewhere>")]
-    elsewhere: Option<Value>,
-}
-
 #[derive(Debug, Default)]
 struct Has {
     wanted: Option<WantedPage>,
@@ -140,7 +125,7 @@ struct Has {
     /// Where the page is, once it says so.
     at: Option<String>,
     /// Where browsers of other machines find it, and how they know it.
-    elsewhere: Value,
+    elsewhere: Option<Elsewhere>,
     failure: Option<String>,
     is_ending: bool,
 }
@@ -211,7 +196,7 @@ impl Page {
 }
 
 fn end_running(has: &mut Has) {
-    (has.at, has.failure, has.elsewhere) = (None, None, Value::Null);
+    (has.at, has.failure, has.elsewhere) = (None, None, None);
     if let Some(running) = has.running.take() {
         // One that has ended is fine.
         let _ = shutdown(&running, Shutdown::Both);
@@ -248,7 +233,7 @@ fn keep(broker: &Broker, state: &State) {
 
 /// Hears what the page says of itself, until it ends.
 fn hear(passage: &Passage, state: &State, wanted: &Option<WantedPage>) {
-    let heard = || -> io::Result<Option<Value>> {
+    let heard = || -> io::Result<Option<PageStatus>> {
         let Some(parcel) = passage.receive()? else { return Ok(None) };
         Ok(Some(serde_json::from_slice(&parcel.bytes)?))
     };
@@ -257,9 +242,7 @@ fn hear(passage: &Passage, state: &State, wanted: &Option<WantedPage>) {
         if has.wanted != *wanted {
             continue;
         }
-        let text = |name: &str| said[name].as_str().map(str::to_owned);
-        (has.at, has.failure) = (text("at"), text("failure"));
-        has.elsewhere = said["elsewhere"].clone();
+        (has.at, has.failure, has.elsewhere) = (said.at, said.failure, said.elsewhere.flatten());
         match (&has.at, &has.failure) {
             (Some(at), _) => info!(at, "the page is there"),
             (None, Some(why)) => warn!(why, "there is no page; tried again"),
@@ -269,7 +252,7 @@ fn hear(passage: &Passage, state: &State, wanted: &Option<WantedPage>) {
     let mut has = state.has();
     if has.wanted == *wanted {
         has.running = None;
-        (has.at, has.elsewhere) = (None, Value::Null);
+        (has.at, has.elsewhere) = (None, None);
         has.failure.get_or_insert_with(|| "its process has ended; it is started again".to_owned());
     }
 }

@@ -7,6 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use farbus_control::attachment::AttachmentStatus;
+use farbus_control::daemon::{DaemonStatus, FailedDevice};
+use farbus_control::process::ProcessDevice;
+use farbus_control::process::ProcessStatus;
 use farbus_io::link::Listener;
 use farbus_io::service::Manager;
 use farbus_io::trust::AuditRecorder;
@@ -16,7 +20,6 @@ use tracing::{debug, info, warn};
 
 use super::attachment::{Going, Keeping, Kept};
 use super::config::Config;
-use super::device_status::{DaemonStatus, FailedDevice, KeptDevice};
 use super::directory::Directory;
 use super::handover::{self, Leaving, Passed, PassedOn, ReplacementPassage, Taken, TakenOver};
 use super::modules::ReadyModules;
@@ -28,7 +31,6 @@ use super::topology_plan::plan_path;
 use crate::broker::{Broker, ReplacementProcess, SystemAccess};
 use crate::common::control::{Answer, Question, SentAnswer, TopologyAct};
 use crate::common::failure::Failure;
-use crate::common::process_status::ProcessStatus;
 use crate::common::socket_place::Place;
 use crate::devices::identities::naming::Naming;
 use crate::exporter::owner_answers::{self, ServedAt};
@@ -700,40 +702,33 @@ impl Supervisor {
 
     fn status(&self) -> Answer {
         let has = self.has();
-        let mut devices: Vec<Value> = self.share.status().iter().map(|status| json!(status)).collect();
+        let mut devices: Vec<ProcessDevice> = self.share.status().into_iter().map(ProcessDevice::from).collect();
         for (name, offered) in &has.shares {
             if let Err(failure) = &offered.result {
-                devices.push(json!(FailedDevice::of(name, failure.clone())));
+                devices.push(FailedDevice::new(name, failure.clone()).into());
             }
         }
         let troubles = has.real.iter().flat_map(|real| real.shared().troubles());
         devices.extend(troubles.map(|usb::Trouble { name, attribute, message }| {
-            json!(FailedDevice::of(&name, FailureReport::new(attribute, message)))
+            FailedDevice::new(&name, FailureReport::new(attribute, message)).into()
         }));
         for kept in has.attachments.values() {
             let (status, failure) = kept.status();
-            devices.push(json!(KeptDevice { status, failure }));
+            devices.push(AttachmentStatus { failure, ..status }.into());
         }
         // Clients on this machine ask the plain listener for a list, so it is named if there is one.
         let first = has.listeners.iter().min_by_key(|listens| listens.is_secure);
         let address = first.map(|listens| listens.place.as_host()).unwrap_or_default();
         let is_for_paired_hosts = first.is_some_and(|listens| listens.is_secure);
-        let pid = std::process::id();
-        let status = ProcessStatus { pid, role: "daemon", address, is_for_paired_hosts, devices }.answer();
-        let further = DaemonStatus {
+        let of_daemon = Some(DaemonStatus {
             config: self.config_path.clone(),
-            takes: TAKES.to_vec(),
+            takes: TAKES.iter().map(|&word| word.into()).collect(),
             page: self.page.status(),
             host: self.trust.as_ref().map(|trust| trust.name().to_string()),
             directory: self.directory.status(),
-        };
-        match (owner_answers::with_buses(&self.share, status), json!(further)) {
-            (Answer::Ok(Value::Object(mut status)), Value::Object(further)) => {
-                status.extend(further);
-                Answer::Ok(Value::Object(status))
-            }
-            (status, _) => status,
-        }
+        });
+        let status = ProcessStatus::new(std::process::id(), "daemon", address, devices);
+        Answer::of(&ProcessStatus { is_for_paired_hosts, buses: self.share.buses(), of_daemon, ..status })
     }
 
     /// The status line for the service manager.

@@ -14,7 +14,6 @@ use std::str::FromStr;
 
 use farbus_io::trust::AttachedDevice;
 use farbus_io::usb::Selector;
-use serde::{Deserialize, Serialize};
 
 /// What is said of `port` when somebody types it.
 pub const FOLLOWS_ANY: &str = "whatever is plugged into the port next is taken for the device, also one that nobody \
@@ -52,19 +51,6 @@ impl fmt::Display for FollowWord {
 
 /// The state of a device that is shared by its port and is another one than the share stands for.
 pub const ANOTHER_IN_PORT: &str = "another device in this port";
-
-/// Another device in a port than its share stands for.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "cli", derive(schemars::JsonSchema))]
-pub struct AnotherInPortStatus {
-    /// The device that the share stands for: its make, and its serial number.
-    pub was: String,
-    /// The device that is there.
-    pub is: String,
-    /// What to type; empty for a host that is not its owner's.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub next: String,
-}
 
 /// Which other devices in a port are taken for the first one; none by default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -163,9 +149,9 @@ pub fn in_words(device: &AttachedDevice) -> String {
 
 #[cfg(test)]
 mod tests {
-    use farbus_io::trust::DeviceId;
 
     use super::*;
+    use farbus_io::trust::random_device_id;
 
     fn device(product: u16, serial: Option<&str>) -> AttachedDevice {
         AttachedDevice { usb: Some((0x1209, product)), serial: serial.map(str::to_owned), ..AttachedDevice::default() }
@@ -208,14 +194,14 @@ mod tests {
         assert_eq!(follow(&["1209:0001"]).judge(&a, &b), InPort::Another);
         assert_eq!(follow(&["port"]).judge(&a, &b), InPort::Followed);
         // The same board with another firmware, which tells it by its descriptors.
-        let with_id = || AttachedDevice { id: Some(DeviceId::random()), is_lasting: true, ..device(1, None) };
+        let with_id = || AttachedDevice { id: Some(random_device_id()), is_lasting: true, ..device(1, None) };
         assert_eq!(follow(&[]).judge(&with_id(), &with_id()), InPort::Another);
         assert_eq!(follow(&["1209:0001"]).judge(&with_id(), &with_id()), InPort::Followed);
     }
 
     #[test]
     fn identity_decides_where_it_lasts_and_make_and_serial_number_where_not() {
-        let with_id = |device, is_lasting| AttachedDevice { id: Some(DeviceId::random()), is_lasting, ..device };
+        let with_id = |device, is_lasting| AttachedDevice { id: Some(random_device_id()), is_lasting, ..device };
         let (a, b) = (with_id(device(1, None), false), with_id(device(1, None), false));
         assert_eq!(follow(&[]).judge(&a, &b), InPort::Same);
         let followed = AttachedDevice { usb: Some((0x1209, 2)), ..a.clone() };

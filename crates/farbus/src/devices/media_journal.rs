@@ -12,8 +12,8 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
+use farbus_control::device::RemoteIdentity;
 use farbus_io::trust::{Access, DeviceId, Folder, StateFolder};
-use farbus_model::Identity;
 use farbus_session::block::swap::{Journal, Milestone};
 use serde::{Deserialize, Serialize};
 
@@ -45,32 +45,6 @@ pub struct Medium {
     pub identity: Option<RemoteIdentity>,
 }
 
-/// The identity of a disk of another host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "cli", derive(schemars::JsonSchema))]
-pub struct RemoteIdentity {
-    /// The device's id.
-    #[cfg_attr(feature = "cli", schemars(with = "String"))]
-    pub id: DeviceId,
-    /// The device's generation when it was opened here.
-    pub generation: u64,
-}
-
-impl RemoteIdentity {
-    /// Whether one of the two has the content of the other, as far as identities tell: the same medium, or one that a
-    /// swap at its exporter has made of it.
-    fn is(self, other: Self) -> bool {
-        let [one, other] = [self, other].map(|it| Identity { id: it.id.number(), generation: it.generation });
-        one.continues(other) || other.continues(one)
-    }
-}
-
-impl From<Identity> for RemoteIdentity {
-    fn from(identity: Identity) -> Self {
-        Self { id: DeviceId::of(identity), generation: identity.generation }
-    }
-}
-
 impl Medium {
     /// The medium at a path, whether or not a file exists there.
     pub fn at(path: &Path) -> Self {
@@ -99,7 +73,7 @@ impl Medium {
     /// Whether both are the same file, by whatever path, or the same block device, or the same disk of another host.
     fn is(&self, other: &Medium) -> bool {
         if let (Some(one), Some(other)) = (self.identity, other.identity) {
-            return one.is(other);
+            return one.is_same_content(other);
         }
         let real = |path: &Path| fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         (self.inode, self.born_ns) == (other.inode, other.born_ns)
@@ -494,6 +468,7 @@ impl Journal for Notes {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use farbus_io::trust::random_device_id;
     use std::fs::OpenOptions;
     use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -620,9 +595,9 @@ mod tests {
         const SWAPPED: u64 = 1;
         const ADOPTED: u64 = 1 << 32;
         let scratch = Scratch::new();
-        let (id, new) = (DeviceId::random(), scratch.disk("new"));
+        let (id, new) = (random_device_id(), scratch.disk("new"));
         let known = |generation| Some(RemoteIdentity { id, generation });
-        let another = Some(RemoteIdentity { id: DeviceId::random(), generation: 0 });
+        let another = Some(RemoteIdentity { id: random_device_id(), generation: 0 });
         let why = |title: &str, identity| scratch.journals().objection_to_attaching(title, identity).unwrap();
         scratch.swap(&Medium::remote("lab/disk", known(0)), &new, &[Milestone::Copying]);
         assert_eq!(why("lab/disk", known(0)), None, "it is complete as long as the copy is not");

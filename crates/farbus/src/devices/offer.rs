@@ -2,6 +2,9 @@
 
 use std::time::{Duration, SystemTime};
 
+use crate::devices::lease::{readable_booking, readable_lease};
+use farbus_control::device::{AnotherInPortStatus, DeviceStatus, UserStatus, WaitingStatus};
+use farbus_control::lease::{BookedStatus, LeaseStatus};
 use farbus_io::trust::{DeviceNotes, timestamp};
 use farbus_session::DeviceRecord;
 use farbus_session::claims::shortened;
@@ -9,10 +12,7 @@ use farbus_session::registry::{InUse, PATH_PREFIX, in_use};
 use serde::Serialize;
 
 use crate::devices::class_words::{classes, name_of};
-use crate::devices::follow::AnotherInPortStatus;
-use crate::devices::lease::{BookedStatus, LeaseStatus};
 use crate::devices::serial_port::is_serial_adapter;
-use crate::devices::status::{DeviceStatus, UserStatus, WaitingStatus};
 use crate::devices::usb_names::UsbNames;
 
 /// One of several users of a device in a list.
@@ -65,7 +65,7 @@ impl From<WaitingStatus> for ListedWaiting {
 impl From<LeaseStatus> for ListedLease {
     fn from(lease: LeaseStatus) -> Self {
         let left_s = lease.left().as_secs();
-        let LeaseStatus { host, state, until, reason, is_yours, .. } = lease.readable();
+        let LeaseStatus { host, state, until, reason, is_yours, .. } = readable_lease(lease);
         Self { host, state, left_s, until, reason, is_yours }
     }
 }
@@ -273,7 +273,7 @@ impl From<DeviceStatus> for Listed {
             reason: status.reason,
             lease: status.lease.map(ListedLease::from),
             another_in_port: status.another_in_port.map(|another| *another),
-            booked: status.booked.into_iter().map(BookedStatus::readable).collect(),
+            booked: status.booked.into_iter().map(readable_booking).collect(),
             waiting: status.waiting.len(),
             queue: status.waiting.into_iter().map(ListedWaiting::from).collect(),
             notes: status.notes.readable(),

@@ -161,7 +161,7 @@ mod tests {
     use farbus_io::trust::DeviceNotes;
 
     use super::*;
-    use crate::devices::status::DeviceStatus;
+    use farbus_control::device::DeviceStatus;
 
     fn device(extra: &serde_json::Value) -> Listed {
         let mut status = serde_json::json!({

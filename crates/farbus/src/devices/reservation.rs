@@ -2,11 +2,11 @@
 
 use std::str::FromStr;
 
+use farbus_control::reservation::ReservationStatus;
 use farbus_session::reserve::ledger::Line;
 use farbus_session::reserve::{
     CLAIMS_MAX, Claim, Criticality, Lack, Reservation, ReservationReport, State, ThreadTime,
 };
-use serde::{Deserialize, Serialize};
 
 /// A reservation request of a command line or configuration:
 /// `bytes=1024,period=8,criticality=low,latency=5ms,endpoint=0x83`.
@@ -97,96 +97,37 @@ pub fn together(requests: &[ReservationRequest]) -> Result<Option<Reservation>, 
     }
 }
 
-/// A reservation, as `farbus status` shows it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "cli", derive(schemars::JsonSchema))]
-pub struct ReservationStatus {
-    /// `admitted`, `suspended` or `refused`.
-    pub state: String,
-    /// `high` or `low`.
-    pub criticality: String,
-    /// What is missing, if it is not admitted.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub lack: Option<String>,
-    /// How much of it is missing, with its unit.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub missing: Option<String>,
-    /// The bus of the device, where that is known.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub bus: Option<String>,
-    /// Share of the bus time that is reserved, millionths.
-    pub bus_ppm: u32,
-    /// Rate of the path that is reserved, bits a second.
-    pub path_bits_per_s: u64,
-    /// The longest time that data take from the bus to the importer, microseconds.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub bound_us: Option<u64>,
-    /// The processor on which time is reserved, where that is known.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub processor: Option<usize>,
-    /// Whether the exporter's thread that serves the device has its processor time from the kernel there: `reserved` or
-    /// `ordinary`. An exporter of an earlier version does not say.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub thread: Option<String>,
+/// The status of a report that an importer received.
+pub fn reservation_told(report: &ReservationReport) -> ReservationStatus {
+    let state = match report.state {
+        State::Admitted => "admitted",
+        State::Suspended => "suspended",
+        State::Refused => "refused",
+    };
+    let criticality = if report.criticality == Criticality::High { "high" } else { "low" };
+    let (lack, missing) = in_words(report.lack, report.missing).unzip();
+    ReservationStatus {
+        state: state.to_owned(),
+        criticality: criticality.to_owned(),
+        lack,
+        missing,
+        bus: None,
+        bus_ppm: report.bus_ppm,
+        path_bits_per_s: report.path_bits_per_s,
+        bound_us: (report.state == State::Admitted).then_some(report.bound_ns.div_ceil(1000)),
+        processor: None,
+        thread: report.thread.map(|thread| match thread {
+            ThreadTime::Ordinary => "ordinary".to_owned(),
+            ThreadTime::Reserved => "reserved".to_owned(),
+        }),
+    }
 }
 
-impl ReservationStatus {
-    /// The status of a report that an importer received.
-    pub fn told(report: &ReservationReport) -> Self {
-        let state = match report.state {
-            State::Admitted => "admitted",
-            State::Suspended => "suspended",
-            State::Refused => "refused",
-        };
-        let criticality = if report.criticality == Criticality::High { "high" } else { "low" };
-        let (lack, missing) = in_words(report.lack, report.missing).unzip();
-        Self {
-            state: state.to_owned(),
-            criticality: criticality.to_owned(),
-            lack,
-            missing,
-            bus: None,
-            bus_ppm: report.bus_ppm,
-            path_bits_per_s: report.path_bits_per_s,
-            bound_us: (report.state == State::Admitted).then_some(report.bound_ns.div_ceil(1000)),
-            processor: None,
-            thread: report.thread.map(|thread| match thread {
-                ThreadTime::Ordinary => "ordinary".to_owned(),
-                ThreadTime::Reserved => "reserved".to_owned(),
-            }),
-        }
-    }
-
-    /// The status of a line of the ledger.
-    pub(crate) fn of(line: &Line<'_>) -> Self {
-        let told = Self::told(&line.report);
-        let bus = Some(line.bus.to_owned()).filter(|bus| !bus.is_empty());
-        Self { bus, processor: line.processor.map(|(processor, _)| processor), ..told }
-    }
-
-    /// The status in one line, for people.
-    pub fn in_a_line(&self) -> String {
-        let mut words = vec![format!("reserved, {}, {}", self.criticality, self.state)];
-        if let (Some(lack), Some(missing)) = (&self.lack, &self.missing) {
-            words.push(format!("{lack}: {missing} missing"));
-        }
-        if let Some(us) = self.bound_us {
-            words.push(format!("within {}.{:03} ms", us / 1000, us % 1000));
-        }
-        if self.path_bits_per_s > 0 {
-            words.push(format!("{} kbit/s of the path", self.path_bits_per_s.div_ceil(1000)));
-        }
-        let of = self.bus.as_ref().map_or("the bus", String::as_str);
-        if self.bus_ppm > 0 {
-            words.push(format!("{}.{:02} % of {of}", self.bus_ppm / 10_000, self.bus_ppm % 10_000 / 100));
-        }
-        match self.thread.as_deref() {
-            Some("ordinary") => words.push("its exporter's thread has no processor time of its own".to_owned()),
-            Some(_) => words.push("with processor time there".to_owned()),
-            None => {}
-        }
-        words.join(", ")
-    }
+/// The status of a line of the ledger.
+pub(crate) fn reservation_status(line: &Line<'_>) -> ReservationStatus {
+    let told = reservation_told(&line.report);
+    let bus = Some(line.bus.to_owned()).filter(|bus| !bus.is_empty());
+    ReservationStatus { bus, processor: line.processor.map(|(processor, _)| processor), ..told }
 }
 
 /// What is short, in one word, and how much of it is missing, with its unit. `None`: nothing.

@@ -2,6 +2,7 @@
 
 use std::time::SystemTime;
 
+use farbus_control::device::RetirementStatus;
 use farbus_io::trust::{DeviceId, Folder, KnownLease, Retirement, StateError, timestamp};
 use farbus_session::native::retire::Step;
 use serde::{Deserialize, Serialize};
@@ -63,22 +64,9 @@ pub fn retirement(folder: &Folder, device: DeviceId, said: Option<&Said>) -> Res
     KnownLease::retirement(folder, device)
 }
 
-/// A disk that was moved away, as `farbus status` shows it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "cli", derive(schemars::JsonSchema))]
-pub struct RetirementStatus {
-    /// The host that moved it, by its name here.
-    pub host: String,
-    /// When that host said so first: RFC 3339, UTC.
-    pub since: String,
-    /// `moved`, or `moving` if that host has not said whether it did.
-    pub state: String,
-}
-
-impl From<Retirement> for RetirementStatus {
-    fn from(Retirement { host, since, is_done, .. }: Retirement) -> Self {
-        Self { host, since, state: if is_done { "moved" } else { "moving" }.to_owned() }
-    }
+/// The status of a disk that was moved away.
+pub fn retirement_status(Retirement { host, since, is_done, .. }: Retirement) -> RetirementStatus {
+    RetirementStatus { host, since, state: if is_done { "moved" } else { "moving" }.to_owned() }
 }
 
 #[cfg(test)]
@@ -87,7 +75,9 @@ mod tests {
     use farbus_session::block::swap::{Journal, Milestone};
 
     use super::*;
-    use crate::devices::media_journal::{Journals, Medium, Notes, RemoteIdentity};
+    use crate::devices::media_journal::{Journals, Medium, Notes};
+    use farbus_control::device::RemoteIdentity;
+    use farbus_io::trust::random_device_id;
 
     const MOVER: &str = "key 1";
 
@@ -108,7 +98,7 @@ mod tests {
 
     impl Hosts {
         fn new(scratch: &std::path::Path) -> Self {
-            let id = DeviceId::random();
+            let id = random_device_id();
             let importer = Journals::of(&scratch.join(format!("{id}-importer")));
             let known = RemoteIdentity::from(Identity { id: id.number(), generation: 0 });
             let from = Medium::remote("lab3/disk", Some(known));
@@ -201,7 +191,7 @@ mod tests {
 
     impl NewDisk {
         fn new(scratch: &std::path::Path) -> Self {
-            let id = DeviceId::random();
+            let id = random_device_id();
             let importer = Journals::of(&scratch.join(format!("{id}-importer")));
             let begun = importer.begin(&Medium::remote("lab3/disk", None), &Medium::called("lab4/disk")).unwrap();
             let exporter = Folder::at(scratch.join(format!("{id}-exporter")));

@@ -10,6 +10,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, UNIX_EPOCH};
 
+use crate::devices::lease::lease_status;
+use farbus_control::lease::{LeaseAnswer, LeaseStatus};
 use farbus_io::link::unix_ms;
 use farbus_io::trust::{Fingerprint, timestamp};
 use farbus_model::Instant;
@@ -22,7 +24,6 @@ use tracing::{debug, info, warn};
 use crate::common::events::{Event, Kind, publish};
 use crate::common::failure::{Attribute, FailureReport};
 use crate::common::lease_words::LeaseAct;
-use crate::devices::lease::{LeaseAnswer, LeaseStatus};
 use crate::exporter::owner::end_users_of;
 use crate::exporter::state::lease_limits::{Exceeded, held_by};
 use crate::exporter::state::registry::DeviceRegistry;
@@ -365,7 +366,7 @@ fn answer(
     let device = name_of(shared, bus_id);
     with_claims(&shared.registry, bus_id, |claims| {
         let lease =
-            claims.lease(now).map(|lease| LeaseStatus { is_yours: lease.who == *who, ..LeaseStatus::of(lease, now) });
+            claims.lease(now).map(|lease| LeaseStatus { is_yours: lease.who == *who, ..lease_status(lease, now) });
         let user = claims.holder().filter(|_| lease.is_none()).map(|holder| holder.who.clone());
         let ends_in_s = claims.ends_at().map(|until| (until - now).as_secs_f64());
         LeaseAnswer { device, state: state.to_owned(), lease, user, place, ends_in_s, is_new: None }

@@ -8,6 +8,8 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::devices::status::device_status;
+use farbus_control::device::DeviceStatus;
 use farbus_model::{BufferPool, Command, CommandError, Completions};
 use farbus_session::Ending;
 use farbus_session::claims::shortened;
@@ -17,7 +19,7 @@ use farbus_session::registry::Entry;
 use tracing::warn;
 
 use crate::common::events::{Event, Kind, publish};
-use crate::devices::status::{Counted, DeviceStatus};
+use crate::devices::status::Counted;
 use crate::exporter::error::ShareError;
 use crate::exporter::opening::device_use::offer_again;
 use crate::exporter::session::entry::Session;
@@ -49,7 +51,7 @@ pub fn status(shared: &Shared) -> Vec<DeviceStatus> {
     let entries = registry.entries();
     let mut keys = Vec::new();
     let status = |entry: Entry<'_>| {
-        let mut status = DeviceStatus::of(&entry, counted_of(&entry.record.bus_id), now);
+        let mut status = device_status(&entry, counted_of(&entry.record.bus_id), now);
         status.reservation = reservations.ledger().status(entry.name);
         status.swap = shared.swaps.status(&entry.record.bus_id);
         status.is_observable = entry.has_observable && shared.permissions.is_observable();

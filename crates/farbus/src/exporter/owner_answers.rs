@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
+use farbus_control::device::DeviceStatus;
+use farbus_control::process::{ProcessDevice, ProcessStatus};
 use farbus_model::{Command, Identity};
 
 use super::share::{Share, ShareError};
 use super::swap_answers;
 use crate::common::control::{Answer, Question};
 use crate::common::failure::{Attribute, FailureReport};
-use crate::common::process_status::ProcessStatus;
-use crate::devices::status::DeviceStatus;
 
 /// Where devices are served.
 #[derive(Debug, Default)]
@@ -24,10 +24,10 @@ pub struct ServedAt {
 pub fn answer(share: &Share, served: &ServedAt, question: Question) -> Answer {
     let (device, command) = match question {
         Question::Status => {
-            let devices = share.status();
-            let (pid, role, address) = (std::process::id(), "share", served.address.clone());
-            let is_for_paired_hosts = served.is_for_paired_hosts;
-            return with_buses(share, ProcessStatus { pid, role, address, is_for_paired_hosts, devices }.answer());
+            let devices = share.status().into_iter().map(ProcessDevice::from).collect();
+            let (buses, is_for_paired_hosts) = (share.buses(), served.is_for_paired_hosts);
+            let status = ProcessStatus::new(std::process::id(), "share", served.address.clone(), devices);
+            return Answer::of(&ProcessStatus { buses, is_for_paired_hosts, ..status });
         }
         Question::Version
         | Question::Events { .. }
@@ -101,17 +101,6 @@ pub fn answer(share: &Share, served: &ServedAt, question: Question) -> Answer {
         Question::Insert { device } => (device, Command::Insert),
     };
     answer_to(share.command(&device, command).map(|()| serde_json::Value::Null))
-}
-
-/// A status with what is reserved on buses, if anything is.
-pub fn with_buses(share: &Share, status: Answer) -> Answer {
-    match (status, share.buses()) {
-        (Answer::Ok(mut value), buses) if !buses.is_empty() => {
-            value["buses"] = serde_json::json!(buses);
-            Answer::Ok(value)
-        }
-        (status, _) => status,
-    }
 }
 
 /// Whether the user may have data that it has not written yet: the device has a medium, and its user may write.

@@ -4,6 +4,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use farbus_control::device::DeviceStatus;
+use farbus_control::lease::LeaseAnswer;
 use farbus_io::link::Link;
 use farbus_io::trust::host_name;
 use farbus_session::claims::lease::Party;
@@ -11,8 +13,6 @@ use farbus_session::claims::shortened;
 
 use crate::common::failure::{Attribute, FailureReport};
 use crate::common::lease_words::LeaseAct;
-use crate::devices::lease::LeaseAnswer;
-use crate::devices::status::DeviceStatus;
 use crate::exporter::access::paired_host::Guest;
 use crate::exporter::access::quota::Visitor;
 use crate::exporter::leasing::{self, Asking};

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use farbus_control::reservation::BusStatus;
 use farbus_io::link::Listener;
 use farbus_io::trust::{AuditRecorder, DeviceNotes};
 use farbus_model::budget::Budget;
@@ -24,11 +25,9 @@ pub use crate::common::host_address::DEFAULT_PORT;
 use crate::common::processor_leases::Beside;
 use crate::common::processor_leases::ProcessorLeases;
 use crate::common::socket_place::{Place, SocketListener};
-use crate::devices::bus_status::BusStatus;
 use crate::devices::descriptors::DescriptorTree;
 use crate::devices::identities::labels::{DeviceClass, made_here};
 use crate::devices::identities::naming::Naming;
-pub use crate::devices::status::DeviceStatus;
 use crate::exporter::access::encrypted::SecureListener;
 use crate::exporter::access::listener::{Addresses, Listening};
 use crate::exporter::access::local_users::LocalUsers;
@@ -42,6 +41,7 @@ use crate::exporter::swap::Swaps;
 use crate::exporter::{connections, leasing, owner, restart};
 use crate::hosts::trust::Trust;
 use crate::saving::Asked;
+pub use farbus_control::device::DeviceStatus;
 
 /// How many leases a broker stores at once. The disk stores those of many devices together.
 const LEASES_STORED_AT_ONCE: usize = 64;

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use farbus_control::swap::SwapStatus;
 use farbus_io::link::Clock;
 use farbus_io::usb::Found;
 use farbus_model::Instant;
@@ -16,7 +17,7 @@ use tracing::{info, warn};
 use crate::common::events::{Event, Kind, publish};
 use crate::common::failure::{Attribute, FailureReport};
 use crate::devices::media_journal::Notes;
-use crate::devices::swap_run::{DONE, Destination, FAILED, RUNNING, Run, SwapOrder, SwapStatus, report};
+use crate::devices::swap_run::{DONE, Destination, FAILED, RUNNING, Run, SwapOrder, report};
 
 /// How often a swap's status is updated and its cancellation checked.
 const LOOK_EVERY: Duration = Duration::from_millis(100);

@@ -1,5 +1,6 @@
 //! Why attachments end, and what is said of it.
 
+use crate::common::failure::report_of;
 use farbus_session::Reject;
 use farbus_session::native::control::{Cause, End, HANDED_OVER};
 
@@ -33,7 +34,7 @@ impl Ended {
     pub fn by(end: &End) -> Self {
         match (end.cause, end.message.as_str()) {
             (Cause::Asked, HANDED_OVER) => Ended::Moved,
-            _ => Ended::Over(FailureReport::of(end)),
+            _ => Ended::Over(report_of(end)),
         }
     }
 

@@ -17,21 +17,24 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::frontend::hold::Granted;
+use farbus_control::attachment::MigrationStatus;
+use farbus_control::session::Readings;
+use farbus_control::swap::SwapStatus;
 use farbus_io::saving::{Asked, SaveRequester, Saved};
 use farbus_io::trust::Fingerprint;
 
 use super::StopSignal;
-use super::migrations::{MigrationStatus, Migrations, Shown};
-use crate::devices::swap_run::SwapStatus;
+use super::migrations::{Migrations, Shown};
 use crate::frontend::Ended;
 use crate::frontend::drivers::Drivers;
-use crate::frontend::hold::{Granted, HoldHandle, QUIET_WITHIN};
+use crate::frontend::hold::{HoldHandle, QUIET_WITHIN};
 use crate::frontend::open_users::{Act, Connected, OpenUsers};
 use crate::frontend::usb_swap::{IS_SWAPPING, TWIN_IS_HERE, UsbSwap};
 use crate::importer::disk_swap::DiskSwap;
 use crate::importer::port::Cutter;
 use crate::importer::session::status::{Discarded, SessionStatus};
-use crate::link::meters::{Meters, Readings};
+use crate::link::meters::Meters;
 
 /// Why an attachment refuses what its owner asked.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,32 +3,14 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
+use farbus_control::attachment::MigrationStatus;
 use farbus_io::trust::timestamp;
-use serde::Serialize;
 
 use super::Ended;
 use crate::common::failure::{Attribute, FailureReport};
 
 /// How long an engine may take to show that it carries out an order.
 const SHOWN_WITHIN: Duration = Duration::from_secs(1);
-
-/// The last migration of an attached device, as `farbus status --json` shows it (docs/control.md).
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[cfg_attr(feature = "cli", derive(schemars::JsonSchema))]
-pub struct MigrationStatus {
-    /// The other host, as its owner named it; its key if the command said no name.
-    pub to: String,
-    /// `running`, `done` or `failed`.
-    pub state: &'static str,
-    /// When it began: RFC 3339, UTC.
-    pub begun: String,
-    /// Seconds since it began, while it runs; how long it took, once it is done; absent if it failed.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub elapsed_s: Option<f64>,
-    /// Why it failed. The device stays where it was, unless that is gone, too.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub failure: Option<FailureReport>,
-}
 
 /// The last migration of one attachment. Its clones are the same one.
 #[derive(Clone, Debug, Default)]
@@ -168,7 +150,7 @@ impl Record {
             Progress::Failed(report) => ("failed", None, Some(report.clone())),
         };
         let elapsed_s = elapsed.map(|elapsed| elapsed.as_secs_f64());
-        MigrationStatus { to: self.to.clone(), state, begun: self.begun.clone(), elapsed_s, failure }
+        MigrationStatus { to: self.to.clone(), state: state.into(), begun: self.begun.clone(), elapsed_s, failure }
     }
 }
 

@@ -45,7 +45,6 @@ pub use ended::{Ended, over, undurable};
 pub use front_end::{FrontEnd, Need, Prepared, Request, Via, explain, tell_reason};
 pub use fuse::FileAttachment;
 pub use handle::{Handle, Migration, Refused};
-pub use migrations::MigrationStatus;
-pub use running::{ANOTHER_DEVICE, AttachmentStatus, Running};
+pub use running::{ANOTHER_DEVICE, Running, attachment_status, through};
 pub use steering::steer;
 pub use table::FRONT_ENDS;

@@ -7,6 +7,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::frontend::hold::Granted;
 use farbus_io::link::{Clock, Interest, Link, Lockstep, Watched, wait};
 use farbus_io::sys::unread::is_all_read;
 use farbus_io::trust::Traffic;
@@ -21,7 +22,7 @@ use tracing::{debug, info, warn};
 use crate::broker::SystemAccess;
 use crate::common::socket_place::{Place, Protocol, SocketListener, plain_name};
 use crate::frontend::hold::{
-    Answer, Arrival, FOLLOWS_ALREADY, FOLLOWS_NOT, Granted, HoldCommand, HoldHandle, Order, QUIET_WITHIN,
+    Answer, Arrival, FOLLOWS_ALREADY, FOLLOWS_NOT, HoldCommand, HoldHandle, Order, QUIET_WITHIN,
 };
 use crate::frontend::open_users::{Connected, OpenClients, OpenUsers};
 use crate::frontend::remote_usb::FarDevice;

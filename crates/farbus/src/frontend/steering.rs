@@ -1,5 +1,6 @@
 //! Answers what an owner asks of an attachment on the control socket, for commands and the daemon.
 
+use farbus_control::session::Seconds;
 use farbus_io::trust::Fingerprint;
 use serde_json::{Value, json};
 
@@ -9,7 +10,6 @@ use crate::common::failure::{Attribute, FailureReport};
 use crate::devices::swap_run::SwapOrder;
 use crate::frontend::usb_swap::UsbSwap;
 use crate::importer::client::Target;
-use crate::importer::session::latency_history::Seconds;
 use crate::importer::session::status::SessionStatus;
 
 /// Answers a question that steers one attachment. `handle_of` finds it by the name in the question: `None` if there is

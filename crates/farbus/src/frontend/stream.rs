@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::{fmt, io};
 
+use crate::common::failure::report_of;
 use farbus_session::native::control::{Cause, Mode};
 use farbus_session::native::{RemoteStream, stream};
 
@@ -77,7 +78,7 @@ impl Frames {
                 return Ok(Some(frame));
             }
             if let Some(end) = self.linked.end() {
-                return if end.cause == Cause::Asked { Ok(None) } else { Err(FailureReport::of(end)) };
+                return if end.cause == Cause::Asked { Ok(None) } else { Err(report_of(end)) };
             }
             self.linked.wait(None).map_err(local)?;
             self.linked.turn(&mut self.arrived);

@@ -25,6 +25,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant as WallInstant};
 
+use farbus_control::swap::SwapStatus;
 use farbus_io::link::{Clock, Wake};
 use farbus_io::trust::Peer;
 use farbus_io::usb::UsbDevice;
@@ -43,7 +44,7 @@ use crate::common::failure::{Attribute, FailureReport};
 use crate::common::passed_files::Files;
 use crate::devices::class_words::classes_of;
 use crate::devices::local_twin::{self, EXCHANGE_TIME_MAX, not_begun};
-use crate::devices::swap_run::{DONE, FAILED, Run, SwapStatus};
+use crate::devices::swap_run::{DONE, FAILED, Run};
 use crate::frontend::Ended;
 use crate::frontend::remote_usb::FarDevice;
 use crate::importer::client::{Client, GRACE, Target};

@@ -17,13 +17,13 @@ use std::io::{self, IoSlice};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
+use farbus_control::device::DeviceStatus;
+use farbus_control::lease::LeaseAnswer;
 use farbus_io::link::{Clock, Interest, Link, wait};
 use serde::{Deserialize, Serialize};
 
 use crate::common::failure::FailureReport;
 use crate::common::lease_words::LeaseAct;
-use crate::devices::lease::LeaseAnswer;
-use crate::devices::status::DeviceStatus;
 
 /// The longest question.
 const QUESTION_BYTES_MAX: usize = 256 << 10;

@@ -38,6 +38,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use farbus_control::device::MediumStatus;
+use farbus_control::swap::SwapStatus;
 use farbus_io::link::{Clock, Gathering, Wake};
 use farbus_io::store::FileStore;
 use farbus_io::trust::{Peer, Traffic};
@@ -55,8 +57,7 @@ use crate::common::events::{Event, Kind, publish};
 use crate::common::failure::{Attribute, FailureReport};
 use crate::common::stop_signal::StopSignal;
 use crate::devices::media_journal::Notes;
-use crate::devices::status::MediumStatus;
-use crate::devices::swap_run::{DONE, Destination, FAILED, RUNNING, Run, SwapOrder, SwapStatus, report};
+use crate::devices::swap_run::{DONE, Destination, FAILED, RUNNING, Run, SwapOrder, report};
 use crate::hosts::known_host::KnownHost;
 use crate::importer::client::{Client, ClientError, Target};
 use crate::importer::local_disk::{LocalDisk, Wrong};

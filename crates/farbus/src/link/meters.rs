@@ -2,39 +2,13 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use farbus_control::session::Readings;
 use farbus_session::Counters;
-use serde::{Deserialize, Serialize};
 
 /// Counters of one running session. The engine writes them once a turn; any thread may read them.
 #[derive(Debug, Default)]
 pub struct Meters {
     values: [AtomicU64; Meters::COUNT],
-}
-
-/// The counters at one moment.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "cli", derive(schemars::JsonSchema))]
-pub struct Readings {
-    /// Requests answered.
-    pub urbs: u64,
-    /// Bytes from the device.
-    pub bytes_in: u64,
-    /// Bytes to the device.
-    pub bytes_out: u64,
-    /// Requests cancelled by the client.
-    pub unlinked: u64,
-    /// Requests refused for lack of credit.
-    pub no_credit: u64,
-    /// Port resets seen.
-    pub resets: u64,
-    /// Requests that a device dropped.
-    pub lost: u64,
-    /// System calls that received.
-    pub receive_calls: u64,
-    /// System calls that sent.
-    pub send_calls: u64,
-    /// System calls that waited.
-    pub wait_calls: u64,
 }
 
 /// The engine's counts of its system calls.

@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Instant;
 
+use farbus_control::session::{LinkStatus, LinksStatus};
 use farbus_io::link::Link;
-use serde::{Deserialize, Serialize};
 
 /// All links of one end of a session, by lane.
 #[derive(Clone, Debug, Default)]
@@ -38,42 +38,6 @@ impl Counts {
     pub fn note_sent(&self, bytes: usize) {
         self.sent.fetch_add(bytes as u64, Ordering::Relaxed);
     }
-}
-
-/// A session's links, as `farbus status` shows them.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "cli", derive(schemars::JsonSchema))]
-pub struct LinksStatus {
-    /// How many links are up.
-    pub up: usize,
-    /// One entry for each lane that has a link or waits for one.
-    pub each: Vec<LinkStatus>,
-}
-
-/// The link of one lane.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "cli", derive(schemars::JsonSchema))]
-pub struct LinkStatus {
-    /// The number of the lane; the first is 0.
-    pub lane: u16,
-    /// Whether the lane has a link.
-    pub is_up: bool,
-    /// For how long it has had one, or none, seconds.
-    pub since_s: f64,
-    /// The other end of the link, or of the last one.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub peer: String,
-    /// Bytes received on this lane, including former links.
-    pub bytes_in: u64,
-    /// Bytes sent on this lane, including former links.
-    pub bytes_out: u64,
-    /// How often the lane's link was replaced by another, since the session is in this process.
-    #[serde(default)]
-    pub replaced: u64,
-    /// The round trip that the system measured, milliseconds. `None` between sockets of one machine, and while there is
-    /// no link.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub round_trip_ms: Option<f64>,
 }
 
 impl Links {

@@ -1,12 +1,14 @@
 //! The answers to questions under `/api/v1`.
 
+use farbus_control::process::{ProcessDevice, ProcessStatus};
+use farbus_control::session::Seconds;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::api::actions::{Action, Described};
 use super::api::offers::Offer;
-use super::api::schemas::{Add, LabRow, device};
+use super::api::schemas::{LabRow, ProcessPlace};
 use super::api::{offers, openapi, table};
 use super::lab::{Lab, LabHost};
 use super::rights::reading::{Audit, OwnHost};
@@ -16,9 +18,11 @@ use super::view::{Found, Wanted};
 /// Devices in an answer; further ones are counted.
 const DEVICES_MAX: usize = 5000;
 
-/// The description of everything that is there. `of_status` adds the schemas of what processes say of themselves.
-pub fn description(of_status: Add) -> Value {
-    openapi::document(&[of_status, |generator| {
+/// The description of everything that is there.
+pub fn description() -> Value {
+    openapi::document(&[|generator| {
+        generator.subschema_for::<ProcessStatus>();
+        generator.subschema_for::<Seconds>();
         generator.subschema_for::<Devices<'_>>();
         generator.subschema_for::<Hosts<'_>>();
         generator.subschema_for::<LabDevices<'_>>();
@@ -27,33 +31,13 @@ pub fn description(of_status: Add) -> Value {
     }])
 }
 
-/// A process that has a device.
-#[derive(Debug, Serialize, JsonSchema)]
-pub struct ProcessPlace<'a> {
-    /// Its process id.
-    #[schemars(with = "u32")]
-    pid: &'a Value,
-    /// What it does, in a word.
-    #[schemars(with = "String")]
-    role: &'a Value,
-    /// Where it listens, or what it is attached to.
-    #[schemars(with = "String")]
-    address: &'a Value,
-}
-
-impl<'a> ProcessPlace<'a> {
-    fn of(process: &'a Value) -> Self {
-        Self { pid: &process["pid"], role: &process["role"], address: &process["address"] }
-    }
-}
-
 /// A device of a process.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct DeviceLine<'a> {
     /// The process that shares it or has attached it.
     process: ProcessPlace<'a>,
     /// The device, as its process says it.
-    #[schemars(schema_with = "device")]
+    #[schemars(with = "ProcessDevice")]
     device: &'a Value,
     /// What can be done with it.
     actions: Vec<Offer>,

@@ -1,11 +1,11 @@
 //! The frame of every document. All that a document shows of devices, hosts and reasons was written by others.
 
+use farbus_control::daemon::Elsewhere;
 use farbus_io::trust::Scope;
 use maud::{Markup, PreEscaped, html};
 
 use super::api::callers::Caller;
 use super::api::routes::LEAVE_AT;
-use super::line::messages::Elsewhere;
 use super::status::Status;
 use super::view::{Details, List, Piece, Shown, View, whole};
 

@@ -24,8 +24,6 @@ mod shell;
 mod status;
 mod view;
 
-#[cfg(test)]
-pub use answers::description as described;
 pub use lab::HOSTS_VERB;
 pub use line::VERB;
 pub use rights::{PageSettings, Place, Served, serve};

@@ -14,6 +14,7 @@ use std::task::Poll;
 use std::thread;
 use std::time::Duration;
 
+use farbus_control::daemon::Elsewhere;
 use farbus_io::sys::confine::{Needs, confine};
 use farbus_io::sys::descriptors;
 use farbus_io::sys::passing::Passage;
@@ -41,7 +42,7 @@ use super::api::openapi::RECORDING_TYPE;
 use super::api::refusal::Refusal;
 use super::api::requests::{object_of, text_of};
 use super::api::routes::{self, Endpoint, Found};
-use super::api::schemas::{Add, Entered};
+use super::api::schemas::Entered;
 use super::body::{Body, Events};
 use super::connection::{Clock, Connection, Limited, UNREAD_TIME_MAX};
 use super::drawn::Drawn;
@@ -50,7 +51,7 @@ use super::guard::{Passed, Site, check};
 use super::html::Viewer;
 use super::line::asking::Line;
 use super::line::hex;
-use super::line::messages::{Answer, Begin, By, Elsewhere, Question, Wanted};
+use super::line::messages::{Answer, Begin, By, Question, Wanted};
 use super::secure::{self, Acceptor, CookieName};
 use super::status::Status;
 use super::view::{Details, View, Which};
@@ -85,11 +86,11 @@ const ENTER_SCRIPT: &str = include_str!("enter.js");
 const PASSED_MAX: usize = 16;
 
 /// Runs the process, with the passage on which connections come as its standard input, until the other one ends.
-/// It gives its rights away first, unless `is_sandboxed` is false. `of_status` describes what processes say.
+/// It gives its rights away first, unless `is_sandboxed` is false.
 ///
 /// # Errors
 /// It cannot give them away, or the passage failed.
-pub fn run(is_sandboxed: bool, of_status: Add) -> io::Result<()> {
+pub fn run(is_sandboxed: bool) -> io::Result<()> {
     // A service manager ends all processes of a service. This one ends after the one that started it.
     for signal in [SIGINT, SIGTERM, SIGHUP] {
         signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)))?;
@@ -117,7 +118,7 @@ pub fn run(is_sandboxed: bool, of_status: Add) -> io::Result<()> {
         let (pass, clients) = mpsc::channel(PASSED_MAX);
         thread::Builder::new().name("clients".into()).spawn(move || take_clients(&passage, &pass))?;
         line.confined(still_has);
-        let server = Arc::new(Server::new(Arc::clone(&line), begin, streams_max, of_status)?);
+        let server = Arc::new(Server::new(Arc::clone(&line), begin, streams_max)?);
         // When the line is closed, or no further connections can come, the other process has ended.
         first_of(line.run(stream, to_send), server.serve(clients)).await;
         Ok(())
@@ -169,7 +170,6 @@ struct Server {
     tls: Option<Acceptor>,
     /// What the cookie is called with which a browser shows its token; `None`: none does.
     cookie: Option<CookieName>,
-    of_status: Add,
 }
 
 /// Tells the other process that a connection is closed.
@@ -185,7 +185,7 @@ impl Drop for Open {
 }
 
 impl Server {
-    fn new(line: Arc<Line>, begin: Begin, streams_max: usize, of_status: Add) -> io::Result<Self> {
+    fn new(line: Arc<Line>, begin: Begin, streams_max: usize) -> io::Result<Self> {
         let Begin { port, tls, elsewhere, .. } = begin;
         let unread = Arc::new(Semaphore::new(UNREAD_KIB_MAX));
         let site = match (&tls, port) {
@@ -204,7 +204,6 @@ impl Server {
             cookie: elsewhere.as_ref().filter(|_| tls.is_some()).map(|of| CookieName::of(&of.fingerprint)),
             elsewhere,
             tls: tls.as_ref().map(Acceptor::new).transpose()?,
-            of_status,
         })
     }
 
@@ -400,7 +399,7 @@ impl Server {
                 let follower = self.line.journal.follow_after(last, before);
                 Ok(events(Events::numbered(follower, (permit, follow))))
             }
-            Endpoint::Description => Ok(json_of(StatusCode::OK, &answers::description(self.of_status))),
+            Endpoint::Description => Ok(json_of(StatusCode::OK, &answers::description())),
             Endpoint::Actions => Ok(json_of(StatusCode::OK, &answers::actions())),
             Endpoint::Hosts => match self.line.ask(by, Question::Hosts).await? {
                 Answer::Value(said) => {

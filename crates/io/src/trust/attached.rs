@@ -3,11 +3,11 @@
 //! A file for each attachment, named by a digest of the daemon's configuration and of the target: a thousand
 //! attachments do not wait for each other. It is stored before a program can use the device.
 
+use farbus_control::identity::DeviceId;
 use ring::digest::{SHA256, digest};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::devices::DeviceId;
 use super::folder::{Folder, StateError};
 
 /// The largest file that is read: two paths, a serial number and some numbers, with room for what later versions add.
@@ -110,13 +110,14 @@ fn file_of(config: &str, target: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::trust::random_device_id;
 
     #[test]
     fn device_of_an_attachment_is_read_back_and_a_damaged_file_is_refused() {
         let path = std::env::temp_dir().join(format!("farbus-attached-{}", std::process::id()));
         let folder = Folder::at(&path);
         let device = AttachedDevice {
-            id: Some(DeviceId::random()),
+            id: Some(random_device_id()),
             generation: 3,
             usb: Some((0x10c4, 0xea60)),
             serial: Some("zigbee".into()),

@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-use super::devices::{DeviceId, Devices};
+use super::devices::Devices;
 use super::folder::{Folder, StateError};
 use super::identity::Identity;
 use super::invitations::check_invitations;
@@ -12,6 +12,7 @@ use super::page_key::PageKey;
 use super::peers::Peers;
 use super::remote_page::RemotePage;
 use super::tokens::Tokens;
+use farbus_control::identity::DeviceId;
 
 /// The files of a state folder that cannot be read or are damaged: for each what is wrong, and what to type. Nothing is
 /// changed. Empty if the folder does not exist.
@@ -40,13 +41,14 @@ pub fn damaged_files(folder: &Folder) -> Vec<StateError> {
 mod tests {
     use super::super::leases::tests::Scratch;
     use super::*;
+    use crate::trust::random_device_id;
     use std::fs;
 
     #[test]
     fn each_damaged_file_is_named_with_what_to_type() {
         let Scratch(folder) = &Scratch::new("damage");
         assert!(damaged_files(folder).is_empty(), "there is no folder");
-        let device = DeviceId::random();
+        let device = random_device_id();
         Identity::load_or_create(folder).unwrap();
         KnownLease::reserve(folder, device, 0, 1).unwrap();
         assert!(damaged_files(folder).is_empty());

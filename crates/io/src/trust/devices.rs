@@ -2,11 +2,11 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use farbus_control::identity::DeviceId;
 use farbus_model::Identity;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::folder::{FileStamp, Folder, ReadFile, StateError};
@@ -14,78 +14,13 @@ use super::limits;
 use super::random::fill_random;
 
 const DEVICES_FILE: &str = "devices.json";
-/// Hexadecimal digits of an id.
-const DIGITS: usize = 32;
-/// The shortest prefix that may stand for an id, digits.
-pub const PREFIX_DIGITS_MIN: usize = 6;
 
-/// The id of a device, as in files and for people: 32 hexadecimal digits.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct DeviceId(u128);
-
-impl DeviceId {
-    /// A random id, which no other device has.
-    pub fn random() -> Self {
-        let mut bytes = [0; 16];
-        fill_random(&mut bytes);
-        Self(u128::from_le_bytes(bytes).max(1))
-    }
-
-    /// The id in an identity.
-    pub fn of(identity: Identity) -> Self {
-        Self(identity.id)
-    }
-
-    /// The id as a number.
-    pub fn number(self) -> u128 {
-        self.0
-    }
-
-    /// Its prefix, for tables.
-    pub fn short(self) -> String {
-        self.to_string()[..12].to_owned()
-    }
-
-    /// Whether `text` is this id or a prefix of it ([`PREFIX_DIGITS_MIN`] digits at least).
-    pub fn begins_with(self, text: &str) -> bool {
-        text.len() >= PREFIX_DIGITS_MIN && self.to_string().starts_with(&text.to_ascii_lowercase())
-    }
+/// A random id, which no other device has.
+pub fn random_device_id() -> DeviceId {
+    let mut bytes = [0; 16];
+    fill_random(&mut bytes);
+    DeviceId::from_random(bytes)
 }
-
-impl fmt::Display for DeviceId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:032x}", self.0)
-    }
-}
-
-impl fmt::Debug for DeviceId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
-impl FromStr for DeviceId {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let is_hex = text.len() == DIGITS && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-        let number = u128::from_str_radix(text, 16).ok().filter(|number| is_hex && *number != 0);
-        number.map(Self).ok_or_else(|| format!("'{text}' is no device's id: that has {DIGITS} hexadecimal digits"))
-    }
-}
-
-impl Serialize for DeviceId {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for DeviceId {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
-    }
-}
-
 /// A device that was offered. Fields that a later version has added are kept.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KnownDevice {
@@ -116,7 +51,7 @@ impl KnownDevice {
     /// A device that is offered for the first time.
     pub fn new(medium: &str, view: &str, seen: String) -> Self {
         Self {
-            id: DeviceId::random(),
+            id: random_device_id(),
             generation: 0,
             medium: Some(medium.to_owned()),
             view: view.to_owned(),
@@ -129,7 +64,7 @@ impl KnownDevice {
 
     /// Returns the id and generation as one.
     pub fn identity(&self) -> Identity {
-        Identity { id: self.id.0, generation: self.generation }
+        Identity { id: self.id.number(), generation: self.generation }
     }
 }
 
@@ -339,7 +274,7 @@ mod tests {
         Devices::change(&scratch.0, |all| {
             assert!(all.give(a, 1, "file b", ""));
             all.retire("file a");
-            assert!(!all.give(DeviceId::random(), 1, "file c", ""));
+            assert!(!all.give(random_device_id(), 1, "file c", ""));
         })
         .unwrap();
         let all = Devices::load(&scratch.0).unwrap();
@@ -352,7 +287,7 @@ mod tests {
     #[test]
     fn fields_of_a_later_version_are_kept() {
         let scratch = Scratch::new();
-        let id = DeviceId::random();
+        let id = random_device_id();
         scratch.write(&format!(
             "{{\"devices\":[{{\"id\":\"{id}\",\"generation\":3,\"seen\":\"2026\",\"later\":[1]}}],\"also\":{{}}}}"
         ));
@@ -366,11 +301,11 @@ mod tests {
     #[test]
     fn a_damaged_file_is_refused_and_left_as_it_is() {
         let scratch = Scratch::new();
-        let id = DeviceId::random();
+        let id = random_device_id();
         let entry = |id: &str, medium: &str| {
             format!("{{\"id\":\"{id}\",\"generation\":0,\"seen\":\"2026\",\"medium\":\"{medium}\"}}")
         };
-        let (one, other) = (id.to_string(), DeviceId::random().to_string());
+        let (one, other) = (id.to_string(), random_device_id().to_string());
         for text in [
             "",
             "{",

@@ -7,14 +7,16 @@ use std::time::{Duration, SystemTime};
 
 use ring::digest::{SHA256, digest};
 
-use super::devices::{DeviceId, Devices};
+use super::devices::Devices;
 use super::folder::Folder;
 use super::leases::KnownLease;
-use super::notes::{KnownNotes, NoteChange, NotedDevice};
+use super::notes::{KnownNotes, NotedDevice};
 use super::page_key::PageKey;
 use super::peers::Peers;
 use super::{Invitation, RemotePage, TOKEN_NAME_CHARS_MAX, Tokens, is_shown};
 use crate::fuzzing::fuzz;
+use farbus_control::identity::DeviceId;
+use farbus_control::notes::NoteChange;
 
 const ID: &str = "00112233445566778899aabbccddeeff";
 

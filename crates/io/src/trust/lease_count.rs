@@ -8,9 +8,9 @@ use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::{FileExt, MetadataExt};
 
+use farbus_control::identity::DeviceId;
 use rustix::fs::{FlockOperation, flock};
 
-use super::devices::DeviceId;
 use super::folder::{Folder, StateError};
 use super::state_folder::Access;
 
@@ -103,6 +103,7 @@ mod tests {
     use super::*;
     use crate::trust::leases::KnownLease;
     use crate::trust::leases::tests::Scratch;
+    use crate::trust::random_device_id;
     use std::fs;
 
     fn store(folder: &Folder, device: DeviceId, count: u64) {
@@ -112,7 +113,7 @@ mod tests {
     #[test]
     fn a_write_that_was_cut_off_leaves_the_count_before() {
         let Scratch(folder) = &Scratch::new("cut");
-        let device = DeviceId::random();
+        let device = random_device_id();
         assert_eq!(read(folder, device).unwrap(), None);
         let file = folder.file(&file_of(device));
         for count in [3, 4, 9, 10_000_000_000] {
@@ -134,7 +135,7 @@ mod tests {
     #[test]
     fn counts_that_many_threads_store_at_once_are_all_different() {
         let Scratch(folder) = &Scratch::new("many");
-        let device = DeviceId::random();
+        let device = random_device_id();
         let reserve = || (0..50).map(|_| KnownLease::reserve(folder, device, 0, 7).unwrap()).collect::<Vec<u64>>();
         let mut all: Vec<u64> = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..4).map(|_| scope.spawn(reserve)).collect();
@@ -147,7 +148,7 @@ mod tests {
     #[test]
     fn a_file_of_anything_else_has_no_count_and_is_replaced() {
         let Scratch(folder) = &Scratch::new("else");
-        let device = DeviceId::random();
+        let device = random_device_id();
         let file = folder.file(&file_of(device));
         for content in [Vec::new(), vec![b'7'; 100], vec![0xff; FILE_BYTES], vec![b'9'; 3 * FILE_BYTES]] {
             folder.make().unwrap();

@@ -7,10 +7,10 @@
 
 use std::fs::File;
 
+use farbus_control::identity::DeviceId;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::devices::DeviceId;
 use super::folder::{Folder, StateError};
 use super::lease_count;
 
@@ -326,6 +326,7 @@ pub(super) fn device_of_file(name: &str) -> Option<DeviceId> {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::trust::random_device_id;
     use std::fs;
 
     pub struct Scratch(pub Folder);
@@ -347,7 +348,7 @@ pub(super) mod tests {
     #[test]
     fn reserved_count_is_higher_than_every_earlier_one_even_if_the_clock_was_set_back() {
         let Scratch(folder) = &Scratch::new("mark");
-        let (one, other) = (DeviceId::random(), DeviceId::random());
+        let (one, other) = (random_device_id(), random_device_id());
         assert_eq!(KnownLease::reserve(folder, one, 0, 1_900_000).unwrap(), 1_900_001);
         assert_eq!(
             KnownLease::reserve(folder, one, 0, 5).unwrap(),
@@ -361,7 +362,7 @@ pub(super) mod tests {
     #[test]
     fn latest_count_is_exact_while_the_file_is_there_and_never_too_low_without_it() {
         let Scratch(folder) = &Scratch::new("exact");
-        let device = DeviceId::random();
+        let device = random_device_id();
         let (reserve, latest) = (
             |above| KnownLease::reserve(folder, device, 0, above).unwrap(),
             || KnownLease::load(folder, device).unwrap().reserved,
@@ -390,7 +391,7 @@ pub(super) mod tests {
     #[test]
     fn without_room_counts_go_on_as_far_as_there_was_room_for_and_are_then_refused() {
         let Scratch(folder) = &Scratch::new("room");
-        let device = DeviceId::random();
+        let device = random_device_id();
         let reserve = |latest, above| KnownLease::reserve(folder, device, latest, above);
         // As on a full disk: a file that would replace another cannot be made.
         let in_the_way = folder.file(&format!("{}.new", file_of(device)));
@@ -414,7 +415,7 @@ pub(super) mod tests {
     #[test]
     fn lease_is_kept_beside_what_a_later_version_stored() {
         let Scratch(folder) = &Scratch::new("kept");
-        let device = DeviceId::random();
+        let device = random_device_id();
         KnownLease::reserve(folder, device, 0, 1).unwrap();
         let file = folder.file(&file_of(device));
         fs::write(&file, r#"{"reserved":7,"of_later":[1]}"#).unwrap();
@@ -439,7 +440,7 @@ pub(super) mod tests {
     #[test]
     fn a_disk_that_moves_is_kept_from_others_until_its_host_or_its_owner_decides() {
         let Scratch(folder) = &Scratch::new("moved");
-        let device = DeviceId::random();
+        let device = random_device_id();
         let why = |by: &str| {
             let known = KnownLease::load(folder, device).unwrap();
             known.retirement.and_then(|retirement| retirement.objection("disk", by))
@@ -470,7 +471,7 @@ pub(super) mod tests {
     #[test]
     fn texts_of_a_retirement_are_bounded() {
         let Scratch(folder) = &Scratch::new("bounded");
-        let device = DeviceId::random();
+        let device = random_device_id();
         let long = "ä".repeat(100_000);
         KnownLease::note_moving(folder, device, &long, &long, &long).unwrap();
         let kept = KnownLease::load(folder, device).unwrap().retirement.unwrap();
@@ -480,7 +481,7 @@ pub(super) mod tests {
     #[test]
     fn first_counts_of_many_devices_are_stored_beside_each_other() {
         let Scratch(folder) = &Scratch::new("first");
-        let devices: Vec<_> = (0..400).map(|_| DeviceId::random()).collect();
+        let devices: Vec<_> = (0..400).map(|_| random_device_id()).collect();
         std::thread::scope(|scope| {
             for part in devices.chunks(25) {
                 scope.spawn(move || {
@@ -500,7 +501,7 @@ pub(super) mod tests {
     #[test]
     fn damaged_or_huge_file_gives_no_number() {
         let Scratch(folder) = &Scratch::new("damaged");
-        let device = DeviceId::random();
+        let device = random_device_id();
         KnownLease::reserve(folder, device, 0, 1).unwrap();
         let file = folder.file(&file_of(device));
         for content in ["{".to_owned(), " ".repeat(70_000), r#"{"reserved":-1}"#.to_owned()] {

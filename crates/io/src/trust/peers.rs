@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use farbus_control::identity::DeviceId;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::devices::DeviceId;
 use super::fingerprint::Fingerprint;
 use super::folder::{Folder, StateError};
 use super::limits;

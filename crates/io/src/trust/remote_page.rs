@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use serde::{Deserialize, Serialize};
 
 use super::folder::{Folder, StateError};
-use super::notes::is_shown;
+use farbus_control::notes::is_shown;
 
 const PLACE_FILE: &str = "page-place.json";
 /// The largest such file that is read.

@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 use super::audit::timestamp;
 use super::folder::{Folder, StateError};
 use super::limits;
-use super::notes::is_shown;
 use super::random::fill_random;
+use farbus_control::notes::is_shown;
 
 const TOKENS_FILE: &str = "page-tokens.json";
 /// How a token begins, so that programs that look for secrets in files find it.

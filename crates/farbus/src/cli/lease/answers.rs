@@ -1,11 +1,11 @@
 //! Asks the host of a device for something about its lease, and says what it answers.
 
+use farbus_control::lease::LeaseAnswer;
 use serde_json::{Value, json};
 
 use crate::cli::Failure;
 use crate::cli::output::format_span;
 use crate::common::lease_words::LeaseAct;
-use crate::devices::lease::LeaseAnswer;
 use crate::importer::client::{Client, Target};
 
 /// The answer as JSON, with the target that was asked about.

@@ -6,6 +6,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use farbus_control::lease::LeaseAnswer;
 use farbus_io::sys::inherited;
 use farbus_session::claims::lease::{LeaseRefusal, SPAN_MIN};
 use rustix::process::{Pid, PidfdFlags, pidfd_open, pidfd_send_signal};
@@ -17,7 +18,6 @@ use crate::cli::ending::end;
 use crate::cli::output::format_span;
 use crate::common::child_program::{exit_code_of, exit_code_of_error, not_run, passed_on};
 use crate::common::lease_words::LeaseAct;
-use crate::devices::lease::LeaseAnswer;
 use crate::importer::client::{Attribute, Target};
 
 /// Names the leased devices to the program, separated by spaces.

@@ -10,6 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use clap::Subcommand;
+use farbus_control::lease::{BookedStatus, LeaseAnswer};
 use farbus_io::trust::timestamp;
 use serde_json::{Value, json};
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -26,7 +27,6 @@ use super::waiting::Absence;
 use crate::common::child_program::MEANT_SIGNALS;
 use crate::common::host_address::check_host;
 use crate::common::lease_words::{LeaseAct, parse_span, parse_time};
-use crate::devices::lease::{BookedStatus, LeaseAnswer};
 use crate::devices::offer::{Listed, ListedLease, ListedWaiting};
 use crate::devices::query::Query;
 use crate::hosts::trust::Trust;

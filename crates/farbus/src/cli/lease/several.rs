@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use super::holding::Granted;
+use farbus_control::lease::LeaseAnswer;
 use farbus_io::trust::fill_random;
 use farbus_model::Instant as Moment;
 use farbus_session::claims::lease::PROVISIONAL;
@@ -10,13 +12,11 @@ use serde_json::{Value, json};
 use signal_hook::iterator::Signals;
 
 use super::answers::{json_of, until};
-use super::holding::Granted;
 use crate::cli::Failure;
 use crate::cli::directory::{SiteDevice, paired, sites};
 use crate::cli::output::{print_json, say};
 use crate::common::failure::FailureReport;
 use crate::common::lease_words::LeaseAct;
-use crate::devices::lease::LeaseAnswer;
 use crate::devices::query::Query;
 use crate::importer::client::{ANSWER_TIME_MAX, Attribute, Client, ClientError, Target};
 use crate::importer::discovery::everywhere;

@@ -7,6 +7,7 @@ use std::io::{self, Write as _};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use crate::common::failure::report_of;
 use farbus_io::sys::confine::Needs;
 use farbus_model::{Status, TransferType};
 use farbus_modules::{SeenTransfer, usb_section};
@@ -22,7 +23,6 @@ use super::ending::{EndedBy, Ending};
 use super::output::say;
 use crate::broker::confined::{give_rights_away, start_broker};
 use crate::broker::{BrokerPolicy, SystemAccess};
-use crate::common::failure::FailureReport;
 use crate::frontend::over;
 use crate::importer::client::{Client, ClientConfig, Target};
 use crate::importer::discovery::local_shares::{resolve, target_from};
@@ -169,7 +169,7 @@ where
             let shown = count.map_or(0, |count| count - left);
             return match end.cause {
                 Cause::Asked => ended_by.check(shown, count),
-                _ => Err(over(target, &FailureReport::of(end))),
+                _ => Err(over(target, &report_of(end))),
             };
         }
         if left > 0 {

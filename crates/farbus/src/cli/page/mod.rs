@@ -2,7 +2,6 @@
 
 pub mod hosts;
 mod invite;
-pub mod status_schema;
 mod token;
 
 use std::io;

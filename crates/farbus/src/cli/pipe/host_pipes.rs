@@ -9,16 +9,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Instant;
 
+use farbus_control::pipe::PipeStatus;
+use farbus_control::process::ProcessStatus;
 use farbus_realtime::vcpu::{Overload, Reserve};
 use farbus_session::reserve::Processors;
-use schemars::JsonSchema;
-use serde::Serialize;
 
 use crate::broker::SystemAccess;
 use crate::common::control::{Answer, Question};
-use crate::common::process_status::ProcessStatus;
 use crate::common::processor_leases::{ProcessorLeases, ProcessorLedger};
-use crate::frontend::tuned_pipe::{Beside, Pipe, Report};
+use crate::frontend::tuned_pipe::{Beside, Pipe};
 
 /// All processes of this host that promise processor time, this one included.
 #[derive(Clone)]
@@ -129,24 +128,6 @@ pub struct Shown<A> {
     is_over: Arc<AtomicBool>,
 }
 
-/// A pipe in `farbus status`.
-#[derive(Serialize, JsonSchema)]
-#[schemars(rename = "PipeDevice")]
-pub struct Status {
-    /// The device's name.
-    name: String,
-    /// The channel and its direction, in words.
-    title: String,
-    /// `kept`, `not kept`, or `not tried` if the device sends fewer messages than were asked for, so far.
-    state: &'static str,
-    /// The device's host; `here`: this one.
-    user: String,
-    /// For how long it has run, seconds.
-    used_s: f64,
-    /// How well it keeps its promise.
-    pipe: Report,
-}
-
 impl<A: Send + 'static> Shown<A> {
     /// Shows these pipes until `is_over`.
     pub fn new(name: String, host: String, host_pipes: &HostPipes, is_over: Arc<AtomicBool>) -> Self {
@@ -185,16 +166,9 @@ impl<A: Send + 'static> Shown<A> {
                 (true, Some(_)) => "not tried",
                 (true, None) => "kept",
             };
-            Status { name, title, state, user, used_s, pipe }
+            PipeStatus { name, title, state: state.into(), user, used_s, pipe }.into()
         };
         let devices = self.pipes().iter().map(status).collect();
-        ProcessStatus {
-            pid: std::process::id(),
-            role: "pipe",
-            address: self.host.clone(),
-            is_for_paired_hosts: false,
-            devices,
-        }
-        .answer()
+        Answer::of(&ProcessStatus::new(std::process::id(), "pipe", self.host.clone(), devices))
     }
 }

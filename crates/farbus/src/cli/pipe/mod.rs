@@ -687,7 +687,7 @@ mod tests {
     fn a_device_that_counts_its_losses_is_believed() {
         let losses = Tally::new(&["can0_overruns"]);
         losses.count(0, 1371);
-        let mut report = Report { direction: "in", device_overruns: 15, device_lost: 15, ..Report::default() };
+        let mut report = Report { direction: "in".into(), device_overruns: 15, device_lost: 15, ..Report::default() };
         assert!(conclusion(&report).contains("at least 15 lost by the device"), "{}", conclusion(&report));
         counted_by_device(&mut report, &losses);
         assert!(conclusion(&report).contains(" 1371 lost by the device"), "{}", conclusion(&report));
@@ -697,7 +697,7 @@ mod tests {
     #[test]
     fn device_that_sends_less_than_the_rate_is_named_and_neither_kept_nor_lost() {
         let few = Report {
-            direction: "in",
+            direction: "in".into(),
             messages: 1200,
             asked_per_s: 2000,
             ran_ns: 3_000_000_000,
@@ -711,7 +711,7 @@ mod tests {
             Report { messages: 5400, ..few.clone() },
             // What was lost was sent.
             Report { device_lost: 4200, ..few.clone() },
-            Report { direction: "out", ..few.clone() },
+            Report { direction: "out".into(), ..few.clone() },
             Report { ran_ns: 900_000_000, ..few.clone() },
         ] {
             assert_eq!(enough.fewer_per_s(), None, "{enough:?}");
@@ -721,7 +721,7 @@ mod tests {
 
     #[test]
     fn loss_behind_a_network_names_the_end_without_a_reservation() {
-        let report = Report { direction: "in", device_lost: 3, is_far_unreserved: true, ..Report::default() };
+        let report = Report { direction: "in".into(), device_lost: 3, is_far_unreserved: true, ..Report::default() };
         assert_eq!(
             report.broken(),
             ["the device lost at least 3 messages, whose host has no processor time reserved for it"]

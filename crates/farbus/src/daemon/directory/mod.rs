@@ -18,6 +18,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, SystemTime};
 
+use farbus_control::daemon::{DirectoryStatus, TroubleStatus};
+use farbus_control::device::DeviceStatus;
 use farbus_directory::gateway::{Call, Refusal};
 use farbus_directory::key::{HostId, KeyRange};
 use farbus_directory::publisher::Step as PublisherStep;
@@ -27,8 +29,6 @@ use farbus_directory::{Publisher, Trouble, TroubleKind, View};
 use farbus_io::link::Clock;
 use farbus_io::trust::{Fingerprint, fill_random, timestamp};
 use farbus_model::Instant;
-use schemars::JsonSchema;
-use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Value, json};
 use tracing::{info, warn};
@@ -36,7 +36,6 @@ use tracing::{info, warn};
 use crate::broker::SystemAccess;
 use crate::common::failure::{Attribute, FailureReport};
 use crate::devices::query::Query;
-use crate::devices::status::DeviceStatus;
 use crate::exporter::share::Share;
 use crate::exporter::state::lease_limits::{LeaseLimit, Site, SiteLimit};
 use crate::hosts::trust::Trust;
@@ -383,7 +382,7 @@ impl State {
         let heard = view.heard().map(|heard| (self.clock.now() - heard).as_secs());
         DirectoryStatus {
             at: settings.shown(),
-            state,
+            state: state.into(),
             member: published.member.clone(),
             is_published: published.is_told,
             is_known: view.is_complete(),
@@ -392,49 +391,12 @@ impl State {
             unfit: view.unfit(),
             heard_s: heard,
             trouble: trouble.map(|trouble| TroubleStatus {
-                kind: trouble.kind.as_str(),
-                next: trouble.next(),
+                kind: trouble.kind.as_str().into(),
+                next: trouble.next().into(),
                 message: trouble.message,
             }),
         }
     }
-}
-
-/// The directory, in a daemon's status.
-#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
-pub struct DirectoryStatus {
-    /// Where it is.
-    at: String,
-    /// `starting`, `ok` or `trouble`.
-    state: &'static str,
-    /// The member that was talked to last, `HOST:PORT`.
-    member: String,
-    /// Whether all that this host has to say is there.
-    is_published: bool,
-    /// Whether all keys were read once.
-    is_known: bool,
-    /// How many hosts are known; this one counts.
-    hosts: usize,
-    /// How many devices are known.
-    devices: usize,
-    /// How many keys and values are there that are none of farbus's.
-    unfit: usize,
-    /// How long ago it was heard, seconds; null: not yet.
-    heard_s: Option<u64>,
-    /// What is wrong, if something is.
-    trouble: Option<TroubleStatus>,
-}
-
-/// What is wrong with the directory.
-#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
-#[schemars(rename = "DirectoryTrouble")]
-pub struct TroubleStatus {
-    /// Its kind, in a word.
-    kind: &'static str,
-    /// What happened, for a person.
-    message: String,
-    /// What to type.
-    next: &'static str,
 }
 
 /// Publishes this host.

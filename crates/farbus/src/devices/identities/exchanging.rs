@@ -67,6 +67,7 @@ impl Exchange {
 mod tests {
     use super::*;
     use farbus_io::trust::KnownDevice;
+    use farbus_io::trust::random_device_id;
     use std::fs;
 
     #[test]
@@ -85,7 +86,7 @@ mod tests {
         assert_eq!(found(first), Some((id, 0)));
         begin().done().unwrap();
         assert_eq!((found(first), found(&twin.text)), (None, Some((id, 1))));
-        assert!(Exchange::begin_with(folder(), DeviceId::random(), twin.clone()).unwrap().is_none());
+        assert!(Exchange::begin_with(folder(), random_device_id(), twin.clone()).unwrap().is_none());
         fs::remove_dir_all(path).unwrap();
     }
 }

@@ -9,6 +9,7 @@ use std::time::SystemTime;
 
 use farbus_io::evidence::{Evidence, ProcessSecret, attachment_number};
 use farbus_io::store::{FileStore, boot_number};
+use farbus_io::trust::random_device_id;
 use farbus_io::trust::{DeviceId, Devices, DevicesReader, Folder, KnownDevice, StateError, timestamp};
 use farbus_io::usb::{Found, Inventory};
 use farbus_model::Identity;
@@ -43,7 +44,7 @@ pub struct Identified {
 impl Identified {
     /// A new identity, which is never found again.
     pub fn fresh() -> Self {
-        Self { id: DeviceId::random(), generation: 0, is_lasting: false, attachment: None }
+        Self { id: random_device_id(), generation: 0, is_lasting: false, attachment: None }
     }
 
     /// A number that changes when data that was written to the medium and not flushed may be lost: this machine was
@@ -532,7 +533,7 @@ mod tests {
         let scratch = Scratch::new();
         let identities = scratch.identities();
         for at in 1..NEW_MAX {
-            identities.added.lock().unwrap().insert((format!("{at}"), String::new()), DeviceId::random());
+            identities.added.lock().unwrap().insert((format!("{at}"), String::new()), random_device_id());
         }
         let expected = |at: usize| Expected {
             evidence: Evidence { text: format!("file {at}"), is_stable: true },
@@ -550,7 +551,7 @@ mod tests {
         let identities = scratch.identities();
         let evidence = |at: usize| Evidence { text: format!("file {at}"), is_stable: true };
         for at in 0..NEW_MAX {
-            identities.added.lock().unwrap().insert((format!("{at}"), String::new()), DeviceId::random());
+            identities.added.lock().unwrap().insert((format!("{at}"), String::new()), random_device_id());
         }
         assert!(!identities.of(&evidence(NEW_MAX), "").is_lasting);
         let other = scratch.identities();

@@ -3,13 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use farbus_control::device::AnotherInPortStatus;
 use farbus_io::trust::DeviceId;
 use farbus_session::registry::BlockClass;
 use farbus_session::stream::Stage;
-use serde::{Deserialize, Serialize};
 
 use super::finding::{Identified, Identities};
-use crate::devices::follow::AnotherInPortStatus;
 
 /// The class that a device has besides USB.
 pub(crate) enum DeviceClass {
@@ -53,19 +52,6 @@ impl Labels {
     pub(crate) fn put(&self, bus_id: &str, label: Label) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(bus_id.to_owned(), label);
     }
-}
-
-/// A device's identity, as `farbus status --json` shows it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "cli", derive(schemars::JsonSchema))]
-pub struct IdentityStatus {
-    /// The device's id, 32 hexadecimal digits.
-    #[cfg_attr(feature = "cli", schemars(with = "String"))]
-    pub id: DeviceId,
-    /// The generation: which of the device's media this is.
-    pub generation: u64,
-    /// Whether the device has this identity after a restart, too.
-    pub is_lasting: bool,
 }
 
 /// The identity of a device that a program of the library offers: it lasts as long as this process.

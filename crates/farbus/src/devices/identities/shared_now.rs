@@ -1,9 +1,9 @@
 //! The devices that this user's processes share now, with their identities.
 
+use farbus_control::device::IdentityStatus;
 use farbus_io::trust::DeviceId;
 use serde_json::Value;
 
-use super::labels::IdentityStatus;
 use crate::common::control::{Answer, Question, ask_all};
 
 /// A device that is shared.

@@ -9,12 +9,13 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use farbus_control::device::AnotherInPortStatus;
 use farbus_io::trust::AttachedDevice;
 use farbus_io::usb::Found;
 use tracing::warn;
 
 use crate::broker::SystemAccess;
-use crate::devices::follow::{AnotherInPortStatus, Follow, InPort, in_words, make_in_words};
+use crate::devices::follow::{Follow, InPort, in_words, make_in_words};
 use crate::devices::identities::Identified;
 
 /// Where a daemon stores the devices of its ports.

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use farbus_control::device::AnotherInPortStatus;
 use farbus_io::link::{Interest, Wake, wait};
 use farbus_io::trust::AttachedDevice;
 use farbus_io::usb::{Found, Hotplug, Inventory, Obstacle, OpenError, Selector, UsbDevice};
@@ -20,7 +21,7 @@ use tracing::{info, warn};
 
 use crate::broker::Broker;
 use crate::common::failure::Attribute;
-use crate::devices::follow::{AnotherInPortStatus, Follow};
+use crate::devices::follow::Follow;
 use crate::devices::identities::labels::{DeviceClass, Which};
 use crate::devices::identities::naming::Naming;
 use crate::devices::selection::{Selected, Wanted};

@@ -168,6 +168,7 @@ fn restored(stored: StoredLease, now: Instant) -> Lease {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use farbus_io::trust::random_device_id;
 
     fn at_s(s: u64) -> Instant {
         Instant::from_nanos(s * 1_000_000_000)
@@ -194,7 +195,7 @@ mod tests {
     #[test]
     fn count_that_was_reserved_ahead_is_stored_before_it_is_given_and_given_once() {
         let folder = Folder::at(std::env::temp_dir().join(format!("farbus-ahead-{}", std::process::id())));
-        let (store, device) = (LeaseStore::default(), DeviceId::random());
+        let (store, device) = (LeaseStore::default(), random_device_id());
         store.reserve_ahead(device, 0, 5);
         assert_eq!(store.reserve(device, 0, 5).unwrap(), None, "nothing is kept, ahead or not");
         assert!(store.keep_in(folder.clone()));

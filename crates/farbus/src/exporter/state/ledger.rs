@@ -6,6 +6,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant as Moment};
 
+use crate::devices::bus_status::bus_statuses;
+use crate::devices::reservation::reservation_status;
+use farbus_control::reservation::{BusStatus, ReservationStatus};
 use farbus_io::link::{Link, Progress};
 use farbus_model::{EpAddr, Instant};
 use farbus_realtime::vcpu::{Overload, Reserve};
@@ -16,8 +19,6 @@ use farbus_session::reserve::{
 };
 use farbus_session::snapshot::{self, Reader, Writer};
 
-use crate::devices::bus_status::BusStatus;
-use crate::devices::reservation::ReservationStatus;
 use crate::exporter::session::thread_time::Reserved;
 
 /// Kind of its snapshots.
@@ -229,12 +230,12 @@ impl Reservations {
     pub fn status(&self, device: &str) -> Option<ReservationStatus> {
         let inner = self.inner();
         let mut lines = inner.ledger.lines();
-        lines.find(|line| line.device == device).map(|line| ReservationStatus::of(&line))
+        lines.find(|line| line.device == device).map(|line| reservation_status(&line))
     }
 
     /// What is reserved on each bus.
     pub fn buses(&self) -> Vec<BusStatus> {
-        BusStatus::of(&self.inner().ledger)
+        bus_statuses(&self.inner().ledger)
     }
 
     /// Reserves processor time for the threads of `owner`, which replaces what the owner had. All reservations are

@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use crate::devices::retirement::retirement_status;
+use farbus_control::device::{DeviceStatus, IdentityStatus};
 use farbus_io::link::unix_ms;
 use farbus_io::trust::DeviceId;
 use farbus_model::{Device, Identity, Instant};
@@ -19,9 +21,8 @@ use farbus_session::{OpStatus, Registry};
 use tracing::{info, warn};
 
 use crate::devices::follow::ANOTHER_IN_PORT;
-use crate::devices::identities::labels::{IdentityStatus, Label, Labels};
+use crate::devices::identities::labels::{Label, Labels};
 use crate::devices::retirement::Said;
-use crate::devices::status::DeviceStatus;
 use crate::exporter::error::ShareError;
 use crate::exporter::session::entry::Session;
 use crate::exporter::session::threads::HandoverOutcome;
@@ -268,7 +269,7 @@ impl DeviceRegistry {
                 if is_idle && retirement.is_done {
                     "moved away".clone_into(&mut status.state);
                 }
-                status.moved = Some(retirement.into());
+                status.moved = Some(retirement_status(retirement));
             }
             Err(why) => {
                 if is_idle {

@@ -4,11 +4,12 @@
 
 use std::time::Duration;
 
+use crate::frontend::hold::Granted;
 use farbus_model::Instant;
 use tracing::{info, warn};
 
 use crate::frontend::hold::{
-    Answer, Arrival, FOLLOWS_ALREADY, FOLLOWS_NOT, Granted, HoldCommand, HoldHandle, Order, QUIET_WITHIN,
+    Answer, Arrival, FOLLOWS_ALREADY, FOLLOWS_NOT, HoldCommand, HoldHandle, Order, QUIET_WITHIN,
 };
 use crate::importer::session::status::SessionStatus;
 

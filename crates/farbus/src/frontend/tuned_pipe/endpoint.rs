@@ -18,6 +18,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use farbus_control::pipe::PipeGrant;
+use farbus_control::pipe::PipeJobs;
 use farbus_host::{IdSource, PortError};
 use farbus_io::sys::pi_lock::PiLock;
 use farbus_io::sys::scheduling::now_ns;
@@ -29,7 +31,7 @@ use serde::Serialize;
 use super::bus::Bus;
 use super::codec::{Codec, Sorted};
 use super::error::PipeError;
-use super::job::{Jobs, Roster};
+use super::job::Roster;
 use super::lag::Lag;
 use super::path::PathDelay;
 use super::processors::{ProcessorShare, Processors, said};
@@ -143,16 +145,6 @@ pub struct Endpoint {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What a thread was granted.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-#[cfg_attr(feature = "cli", derive(schemars::JsonSchema))]
-pub struct Granted {
-    /// The scheduling policy.
-    pub policy: String,
-    /// What was denied.
-    pub warnings: Vec<String>,
-}
-
 /// The channels that are open, and their users.
 #[derive(Default)]
 struct OpenedChannels {
@@ -177,7 +169,7 @@ pub struct Shared {
     is_ended: AtomicBool,
     ended: OnceLock<PortError>,
     counts: PiLock<Received>,
-    granted: PiLock<Granted>,
+    granted: PiLock<PipeGrant>,
     /// What the thread has asked the kernel for last, and who waits for that.
     asked: Mutex<Reserve>,
     has_asked: Condvar,
@@ -202,7 +194,7 @@ struct Lane {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Received {
     /// Its jobs.
-    pub jobs: Jobs,
+    pub jobs: PipeJobs,
     /// Transfers that arrived.
     pub reads: u64,
     /// Transfers that were sent.
@@ -262,7 +254,7 @@ impl Endpoint {
         let (for_thread, own_share) = (Arc::clone(&shared), Arc::clone(&share));
         let thread = thread::Builder::new().name("pipe-receiver".into()).spawn(move || {
             let (mut reservation, warnings) = own_share.reserve(reserve);
-            *for_thread.granted.lock() = Granted { policy: reservation.policy().to_string(), warnings };
+            *for_thread.granted.lock() = PipeGrant { policy: reservation.policy().to_string(), warnings };
             let _ = tell.send(());
             let mut receiver = Receiver::new(way, shape, for_thread, terms);
             let mut roster = Roster::new(reserve);
@@ -277,7 +269,7 @@ impl Endpoint {
                 if wanted != now {
                     // The pipes' needs have changed, and Equation 1 has admitted the change.
                     reservation.change(&own_share.wishes(wanted));
-                    let granted = Granted { policy: reservation.policy().to_string(), warnings: said(&reservation) };
+                    let granted = PipeGrant { policy: reservation.policy().to_string(), warnings: said(&reservation) };
                     *receiver.shared.granted.lock() = granted;
                     receiver.shared.note_asked(wanted);
                     roster.change(wanted);
@@ -316,7 +308,7 @@ impl Endpoint {
 
     /// What its thread was granted last. Waits until the thread has asked for what the present pipes need, a second at
     /// the most.
-    pub fn granted(&self) -> Granted {
+    pub fn granted(&self) -> PipeGrant {
         let asked = self.shared.asked.lock().unwrap_or_else(PoisonError::into_inner);
         let is_behind = |asked: &mut Reserve| *asked != self.shared.reserve() && !self.shared.is_ended();
         drop(self.shared.has_asked.wait_timeout_while(asked, GRANT_PATIENCE, is_behind));

@@ -1,29 +1,9 @@
 //! The jobs of a periodic thread: when they ran, how long they took, and which of them broke a promise.
 
+use farbus_control::pipe::PipeJobs;
 use farbus_io::sys::scheduling::{now_ns, ran_ns, sleep_until};
 use farbus_realtime::timetable::{Jump, Tick, Timetable};
 use farbus_realtime::vcpu::Reserve;
-use serde::Serialize;
-
-/// Counters of a thread's jobs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[cfg_attr(feature = "cli", derive(schemars::JsonSchema))]
-pub struct Jobs {
-    /// Jobs that ran.
-    pub ran: u64,
-    /// Periods without a job.
-    pub missed: u64,
-    /// Jobs that ended after their period.
-    pub late: u64,
-    /// Jobs that took longer than their execution time.
-    pub overruns: u64,
-    /// The longest time that a job took, in nanoseconds.
-    pub longest_ns: u64,
-    /// How often the clock jumped, and the thread began anew.
-    pub jumps: u64,
-    /// The longest time from the beginning of one job to that of the next, in nanoseconds.
-    pub apart_ns: u64,
-}
 
 /// A job that begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,14 +27,14 @@ pub struct Roster {
     jump: Option<Jump>,
     /// When the last job began, if the clock has not jumped since.
     last_ns: Option<u64>,
-    counts: Jobs,
+    counts: PipeJobs,
 }
 
 impl Roster {
     /// A schedule whose first job is due at once.
     pub fn new(reserve: Reserve) -> Self {
         let table = Timetable::new(now_ns(), reserve.period_ns);
-        Self { table, budget_ns: reserve.budget_ns, jump: None, last_ns: None, counts: Jobs::default() }
+        Self { table, budget_ns: reserve.budget_ns, jump: None, last_ns: None, counts: PipeJobs::default() }
     }
 
     /// Changes budget and period from the next job on.
@@ -94,11 +74,11 @@ impl Roster {
     }
 
     /// Records the end of a job; returns the counters.
-    pub fn end(&mut self, job: Job) -> Jobs {
+    pub fn end(&mut self, job: Job) -> PipeJobs {
         self.note(job, now_ns(), ran_ns().saturating_sub(job.began_ns))
     }
 
-    fn note(&mut self, job: Job, now_ns: u64, took_ns: u64) -> Jobs {
+    fn note(&mut self, job: Job, now_ns: u64, took_ns: u64) -> PipeJobs {
         self.counts.ran += 1;
         self.counts.late += u64::from(now_ns > job.release_ns.saturating_add(self.table.period_ns()));
         self.counts.longest_ns = self.counts.longest_ns.max(took_ns);
@@ -117,11 +97,14 @@ mod tests {
         roster.table = Timetable::new(1000, 100);
         let job = roster.look(1020).unwrap();
         assert_eq!((job.release_ns, job.missed), (1000, 0));
-        assert_eq!(roster.note(job, 1100, 10), Jobs { ran: 1, longest_ns: 10, ..Jobs::default() });
+        assert_eq!(roster.note(job, 1100, 10), PipeJobs { ran: 1, longest_ns: 10, ..PipeJobs::default() });
         let job = roster.look(1350).unwrap();
         assert_eq!((job.release_ns, job.missed), (1300, 2));
         let counts = roster.note(job, 1401, 11);
-        assert_eq!(counts, Jobs { ran: 2, missed: 2, late: 1, overruns: 1, longest_ns: 11, jumps: 0, apart_ns: 330 });
+        assert_eq!(
+            counts,
+            PipeJobs { ran: 2, missed: 2, late: 1, overruns: 1, longest_ns: 11, jumps: 0, apart_ns: 330 }
+        );
         assert_eq!(roster.look(900), None, "the clock went back");
         let job = roster.look(1000).unwrap();
         assert_eq!((job.jump, roster.counts.jumps), (Some(Jump::Back { by_ns: 450 }), 1));

@@ -45,10 +45,9 @@ pub use farbus_io::sys::scheduling;
 pub use crate::common::processor_leases::Beside;
 pub use bus::Bus;
 pub use codec::{Codec, Sorted, Whole};
-pub use endpoint::{
-    CHANNELS_MAX, Endpoint, Granted, PERIOD_NS_MAX, PERIOD_NS_MIN, Received, STILL_NS_MAX, Shape, Terms,
-};
+pub use endpoint::{CHANNELS_MAX, Endpoint, PERIOD_NS_MAX, PERIOD_NS_MIN, Received, STILL_NS_MAX, Shape, Terms};
 pub use error::PipeError;
+pub use farbus_control::pipe::{PipeGrant as Granted, PipeJobs as Jobs, PipeReport as Report};
 pub use farbus_io::sys::pi_lock::PiLock;
 pub use farbus_realtime::pipe::{Quality, Refusal, Stage, worst_ns};
 pub use farbus_realtime::timetable::Jump;
@@ -56,7 +55,7 @@ pub use farbus_realtime::vcpu::{Overload, Reserve};
 pub use inlet::Inlet;
 pub use opening::{FarTime, claim_of, here, path_delay, there, there_reserving};
 pub use path::PathDelay;
-pub use pipe::{End, Flow, Pipe, Report, Turn, tpipe};
+pub use pipe::{End, Flow, Pipe, Turn, tpipe};
 pub use processors::{ProcessorShare, Processors, Strictness};
 pub use unfit::SetUpError;
 pub use way::{Driven, InSession, Patient, Plain, Way};

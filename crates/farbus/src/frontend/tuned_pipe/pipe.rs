@@ -5,17 +5,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
+use farbus_control::pipe::PipeReport;
+use farbus_control::pipe::{PipeGrant, PipeJobs};
 use farbus_io::sys::pi_lock::PiLock;
 use farbus_io::sys::scheduling::now_ns;
 use farbus_model::Direction;
 use farbus_realtime::pipe::{Quality, Stage, derive, worst_ns};
 use farbus_realtime::timetable::Jump;
 use farbus_realtime::vcpu::Reserve;
-use serde::Serialize;
 
-use super::endpoint::{Endpoint, Granted, in_range, messages_per_s};
+use super::endpoint::{Endpoint, in_range, messages_per_s};
 use super::error::PipeError;
-use super::job::{Jobs, Roster};
+use super::job::Roster;
 use super::lag::Lag;
 
 /// One direction of one channel.
@@ -83,7 +84,7 @@ pub struct Pipe<A> {
     end: End,
     reserve: Reserve,
     asked_per_s: u64,
-    granted: Granted,
+    granted: PipeGrant,
     endpoint: Arc<Endpoint>,
     inside: Arc<Inside>,
     thread: Option<JoinHandle<A>>,
@@ -97,101 +98,12 @@ struct Inside {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Counts {
-    jobs: Jobs,
+    jobs: PipeJobs,
     messages: u64,
     worst_ns: u64,
     behind_ns: u64,
     /// Since its first job.
     ran_ns: u64,
-}
-
-/// How well a pipe kept its promise.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-#[cfg_attr(feature = "cli", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "cli", schemars(rename = "PipeReport"))]
-pub struct Report {
-    /// Its channel.
-    pub channel: usize,
-    /// `in` or `out`.
-    pub direction: &'static str,
-    /// What its thread was granted, and what was denied.
-    #[serde(flatten)]
-    pub granted: Granted,
-    /// Its execution time each period, in nanoseconds.
-    pub budget_ns: u64,
-    /// Its period, in nanoseconds.
-    pub period_ns: u64,
-    /// The worst delay of a message in nanoseconds, if no promise is broken.
-    pub bound_ns: u64,
-    /// The same by the paper's Equation 9, where the message wakes the user thread: one period less.
-    pub equation_9_ns: u64,
-    /// The worst delay that occurred, from when the receiving thread had a message until the pipe's function was
-    /// finished with it; outgoing, until that thread sent it.
-    pub worst_ns: u64,
-    /// Its jobs.
-    pub jobs: Jobs,
-    /// Messages that its function has read or sent.
-    pub messages: u64,
-    /// Messages for which its buffer had no room.
-    pub lost: u64,
-    /// How often the device reported that it had lost messages.
-    pub device_overruns: u64,
-    /// Messages that the device lost, at least: one for each report, if it does not count them.
-    pub device_lost: u64,
-    /// Bytes of the endpoint's reads that were no whole message, and were dropped.
-    pub cut_bytes: u64,
-    /// The rate that was granted, in messages a second.
-    pub asked_per_s: u64,
-    /// The longest lag behind that rate in nanoseconds, while there were more messages to carry.
-    pub behind_ns: u64,
-    /// Outgoing: messages that the device has sent.
-    pub went_out: u64,
-    /// The time from its first job to its last one so far, in nanoseconds.
-    pub ran_ns: u64,
-    /// Whether the other end of a network moves the data by threads without a reservation: what comes late or is lost
-    /// there, no bound covers.
-    pub is_far_unreserved: bool,
-}
-
-/// For so long a pipe has to run before its device's rate is known.
-const RATE_NS_MIN: u64 = 1_000_000_000;
-/// The share of the granted rate that a device has to send, for the rate to count as tried.
-const TRIED_PERCENT: u64 = 90;
-
-impl Report {
-    /// How many messages a second the device sent, if these are far fewer than were asked for: then it was not tried
-    /// whether the pipe carries that rate. `None` as long as it is not known, and for outgoing pipes.
-    pub fn fewer_per_s(&self) -> Option<u64> {
-        // What is under way at first has not been sent late.
-        let ran_ns = self.ran_ns.saturating_sub(self.bound_ns);
-        let sent = u128::from(self.messages + self.lost + self.device_lost);
-        let per_s = sent * 1_000_000_000 / u128::from(self.ran_ns.max(1));
-        let asked = u128::from(self.asked_per_s) * u128::from(ran_ns) / 1_000_000_000;
-        let is_fewer = sent * 100 < asked * u128::from(TRIED_PERCENT);
-        let is_known = self.direction == direction_name(Direction::In) && ran_ns >= RATE_NS_MIN;
-        (is_known && is_fewer).then(|| u64::try_from(per_s).unwrap_or(u64::MAX))
-    }
-
-    /// Whether no message was lost or too late, and the rate was carried as far as there were messages.
-    pub fn is_kept(&self) -> bool {
-        self.broken().is_empty()
-    }
-
-    /// What was not kept, for people; empty if all was.
-    pub fn broken(&self) -> Vec<String> {
-        let Self { lost, device_lost, cut_bytes, worst_ns, bound_ns, asked_per_s, behind_ns, .. } = *self;
-        let ms = |ns: u64| format!("{}.{:03} ms", ns / 1_000_000, ns / 1000 % 1000);
-        let (late, bound, behind) = (ms(worst_ns), ms(bound_ns), ms(behind_ns));
-        let by_far = if self.is_far_unreserved { ", whose host has no processor time reserved for it" } else { "" };
-        let all = [
-            (lost > 0, format!("{lost} messages were lost here")),
-            (device_lost > 0, format!("the device lost at least {device_lost} messages{by_far}")),
-            (cut_bytes > 0, format!("{cut_bytes} bytes were no whole message, and were dropped")),
-            (worst_ns > bound_ns, format!("a message was late by {late}, and {bound} were promised")),
-            (behind_ns > bound_ns, format!("it fell {behind} behind {asked_per_s} messages/s")),
-        ];
-        all.into_iter().filter(|(is_so, _)| *is_so).map(|(_, what)| what).collect()
-    }
 }
 
 /// The paper's call: makes a pipe of this quality at one end of `endpoint`. It runs `function` with `argument` once a
@@ -218,7 +130,7 @@ pub fn tpipe<A: Send + 'static>(
     let (reserve, share) = derived.expect("a claim derives");
     // From here on a drop gives everything back.
     let inside = Arc::new(Inside::default());
-    let granted = Granted::default();
+    let granted = PipeGrant::default();
     let asked_per_s = messages_per_s(&quality, endpoint.message_bytes());
     let mut pipe = Pipe {
         end,
@@ -235,7 +147,7 @@ pub fn tpipe<A: Send + 'static>(
     let name = format!("pipe-{}-{channel}", direction_name(direction));
     let thread = thread::Builder::new().name(name).spawn(move || {
         let (reservation, warnings) = share.reserve(reserve);
-        let _ = tell.send(Granted { policy: reservation.policy().to_string(), warnings });
+        let _ = tell.send(PipeGrant { policy: reservation.policy().to_string(), warnings });
         let (mut roster, mut counts, mut lag) = (Roster::new(reserve), Counts::default(), Lag::new(asked_per_s));
         let room_bytes = quota * message_bytes;
         let (mut received, mut outgoing) = (Vec::with_capacity(2 * room_bytes), Vec::with_capacity(room_bytes));
@@ -335,13 +247,13 @@ impl<A> Pipe<A> {
     }
 
     /// How well it has kept its promise so far.
-    pub fn report(&self) -> Report {
+    pub fn report(&self) -> PipeReport {
         let End { channel, direction } = self.end;
         let lane = self.endpoint.shared().counts_of(channel, direction);
         let Counts { jobs, messages, worst_ns, behind_ns, ran_ns } = *self.inside.counts.lock();
-        Report {
+        PipeReport {
             channel,
-            direction: direction_name(direction),
+            direction: direction_name(direction).into(),
             granted: self.granted.clone(),
             budget_ns: self.reserve.budget_ns,
             period_ns: self.reserve.period_ns,
@@ -363,7 +275,7 @@ impl<A> Pipe<A> {
     }
 
     /// Ends it after one more job. Returns its argument, or `None` if its function panicked.
-    pub fn stop(mut self) -> (Option<A>, Report) {
+    pub fn stop(mut self) -> (Option<A>, PipeReport) {
         self.inside.is_ended.store(true, Ordering::Release);
         let argument = self.thread.take().and_then(|thread| thread.join().ok());
         let report = self.report();

@@ -6,11 +6,13 @@ use std::sync::Arc;
 
 use super::bus::Source;
 use crate::common::control::{Answer, ControlSocket, ControlSocketError, Question};
-use crate::common::process_status::ProcessStatus;
+use crate::frontend::ANOTHER_DEVICE;
+use crate::frontend::running::program_status;
 use crate::frontend::steering::{latency, swap_usb};
-use crate::frontend::{ANOTHER_DEVICE, AttachmentStatus};
 use crate::importer::client::Target;
 use crate::importer::discovery::local_shares::is_same;
+use farbus_control::attachment::AttachmentStatus;
+use farbus_control::process::ProcessStatus;
 
 /// Answers as long as the socket is kept.
 ///
@@ -28,15 +30,8 @@ fn answer(sources: &[Arc<Source>], program: &str, question: Question) -> Answer 
     let found = |device: &str| sources.iter().find(|source| is_meant(source.target(), device));
     match &question {
         Question::Status => {
-            let devices = sources.iter().map(|source| status(source, program)).collect();
-            ProcessStatus {
-                pid: std::process::id(),
-                role: "run",
-                address: String::new(),
-                is_for_paired_hosts: false,
-                devices,
-            }
-            .answer()
+            let devices = sources.iter().map(|source| status(source, program).into()).collect();
+            Answer::of(&ProcessStatus::new(std::process::id(), "run", String::new(), devices))
         }
         Question::Swap { device, .. } | Question::SwapStatus { device } | Question::SwapCancel { device } => {
             let Some(source) = found(device) else { return Answer::Unknown };
@@ -73,9 +68,9 @@ fn is_meant(target: &Target, asked: &str) -> bool {
 
 fn status(source: &Source, program: &str) -> AttachmentStatus {
     let at = format!("/dev/bus/usb of {program}");
-    let status = AttachmentStatus::of_program(source.target(), at, source.now());
+    let status = program_status(source.target(), at, source.now());
     match source.finds_another() {
-        true => AttachmentStatus { state: ANOTHER_DEVICE, ..status },
+        true => AttachmentStatus { state: ANOTHER_DEVICE.into(), ..status },
         false => status,
     }
 }

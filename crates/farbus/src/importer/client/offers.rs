@@ -4,6 +4,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use crate::devices::lease::readable_answer;
+use farbus_control::lease::LeaseAnswer;
 use farbus_io::link::Link;
 use farbus_io::trust::Protocol;
 use farbus_model::Limits;
@@ -19,7 +21,6 @@ use super::target::Target;
 use crate::common::failure::{Attribute, FailureReport};
 use crate::common::host_address::shown;
 use crate::common::lease_words::LeaseAct;
-use crate::devices::lease::LeaseAnswer;
 use crate::devices::offer::Listed;
 use crate::hosts::questions::{Answer, HostStatus, Lines, NOT_A_QUESTION, Question};
 use crate::hosts::reach::ANSWER_TIME_MAX;
@@ -114,7 +115,7 @@ pub fn lease(
     let untrusted = |what: &str| ClientError::Untrusted { address: address.to_owned(), what: what.to_owned() };
     let question = Question::Lease { device: target.device.clone(), act };
     match ask(connector, address, &question, time_max)? {
-        Some(Answer::Lease(answer)) => Ok(Ok(answer.readable())),
+        Some(Answer::Lease(answer)) => Ok(Ok(readable_answer(answer))),
         Some(Answer::Failed(failure)) => Ok(Err(failure)),
         Some(Answer::Refused(what)) if !what.starts_with(NOT_A_QUESTION) => Err(untrusted(&what)),
         Some(_) => Err(untrusted("its farbus is older than this one, and does not know that of a lease")),

@@ -9,6 +9,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use farbus_control::lease::LeaseAnswer;
 use farbus_host::storage::{BULK_ONLY, NO_DISK};
 use farbus_host::{DiskError, Options, RemoteDisk, RemoteError};
 use farbus_io::link::{Clock, Link};
@@ -35,7 +36,6 @@ use crate::broker::{Broker, SystemAccess};
 use crate::common::failure::{Attribute, FailureReport};
 use crate::common::host_address::LOCAL;
 use crate::common::lease_words::LeaseAct;
-use crate::devices::lease::LeaseAnswer;
 use crate::devices::media_journal::UNFINISHED;
 use crate::devices::offer::Listed;
 use crate::hosts::questions::HostStatus;

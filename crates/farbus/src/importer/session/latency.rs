@@ -3,10 +3,10 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
+use farbus_control::session::{Latency, Second, Spread};
 use farbus_session::native::Timed;
-use serde::Serialize;
 
-use super::latency_history::{History, Second};
+use super::latency_history::History;
 
 /// How many requests are remembered: for a device in use, those of the last seconds to minutes.
 const SAMPLES_MAX: usize = 256;
@@ -17,42 +17,6 @@ pub(crate) struct Samples {
     latest: VecDeque<Timed>,
     is_told: bool,
     history: History,
-}
-
-/// The durations of the stages of the latest timed requests. Their sum is what the session saw; the front end (FUSE,
-/// NBD, a kernel) adds its own time.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-#[cfg_attr(feature = "cli", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "cli", schemars(rename = "LatencyStatus"))]
-pub struct Latency {
-    /// How many requests were timed.
-    pub samples: usize,
-    /// A number that is greater after each further second in which a request was timed and which is over: then
-    /// [`SessionStatus::latency_seconds`](super::status::SessionStatus::latency_seconds) tells more. 0: there was none.
-    pub second: u64,
-    /// From the moment the session was asked until it answered.
-    pub all_us: Spread,
-    /// Both directions over the network, including both ends' operating systems.
-    pub network_us: Spread,
-    /// In the exporter's end of the session: arriving, waiting for other requests, waiting for the link.
-    pub bus_us: Spread,
-    /// In the device.
-    pub back_end_us: Spread,
-}
-
-/// The distribution of many durations, in microseconds.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-#[cfg_attr(feature = "cli", derive(schemars::JsonSchema))]
-pub struct Spread {
-    /// Median.
-    #[cfg_attr(feature = "cli", schemars(range(min = 0)))]
-    pub p50: f64,
-    /// 90th percentile: nine of ten were not longer.
-    #[cfg_attr(feature = "cli", schemars(range(min = 0)))]
-    pub p90: f64,
-    /// 99th percentile.
-    #[cfg_attr(feature = "cli", schemars(range(min = 0)))]
-    pub p99: f64,
 }
 
 impl Samples {
@@ -77,7 +41,7 @@ impl Samples {
 
     pub(crate) fn summary(&mut self, now: Instant) -> Option<Latency> {
         let second = self.history.latest(now).map_or(0, |second| second + 1);
-        let spread = |stage: fn(&Timed) -> u64| Spread::of(self.latest.iter().map(stage).collect());
+        let spread = |stage: fn(&Timed) -> u64| spread_of(self.latest.iter().map(stage).collect());
         (!self.latest.is_empty()).then(|| Latency {
             samples: self.latest.len(),
             second,
@@ -89,13 +53,11 @@ impl Samples {
     }
 }
 
-impl Spread {
-    /// The distribution of at least one duration, in nanoseconds.
-    fn of(mut spans_ns: Vec<u64>) -> Self {
-        spans_ns.sort_unstable();
-        let at = |percent: usize| spans_ns[(spans_ns.len() * percent / 100).min(spans_ns.len() - 1)] as f64 / 1000.0;
-        Self { p50: at(50), p90: at(90), p99: at(99) }
-    }
+/// The distribution of at least one duration, in nanoseconds.
+fn spread_of(mut spans_ns: Vec<u64>) -> Spread {
+    spans_ns.sort_unstable();
+    let at = |percent: usize| spans_ns[(spans_ns.len() * percent / 100).min(spans_ns.len() - 1)] as f64 / 1000.0;
+    Spread { p50: at(50), p90: at(90), p99: at(99) }
 }
 
 #[cfg(test)]

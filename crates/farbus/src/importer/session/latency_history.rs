@@ -5,8 +5,8 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
+use farbus_control::session::{Percentiles, Second};
 use farbus_session::native::Timed;
-use serde::Serialize;
 
 /// Seconds that are kept, those without a timed request left out.
 pub const SECONDS_MAX: usize = 180;
@@ -20,50 +20,6 @@ const OCTAVE_MIN: u32 = 8;
 const OCTAVE_MAX: u32 = 36;
 const BUCKETS: usize = ((OCTAVE_MAX - OCTAVE_MIN) as u64 * PARTS) as usize;
 const STAGES: usize = 4;
-
-/// How long the stages of an attachment's requests took lately.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-#[cfg_attr(feature = "cli", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "cli", schemars(rename = "Latency"))]
-pub struct Seconds {
-    /// The last 180 seconds, the oldest first. A second without a timed request is left out.
-    pub seconds: Vec<Second>,
-}
-
-/// The stages of a second's requests; microseconds.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-#[cfg_attr(feature = "cli", derive(schemars::JsonSchema))]
-pub struct Second {
-    /// Its number, counted from the first timed request of the session, which is in second 0.
-    pub number: u64,
-    /// How long ago it ended, whole seconds.
-    pub ago_s: u64,
-    /// How many requests were timed in it.
-    pub timed: u32,
-    /// From the moment the session was asked until it answered.
-    pub all_us: Percentiles,
-    /// Both directions over the network.
-    pub network_us: Percentiles,
-    /// In the exporter's end of the session.
-    pub bus_us: Percentiles,
-    /// In the device.
-    pub back_end_us: Percentiles,
-}
-
-/// Percentiles of one stage in one second, in microseconds, each at most 1/16 too great.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-#[cfg_attr(feature = "cli", derive(schemars::JsonSchema))]
-pub struct Percentiles {
-    /// Median.
-    #[cfg_attr(feature = "cli", schemars(range(min = 0)))]
-    pub p50: f32,
-    /// 99th percentile.
-    #[cfg_attr(feature = "cli", schemars(range(min = 0)))]
-    pub p99: f32,
-    /// 99.9th percentile; of fewer than a thousand requests the longest.
-    #[cfg_attr(feature = "cli", schemars(range(min = 0)))]
-    pub p999: f32,
-}
 
 #[derive(Debug)]
 struct Kept {
@@ -96,20 +52,19 @@ fn end_of(bucket: usize) -> f32 {
     ((PARTS + part + 1) << (octave - PARTS.ilog2())) as f32 / 1000.0
 }
 
-impl Percentiles {
-    fn of(counts: &[u16; BUCKETS], timed: u32) -> Self {
-        let at = |of_ten_thousand: u64| {
-            // The first request that so many are not longer than: nearest rank.
-            let rank = (u64::from(timed) * of_ten_thousand).div_ceil(10_000).max(1);
-            let mut seen = 0;
-            let found = counts.iter().position(|&count| {
-                seen += u64::from(count);
-                seen >= rank
-            });
-            found.map_or(0.0, end_of)
-        };
-        Self { p50: at(5_000), p99: at(9_900), p999: at(9_990) }
-    }
+/// The percentiles of a second.
+fn percentiles_of(counts: &[u16; BUCKETS], timed: u32) -> Percentiles {
+    let at = |of_ten_thousand: u64| {
+        // The first request that so many are not longer than: nearest rank.
+        let rank = (u64::from(timed) * of_ten_thousand).div_ceil(10_000).max(1);
+        let mut seen = 0;
+        let found = counts.iter().position(|&count| {
+            seen += u64::from(count);
+            seen >= rank
+        });
+        found.map_or(0.0, end_of)
+    };
+    Percentiles { p50: at(5_000), p99: at(9_900), p999: at(9_990) }
 }
 
 impl History {
@@ -140,7 +95,7 @@ impl History {
         let Some(counts) = self.counts.as_mut().filter(|_| timed > 0) else { return };
         let mut stages = [Percentiles::default(); STAGES];
         for (percentiles, counts) in stages.iter_mut().zip(counts.iter_mut()) {
-            *percentiles = Percentiles::of(counts, timed);
+            *percentiles = percentiles_of(counts, timed);
             counts.fill(0);
         }
         if self.kept.len() == SECONDS_MAX {

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use farbus_control::session::{Latency, LinksStatus, Second};
 use farbus_io::link::Wake;
 use farbus_model::Identity;
 use farbus_session::native::control::End;
@@ -13,9 +14,8 @@ use farbus_session::native::{HoldLimits, Timed};
 use serde::Serialize;
 
 use crate::importer::session::distance::Distance;
-use crate::importer::session::latency::{Latency, Samples};
-use crate::importer::session::latency_history::Second;
-use crate::link::status::{Links, LinksStatus};
+use crate::importer::session::latency::Samples;
+use crate::link::status::Links;
 
 /// Why a device does not move at once whose exporter cannot be told.
 const UNLINKED: &str = "it has no link now: its exporter cannot be told";

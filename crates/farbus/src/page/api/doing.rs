@@ -15,7 +15,7 @@ use super::refusal::Refusal;
 use super::remembered::{Operation, State};
 use super::routes::{Found, OPERATIONS_AT};
 use crate::common::failure::Attribute;
-use crate::common::schema::or_null;
+use farbus_control::schema::or_null;
 
 /// How long the end of a command that takes seconds is waited for; then it goes on as an operation.
 const BRIEF_TIME_MAX: Duration = Duration::from_secs(30);

@@ -265,21 +265,12 @@ fn reference(name: &str) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use schemars::generate::SchemaGenerator;
-
     use super::super::table;
     use super::*;
 
-    /// Describes processes as far as other schemas name what they say.
-    fn of_status(generator: &mut SchemaGenerator) {
-        for name in ["Process", "Device", "Latency", "WaitingStatus", "BookedStatus"] {
-            generator.definitions_mut().insert(name.to_owned(), json!({}));
-        }
-    }
-
     #[test]
     fn every_route_and_every_action_is_in_the_description_with_its_method_and_scope() {
-        let document = crate::page::answers::description(of_status);
+        let document = crate::page::answers::description();
         assert_eq!(document["openapi"], "3.1.0");
         let mut ids = std::collections::BTreeSet::new();
         for (path, found) in all() {
@@ -302,7 +293,7 @@ mod tests {
 
     #[test]
     fn every_reference_leads_somewhere() {
-        let document = crate::page::answers::description(of_status);
+        let document = crate::page::answers::description();
         let text = document.to_string();
         let mut count = 0;
         for rest in text.split("\"$ref\":\"#/components/schemas/").skip(1) {
@@ -311,5 +302,62 @@ mod tests {
             count += 1;
         }
         assert!(count > 20, "{count}");
+    }
+
+    #[test]
+    fn every_schema_that_is_named_is_there_once_under_a_name_of_its_own() {
+        let document = crate::page::answers::description();
+        let schemas = document["components"]["schemas"].as_object().unwrap();
+        let text = document.to_string();
+        let mut count = 0;
+        for rest in text.split("\"$ref\":\"#/components/schemas/").skip(1) {
+            let name = rest.split('"').next().unwrap_or_default();
+            assert!(schemas.contains_key(name), "{name}");
+            count += 1;
+        }
+        assert!(count > 100, "{count}");
+        for name in schemas.keys() {
+            assert!(name.bytes().all(|byte| byte.is_ascii_alphabetic()), "another type has the name of {name}");
+        }
+        let earlier = [
+            "Device",
+            "Process",
+            "Status",
+            "Failure",
+            "Offer",
+            "Devices",
+            "Hosts",
+            "LabDevices",
+            "Latency",
+            "Audit",
+            "Action",
+            "Actions",
+            "Operation",
+            "Entered",
+            "Operations",
+            "Wrong",
+            "Description",
+        ];
+        for name in earlier {
+            assert!(schemas.contains_key(name), "{name}");
+        }
+        for closed in ["Failure", "Offer", "Operation", "Wrong", "WrongParameter"] {
+            assert_eq!(schemas[closed]["additionalProperties"], false, "{closed}");
+        }
+        assert!(!text.contains("super::") && !text.contains("[`"), "a link of a docstring");
+    }
+
+    #[test]
+    fn what_is_absent_rather_than_null_is_neither_required_nor_null() {
+        let document = crate::page::answers::description();
+        let shared = &document["components"]["schemas"]["SharedDevice"];
+        assert_eq!(shared["properties"]["user"]["type"], "string");
+        assert_eq!(shared["properties"]["lease"]["$ref"], "#/components/schemas/LeaseStatus");
+        let required: Vec<&str> =
+            shared["required"].as_array().unwrap().iter().filter_map(|one| one.as_str()).collect();
+        assert!(required.contains(&"bus_id") && !required.contains(&"user"), "{required:?}");
+        let labels = &shared["properties"]["labels"];
+        assert_eq!(labels["additionalProperties"]["type"], "string", "{labels}");
+        assert!(shared["properties"]["user"]["description"].is_string());
     }
 }

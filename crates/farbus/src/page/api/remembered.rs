@@ -15,7 +15,7 @@ use super::callers::Caller;
 use super::kept::Kept;
 use super::picture::PICTURES_MAX;
 use crate::common::failure::FailureReport;
-use crate::common::schema::moment;
+use farbus_control::schema::moment;
 
 /// Operations that are remembered; the oldest that has ended is forgotten of the caller that has most.
 pub const REMEMBERED_MAX: usize = 96;

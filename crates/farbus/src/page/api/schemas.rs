@@ -1,9 +1,12 @@
 //! The schemas of answers, generated from their types: JSON Schema 2020-12, which OpenAPI 3.1 uses.
 
+use farbus_control::device::WaitingStatus;
+use farbus_control::lease::BookedStatus;
+use farbus_control::process::ProcessStatus;
 use farbus_io::trust::Scope;
 use schemars::generate::{SchemaGenerator, SchemaSettings};
 use schemars::transform::RecursiveTransform;
-use schemars::{JsonSchema, Schema, json_schema};
+use schemars::{JsonSchema, Schema};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -18,8 +21,7 @@ pub type Add = fn(&mut SchemaGenerator);
 /// Where schemas are in the description.
 const AT: &str = "/components/schemas";
 
-/// The schemas of all answers, by name. `further` adds those of what processes say of themselves (`Process`, `Device`,
-/// `WaitingStatus`, `BookedStatus`, `Latency`), which the page passes on, and of the answers that it makes of that.
+/// The schemas of all answers, by name. `further` adds those of the answers that the page makes of what processes say.
 pub fn all(further: &[Add]) -> Map<String, Value> {
     let settings = SchemaSettings::draft2020_12().for_serialize().with(|settings| {
         settings.definitions_path = AT.into();
@@ -87,34 +89,30 @@ fn never_null(property: &mut Value) {
     }
 }
 
-fn reference(name: &str) -> Schema {
-    json_schema!({ "$ref": format!("#{AT}/{name}") })
-}
-
-/// A device, as its process says it.
-pub fn device(_: &mut SchemaGenerator) -> Schema {
-    reference("Device")
-}
-
 /// What every process of this user says of itself.
 #[derive(JsonSchema)]
 #[expect(dead_code, reason = "only its schema is used")]
-struct Status(#[schemars(schema_with = "process")] Vec<Value>);
+struct Status(Vec<ProcessStatus>);
 
-fn process(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({ "type": "array", "items": reference("Process") })
+/// A process that has a device.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct ProcessPlace<'a> {
+    /// Its process id.
+    #[schemars(with = "u32")]
+    pid: &'a Value,
+    /// What it does, in a word.
+    #[schemars(with = "String")]
+    role: &'a Value,
+    /// Where it listens, or what it is attached to.
+    #[schemars(with = "String")]
+    address: &'a Value,
 }
 
-fn place(_: &mut SchemaGenerator) -> Schema {
-    reference("ProcessPlace")
-}
-
-fn waiting(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({ "type": "array", "items": reference("WaitingStatus") })
-}
-
-fn booked(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({ "type": "array", "items": reference("BookedStatus") })
+impl<'a> ProcessPlace<'a> {
+    /// The place of a process.
+    pub fn of(process: &'a Value) -> Self {
+        Self { pid: &process["pid"], role: &process["role"], address: &process["address"] }
+    }
 }
 
 /// A device of any host.
@@ -157,16 +155,13 @@ pub struct OwnRow {
     /// What it is, in words.
     title: String,
     /// The process that shares it or has attached it.
-    #[schemars(schema_with = "place")]
-    process: Value,
+    process: ProcessPlace<'static>,
     /// How many hosts wait for it.
     waiting: usize,
     /// The hosts that wait for it, in the order in which they are served.
-    #[schemars(schema_with = "waiting")]
-    queue: Value,
+    queue: Vec<WaitingStatus>,
     /// Leases of it ahead of time.
-    #[schemars(schema_with = "booked")]
-    booked: Value,
+    booked: Vec<BookedStatus>,
     /// When the lease of it ends: RFC 3339, UTC.
     leased_until: Option<String>,
     /// Who says this: this host.

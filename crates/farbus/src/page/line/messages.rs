@@ -8,7 +8,7 @@ use super::super::api::journal::Kind;
 use super::super::api::routes::{self, Endpoint};
 use super::super::lab::Lab;
 use super::super::status::Processes;
-pub use crate::common::page_address::Elsewhere;
+use farbus_control::daemon::Elsewhere;
 
 /// The longest message to the process that has the rights, bytes: twice a body and twice a header's line, for a text is
 /// longer in JSON.

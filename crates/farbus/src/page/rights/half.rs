@@ -10,6 +10,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
+use farbus_control::daemon::Elsewhere;
 use farbus_io::sys::descriptors;
 use farbus_io::sys::passing::Passage;
 use farbus_io::trust::Scope;
@@ -33,8 +34,8 @@ use super::super::lab::Lab;
 use super::super::line::frames::{Decoder, TooLong, encoded, receive, send};
 use super::super::line::hex;
 use super::super::line::messages::{
-    ANSWER_BYTES_MAX, AUTHORIZATION_BYTES_MAX, Answer, Begin, BeginTls, By, Elsewhere, QUESTION_BYTES_MAX, Question,
-    Said, Told, Wanted,
+    ANSWER_BYTES_MAX, AUTHORIZATION_BYTES_MAX, Answer, Begin, BeginTls, By, QUESTION_BYTES_MAX, Question, Said, Told,
+    Wanted,
 };
 use super::super::line::places::Places;
 use super::super::line::{NO_SANDBOX, VERB};

@@ -24,6 +24,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
 
+use farbus_control::daemon::Elsewhere;
 use farbus_io::sys::descriptors;
 use farbus_io::sys::peer::Credentials;
 use farbus_io::sys::tcp_owner::{PeerOwner, peer_owner};
@@ -38,7 +39,6 @@ use self::spare::{ACCEPT_PAUSE, Spare};
 use super::api::callers::Client;
 use super::api::journal::Journal;
 use super::api::operations::Operations;
-use super::line::messages::Elsewhere;
 use crate::common::failure::Failure;
 use crate::common::runtime_folder::{self, RuntimeFolder};
 

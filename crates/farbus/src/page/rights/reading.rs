@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::super::view::Details;
 use crate::common::control::{Answer, Question, ask_one};
-use crate::common::schema::moment;
+use farbus_control::schema::moment;
 
 /// Events of a device.
 const EVENTS_MAX: usize = 50;

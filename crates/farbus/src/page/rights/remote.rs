@@ -4,13 +4,14 @@ use std::convert::Infallible;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener as StdTcpListener, UdpSocket};
 use std::sync::Arc;
 
+use farbus_control::daemon::Elsewhere;
 use farbus_io::sys::tcp;
 use farbus_io::trust::{Folder, PageKey, RemotePage, StateError, host_name};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::sleep;
 
 use super::super::line::hex;
-use super::super::line::messages::{BeginTls, Elsewhere};
+use super::super::line::messages::BeginTls;
 use super::half::RemoteSite;
 use super::spare::{ACCEPT_PAUSE, Spare};
 use crate::common::failure::Failure;

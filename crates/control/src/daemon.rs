@@ -1,0 +1,106 @@
+//! What a daemon says of itself.
+
+use std::borrow::Cow;
+use std::path::PathBuf;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::failure::FailureReport;
+use crate::schema::or_null;
+
+/// What a daemon says of itself.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema, Deserialize)]
+pub struct DaemonStatus {
+    /// The path of its configuration.
+    pub config: PathBuf,
+    /// What commands may pass to it besides images.
+    pub takes: Vec<Cow<'static, str>>,
+    /// Its page, if it has one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub page: Option<PageStatus>,
+    /// The name that it gives to paired hosts; absent if it serves none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
+    /// The directory of all sites, if it has one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub directory: Option<DirectoryStatus>,
+}
+
+/// A device that a daemon is to share and cannot.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema, Deserialize)]
+pub struct FailedDevice {
+    /// The name under which it is to be shared.
+    pub name: String,
+    /// `failed`.
+    #[schemars(extend("const" = "failed"))]
+    pub state: Cow<'static, str>,
+    /// Why.
+    pub failure: FailureReport,
+}
+
+impl FailedDevice {
+    /// The device with this name, and why it is not shared.
+    pub fn new(name: &str, failure: FailureReport) -> Self {
+        Self { name: name.to_owned(), state: "failed".into(), failure }
+    }
+}
+
+/// Where a daemon's page is, in its status.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema, Deserialize)]
+pub struct PageStatus {
+    /// `http://…`, or `unix:PATH`; null while it is not there.
+    pub at: Option<String>,
+    /// Why it is not there; null if nothing is wrong.
+    pub failure: Option<String>,
+    /// Where browsers of other machines find it, with `tls`; null while it is not there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "or_null::<Elsewhere>")]
+    pub elsewhere: Option<Option<Elsewhere>>,
+}
+
+/// Where a page is for browsers of other machines.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Elsewhere {
+    /// Its URL, without a path.
+    pub url: String,
+    /// The SHA-256 fingerprint of its certificate, as browsers show it.
+    pub fingerprint: String,
+}
+
+/// The directory, in a daemon's status.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema, Deserialize)]
+pub struct DirectoryStatus {
+    /// Where it is.
+    pub at: String,
+    /// `starting`, `ok` or `trouble`.
+    pub state: Cow<'static, str>,
+    /// The member that was talked to last, `HOST:PORT`.
+    pub member: String,
+    /// Whether all that this host has to say is there.
+    pub is_published: bool,
+    /// Whether all keys were read once.
+    pub is_known: bool,
+    /// How many hosts are known; this one counts.
+    pub hosts: usize,
+    /// How many devices are known.
+    pub devices: usize,
+    /// How many keys and values are there that are none of farbus's.
+    pub unfit: usize,
+    /// How long ago it was heard, seconds; null: not yet.
+    pub heard_s: Option<u64>,
+    /// What is wrong, if something is.
+    pub trouble: Option<TroubleStatus>,
+}
+
+/// What is wrong with the directory.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema, Deserialize)]
+#[schemars(rename = "DirectoryTrouble")]
+pub struct TroubleStatus {
+    /// Its kind, in a word.
+    pub kind: Cow<'static, str>,
+    /// What happened, for a person.
+    pub message: String,
+    /// What to type.
+    pub next: Cow<'static, str>,
+}

@@ -1,0 +1,29 @@
+//! # Control: what farbus's processes tell each other and the world
+//!
+//! **This crate is** everything that a process of farbus says of itself in JSON, as types: on its control socket
+//! (docs/control.md), with `--json`, on the page's REST and to paired hosts: the status of devices, attachments, pipes,
+//! processes and daemons, failures, ids and notes.
+//!
+//! **It may touch** its own values, and serde.
+//!
+//! **It never touches** a socket, a file, a thread or a clock, nor what the values are taken from: `farbus` fills them.
+//!
+//! **Start reading at** [`process`], whose types hold the others; then [`device`] and [`attachment`].
+//!
+//! **Why** a crate: whoever says something and whoever reads it use one type, so that neither knows the other's
+//! strings. It changes by addition only: a field that an earlier release does not send has a default, a field or word
+//! that this release does not know is passed over.
+
+pub mod attachment;
+pub mod daemon;
+pub mod device;
+pub mod failure;
+pub mod identity;
+pub mod lease;
+pub mod notes;
+pub mod pipe;
+pub mod process;
+pub mod reservation;
+pub mod schema;
+pub mod session;
+pub mod swap;

@@ -1,0 +1,159 @@
+//! A running process and its devices.
+
+use std::borrow::Cow;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::attachment::AttachmentStatus;
+use crate::daemon::{DaemonStatus, FailedDevice};
+use crate::device::DeviceStatus;
+use crate::pipe::PipeStatus;
+use crate::reservation::BusStatus;
+
+/// A process, as `farbus status --json` has it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "Process")]
+pub struct ProcessStatus {
+    /// Process id, as the kernel of this machine numbers it.
+    pub pid: u32,
+    /// What it does: `share`, `attach`, `daemon`, `nbd`, `pipe` or `run`.
+    pub role: Cow<'static, str>,
+    /// Where it listens, or what it is attached to.
+    pub address: String,
+    /// Whether only paired hosts are served there.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_for_paired_hosts: bool,
+    /// The devices that it shares or has attached.
+    pub devices: Vec<ProcessDevice>,
+    /// The buses of which it has reserved time, if there are any.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub buses: Vec<BusStatus>,
+    /// What a daemon says besides.
+    #[serde(flatten)]
+    pub of_daemon: Option<DaemonStatus>,
+}
+
+/// A device of a process, as `farbus status --json` has it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "Device")]
+#[serde(untagged)]
+pub enum ProcessDevice {
+    /// A device that is shared.
+    Shared(Box<DeviceStatus>),
+    /// A pipe with a reservation that this host runs (`farbus pipe`).
+    Pipe(Box<PipeStatus>),
+    /// A device that is attached, or a medium that `farbus nbd` serves.
+    Attached(Box<AttachmentStatus>),
+    /// A device that a daemon cannot share.
+    Failed(FailedDevice),
+}
+
+impl ProcessStatus {
+    /// A process that has these devices, and nothing else to say.
+    pub fn new(pid: u32, role: &'static str, address: String, devices: Vec<ProcessDevice>) -> Self {
+        let (is_for_paired_hosts, buses, of_daemon) = (false, Vec::new(), None);
+        Self { pid, role: role.into(), address, is_for_paired_hosts, devices, buses, of_daemon }
+    }
+}
+
+impl From<DeviceStatus> for ProcessDevice {
+    fn from(status: DeviceStatus) -> Self {
+        Self::Shared(Box::new(status))
+    }
+}
+
+impl From<AttachmentStatus> for ProcessDevice {
+    fn from(status: AttachmentStatus) -> Self {
+        Self::Attached(Box::new(status))
+    }
+}
+
+impl From<PipeStatus> for ProcessDevice {
+    fn from(status: PipeStatus) -> Self {
+        Self::Pipe(Box::new(status))
+    }
+}
+
+impl From<FailedDevice> for ProcessDevice {
+    fn from(status: FailedDevice) -> Self {
+        Self::Failed(status)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn daemon() -> Value {
+        json!({
+            "pid": 7, "role": "daemon", "address": "0.0.0.0:3240", "is_for_paired_hosts": true,
+            "devices": [
+                {
+                    "name": "disk", "bus_id": "1-1", "is_named": true, "title": "farbus disk", "speed": "high",
+                    "ids": "0525:a4a5", "interfaces": ["storage"], "size_bytes": 4096, "state": "in use",
+                    "identity": { "id": "0123456789abcdef0011223344556677", "generation": 2, "is_lasting": true },
+                    "labels": { "board": "imx8" }, "place": "shelf 3", "user": "lab3", "used_s": 1.5,
+                    "lease": {
+                        "host": "lab3", "state": "held", "since_s": 1.0, "left_s": 59.0, "until": "2026-11-29T12:00:00Z",
+                        "priority": 5, "number": 3, "is_yours": false
+                    },
+                },
+                { "name": "board", "title": "lab3:3240/board", "state": "waiting", "user": "lab3:3240", "at": "",
+                  "used_s": 0.0, "failure": { "attribute": "gone", "message": "no such device" } },
+                { "name": "cam", "state": "failed", "failure": { "attribute": "local", "message": "it is in use here" } },
+            ],
+            "config": "/etc/farbus.toml", "takes": ["usb"],
+            "page": { "at": null, "failure": "the port is taken", "elsewhere": null },
+        })
+    }
+
+    #[test]
+    fn what_a_daemon_says_is_read_as_the_kinds_that_it_means() {
+        let status: ProcessStatus = serde_json::from_value(daemon()).unwrap();
+        let kinds: Vec<&str> = status
+            .devices
+            .iter()
+            .map(|device| match device {
+                ProcessDevice::Shared(_) => "shared",
+                ProcessDevice::Pipe(_) => "pipe",
+                ProcessDevice::Attached(_) => "attached",
+                ProcessDevice::Failed(_) => "failed",
+            })
+            .collect();
+        assert_eq!(kinds, ["shared", "attached", "failed"]);
+        let ProcessDevice::Shared(disk) = &status.devices[0] else { unreachable!() };
+        assert_eq!((disk.notes.labels["board"].as_str(), disk.notes.place.as_deref()), ("imx8", Some("shelf 3")));
+        assert_eq!(
+            status.of_daemon.as_ref().and_then(|of| of.page.as_ref()?.failure.as_deref()),
+            Some("the port is taken")
+        );
+        let mut again = serde_json::to_value(&status).unwrap();
+        // `null` and nothing mean the same to a reader.
+        assert!(again["of_daemon"].is_null() && again["page"].as_object_mut().unwrap().remove("elsewhere").is_none());
+        let mut said = daemon();
+        said["page"].as_object_mut().unwrap().remove("elsewhere");
+        assert_eq!(again, said);
+    }
+
+    #[test]
+    fn what_a_later_release_says_besides_is_passed_over() {
+        let mut said = daemon();
+        said["mood"] = json!("good");
+        said["devices"][0]["colour"] = json!("red");
+        said["devices"][1]["state"] = json!("on the moon");
+        let status: ProcessStatus = serde_json::from_value(said).unwrap();
+        let ProcessDevice::Attached(board) = &status.devices[1] else { panic!("attached") };
+        assert_eq!(board.state, "on the moon");
+    }
+
+    #[test]
+    fn a_process_without_more_is_no_daemon() {
+        let said = json!({ "pid": 7, "role": "run", "address": "", "devices": [] });
+        let status: ProcessStatus = serde_json::from_value(said.clone()).unwrap();
+        assert!(status.of_daemon.is_none());
+        assert_eq!(serde_json::to_value(&status).unwrap(), said);
+    }
+}
