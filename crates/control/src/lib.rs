@@ -17,12 +17,16 @@
 pub mod attachment;
 pub mod daemon;
 pub mod device;
+pub mod event;
 pub mod failure;
+pub mod fingerprint;
 pub mod identity;
 pub mod lease;
 pub mod notes;
+pub mod peer;
 pub mod pipe;
 pub mod process;
+pub mod question;
 pub mod reservation;
 pub mod schema;
 pub mod session;

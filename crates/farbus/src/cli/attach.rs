@@ -26,7 +26,8 @@ use crate::broker::confined::{give_rights_away, report_protection, start_broker}
 use crate::broker::{BrokerPolicy, SystemAccess};
 use crate::common::asking::{ask_owner, heard};
 use crate::common::control::{Answer, ControlSocket, Question, ask_all};
-use crate::common::events::{Event, Kind, publish};
+use crate::common::events::{Event, EventKind, publish};
+use crate::common::passed_files::Files;
 use crate::common::socket_place::Place;
 use crate::devices::follow::{Follow, FollowWord};
 use crate::devices::reservation::{ReservationRequest, together};
@@ -266,7 +267,7 @@ pub fn attach(mut args: AttachArgs) -> Result<(), Failure> {
     let shown = Arc::new(Shown::new(&request));
     let for_control_socket = Arc::clone(&shown);
     control_socket
-        .open(control_listener, move |question| for_control_socket.answer(question))
+        .open(control_listener, move |question, files| for_control_socket.answer(question, files))
         .map_err(Failure::local)?;
     // Prepare before a device is taken. Programs that connect while the device is waited for wait, too.
     let mut prepared = front_end.prepare(&client, &request)?;
@@ -318,7 +319,7 @@ fn show(
         tracing::debug!(how = status.how, "attached to the kernel");
     }
     shown.attached(&running);
-    publish(Event::of(Kind::Attached, target.to_string()).how(status.at.as_str()));
+    publish(Event::of(EventKind::Attached, target.to_string()).how(status.at.as_str()));
     tell_reason(client, request, status.local_address);
     introduce(target, status, as_json)?;
     startup_memory::give_back_soon();
@@ -581,14 +582,14 @@ impl Shown {
         self.state().is_ending
     }
 
-    fn answer(&self, question: Question) -> Answer {
+    fn answer(&self, question: Question, files: &Files) -> Answer {
         match question {
             Question::Status => self.status(),
             Question::Detach { device, force } if device.as_deref().is_none_or(|asked| self.is_meant(asked)) => {
                 self.detach(force)
             }
             question => {
-                let steered = steer(question, |device| self.is_meant(device).then(|| self.handle()));
+                let steered = steer(question, files, |device| self.is_meant(device).then(|| self.handle()));
                 steered.unwrap_or(Answer::Unknown)
             }
         }

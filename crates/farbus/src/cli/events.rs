@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::Failure;
 use super::ending::Ending;
 use super::output::say;
-use crate::common::events::{Event, Kind};
+use crate::common::events::{Event, EventKind};
 use crate::common::happenings::{Happened, Happenings};
 
 /// How often the processes are asked.
@@ -87,16 +87,16 @@ fn show((event, pid): &Happened, as_json: bool) {
 /// An event for people.
 fn in_a_line(event: &Event) -> String {
     let words = match event.event {
-        Kind::LinkLost => "link lost",
-        Kind::LinkBack => "link back",
-        Kind::SwapBegun => "move begun",
-        Kind::SwapEnded => "move ended",
+        EventKind::LinkLost => "link lost",
+        EventKind::LinkBack => "link back",
+        EventKind::SwapBegun => "move begun",
+        EventKind::SwapEnded => "move ended",
         kind => kind.as_str(),
     };
     let device = event.device.as_deref().map(|device| format!(" {device}")).unwrap_or_default();
     let host = event.host.as_deref().map_or(String::new(), |host| {
         let link = match event.event {
-            Kind::LinkLost | Kind::LinkBack | Kind::Suspended | Kind::Admitted => "with",
+            EventKind::LinkLost | EventKind::LinkBack | EventKind::Suspended | EventKind::Admitted => "with",
             _ => "by",
         };
         format!(" {link} {host}")
@@ -116,11 +116,11 @@ mod tests {
     #[test]
     fn events_are_shown_as_sentences_that_no_host_can_disguise() {
         let at = |event: Event| Event { at: "2026-11-24T10:00:00.000Z".into(), ..event };
-        let line = in_a_line(&at(Event::of(Kind::Released, "disk").host("lab3").how("link lost")));
+        let line = in_a_line(&at(Event::of(EventKind::Released, "disk").host("lab3").how("link lost")));
         assert_eq!(line, "2026-11-24T10:00:00.000Z  released disk by lab3 (link lost)");
-        let line = in_a_line(&at(Event::new(Kind::LinkLost).host("lab3:3241").why("reset")));
+        let line = in_a_line(&at(Event::new(EventKind::LinkLost).host("lab3:3241").why("reset")));
         assert_eq!(line, "2026-11-24T10:00:00.000Z  link lost with lab3:3241: reset");
-        let refused = Event { count: 9, ..Event::of(Kind::Refused, "disk\x1b[2J").host("eve\r").why("a\nb") };
+        let refused = Event { count: 9, ..Event::of(EventKind::Refused, "disk\x1b[2J").host("eve\r").why("a\nb") };
         let line = in_a_line(&at(refused));
         assert_eq!(line, "2026-11-24T10:00:00.000Z  refused disk?[2J by eve?: a b (and 9 more before)");
     }

@@ -18,6 +18,7 @@ use super::served::say_served;
 use crate::broker::confined::{give_rights_away, report_protection, start_broker};
 use crate::broker::{BrokerPolicy, SystemAccess};
 use crate::common::control::{Answer, ControlSocket, Question};
+use crate::common::passed_files::Files;
 use crate::exporter::sources::block::BlockSpec;
 use crate::exporter::swap::Swaps;
 use crate::exporter::swap_answers::{answer_disk, asked_of};
@@ -134,7 +135,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     });
     let for_control_socket = Arc::clone(&shown);
     control_socket
-        .open(control_listener, move |question| for_control_socket.answer(question))
+        .open(control_listener, move |question, files| for_control_socket.answer(question, files))
         .map_err(Failure::local)?;
     let stop = server.stop();
     thread::spawn(move || {
@@ -183,12 +184,12 @@ struct Shown {
 }
 
 impl Shown {
-    fn answer(&self, question: Question) -> Answer {
+    fn answer(&self, question: Question, files: &Files) -> Answer {
         let is_meant = |asked: &str| self.names.iter().chain(&self.what).any(|name| name == asked);
         if let Some(asked) = asked_of(&question) {
             let found = self.names.iter().zip(&self.exports).find(|(name, _)| *name == asked);
             let Some((name, export)) = found else { return Answer::Unknown };
-            return answer_disk(&self.swaps, name, export, question, || {});
+            return answer_disk(&self.swaps, name, export, (question, files), || {});
         }
         match question {
             Question::Status => self.status(),

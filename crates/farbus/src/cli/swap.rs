@@ -405,7 +405,6 @@ impl Owner {
             verify: false,
             resume: false,
             peer: None,
-            files: crate::common::passed_files::Files::default(),
         };
         let exchange = match (self.id, Folder::of_user()) {
             (Some(id), Ok(folder)) => Exchange::begin(folder, id, found)?,
@@ -439,7 +438,6 @@ impl Owner {
             verify: false,
             resume: false,
             peer: peer.flatten(),
-            files: crate::common::passed_files::Files::default(),
         };
         let passed: Vec<BorrowedFd<'_>> = broker.iter().map(AsFd::as_fd).collect();
         self.ask(&question, &passed).map(drop)
@@ -523,7 +521,6 @@ impl Owner {
             verify: args.verify,
             resume: begun.resumes,
             peer,
-            files: crate::common::passed_files::Files::default(),
         };
         if begun.resumes && !args.json {
             let new = new.at.display();

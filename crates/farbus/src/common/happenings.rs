@@ -7,7 +7,7 @@ use std::time::SystemTime;
 use farbus_io::trust::timestamp;
 
 use crate::common::control::{Answer, Question, ask_all, running};
-use crate::common::events::{Event, Kind, Latest};
+use crate::common::events::{Event, EventKind, LatestEvents};
 
 /// An event and its process.
 pub type Happened = (Event, u32);
@@ -43,7 +43,7 @@ impl Happenings {
             answered.insert(pid);
             // A process of an earlier release does not know the question.
             let Answer::Ok(value) = answer else { continue };
-            let Ok(latest) = serde_json::from_value::<Latest>(value) else { continue };
+            let Ok(latest) = serde_json::from_value::<LatestEvents>(value) else { continue };
             if after > 0 && !self.known.contains_key(&pid) {
                 // It has begun meanwhile, and is asked for everything next time.
                 continue;
@@ -61,7 +61,7 @@ impl Happenings {
         for pid in ended {
             self.known.remove(&pid);
             let at = timestamp(SystemTime::now());
-            new.happened.push((Event { at, ..Event::new(Kind::Ended).how(format!("process {pid}")) }, pid));
+            new.happened.push((Event { at, ..Event::new(EventKind::Ended).how(format!("process {pid}")) }, pid));
         }
         new.happened.sort_by(|(a, _), (b, _)| a.at.cmp(&b.at));
         Ok(new)

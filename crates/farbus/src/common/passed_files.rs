@@ -2,16 +2,16 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 /// The descriptors that were passed with a question.
-#[derive(Clone, Debug, Default)]
-pub struct Files(Arc<Mutex<Vec<OwnedFd>>>);
+#[derive(Debug, Default)]
+pub struct Files(Mutex<Vec<OwnedFd>>);
 
 impl Files {
-    /// Stores the descriptors that were received.
-    pub fn put(&self, files: Vec<OwnedFd>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = files;
+    /// The descriptors that were received.
+    pub fn passed(files: Vec<OwnedFd>) -> Self {
+        Self(Mutex::new(files))
     }
 
     /// Takes the descriptors, of which there must be `COUNT`: a disk and its journal, or a device's node.
@@ -29,12 +29,3 @@ impl Files {
         std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
-
-/// Questions are compared without their descriptors.
-impl PartialEq for Files {
-    fn eq(&self, _other: &Self) -> bool {
-        true
-    }
-}
-
-impl Eq for Files {}

@@ -14,7 +14,6 @@ use serde_json::json;
 
 use crate::common::control::{Answer, Question, ask_one};
 use crate::common::failure::{Attribute, FailureReport};
-use crate::common::passed_files::Files;
 
 /// The most owners at once. One descriptor is kept for each: its last lease. One thread watches all of them.
 const OWNERS_MAX: usize = 64;
@@ -28,7 +27,7 @@ pub fn ask_for(
     lease: BorrowedFd<'_>,
 ) -> Vec<(u32, String)> {
     let (owner, reserves) = (owner.to_owned(), reserves.to_vec());
-    let question = Question::Promise { owner, reserves, files: Files::default() };
+    let question = Question::Promise { owner, reserves };
     let refused = |&pid: &u32| match ask_one(pid, &question, &[lease]) {
         Ok(Answer::Failed(failure)) => Some((pid, failure.message)),
         // A process that reserves nothing, does not know the question or is ending has no objection.

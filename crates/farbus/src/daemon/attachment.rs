@@ -14,7 +14,7 @@ use tracing::{info, warn};
 
 use super::modules::ReadyModules;
 use crate::broker::SystemAccess;
-use crate::common::events::{Event, Kind, publish};
+use crate::common::events::{Event, EventKind, publish};
 use crate::common::failure::Failure;
 use crate::common::turns::{Turn, Turns};
 use crate::frontend::drivers::tell_if_no_driver;
@@ -403,7 +403,7 @@ impl Shared {
     fn run(&self, request: &Request, attachment: Box<dyn Attachment>, is_restored: bool) -> Option<Failure> {
         let (target, running) = (&request.target, Running::of(&*attachment));
         info!(%target, at = %running.status.at, "attached");
-        publish(Event::of(Kind::Attached, target.to_string()).how(running.status.at.as_str()));
+        publish(Event::of(EventKind::Attached, target.to_string()).how(running.status.at.as_str()));
         startup_memory::give_back_soon();
         tell_if_no_driver(target, running.handle.drivers(), |what| warn!("{what}"));
         let local_address = running.status.local_address;
@@ -468,7 +468,7 @@ impl Shared {
         if is_news || state.failure.as_ref().map(|known| known.attribute) != Some(report.attribute) {
             let next = if word == Word::Another { "" } else { "; trying again" };
             warn!(target = %request.target, attribute = report.attribute.as_str(), "{}{next}", report.message);
-            let event = Event::of(Kind::Failed, request.target.to_string());
+            let event = Event::of(EventKind::Failed, request.target.to_string());
             publish(event.how(report.attribute.as_str()).why(report.message.as_str()));
         }
         state.failure = Some(report);

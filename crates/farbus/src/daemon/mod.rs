@@ -197,7 +197,7 @@ pub fn serve(options: Options, ready: Ready, tell: impl Fn(String)) -> Result<()
     }
     let for_control_socket = Arc::clone(&supervisor);
     control_socket
-        .open(control_listener, move |question| for_control_socket.answer(question))
+        .open(control_listener, move |question, files| for_control_socket.answer(question, files))
         .map_err(Failure::local)?;
     tick(&supervisor).map_err(Failure::local)?;
     join(&supervisor).map_err(Failure::local)?;

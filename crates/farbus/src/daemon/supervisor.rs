@@ -31,6 +31,7 @@ use super::topology_plan::plan_path;
 use crate::broker::{Broker, ReplacementProcess, SystemAccess};
 use crate::common::control::{Answer, Question, SentAnswer, TopologyAct};
 use crate::common::failure::Failure;
+use crate::common::passed_files::Files;
 use crate::common::socket_place::Place;
 use crate::devices::identities::naming::Naming;
 use crate::exporter::owner_answers::{self, ServedAt};
@@ -422,12 +423,12 @@ impl Supervisor {
     }
 
     /// Answers a question of the owner.
-    pub fn answer(&self, question: Question) -> SentAnswer {
+    pub fn answer(&self, question: Question, files: &Files) -> SentAnswer {
         if self.is_handed_over() {
             // The replacement is asked as well.
             return Answer::Unknown.into();
         }
-        let Question::Directory { query, known } = question else { return self.answer_plain(question).into() };
+        let Question::Directory { query, known } = question else { return self.answer_plain(question, files).into() };
         match self.directory.contents(query.as_deref(), known.as_deref()) {
             None => Answer::Unknown.into(),
             Some(Ok(contents)) => SentAnswer::Written { ok: contents },
@@ -435,7 +436,7 @@ impl Supervisor {
         }
     }
 
-    fn answer_plain(&self, question: Question) -> Answer {
+    fn answer_plain(&self, question: Question, files: &Files) -> Answer {
         match question {
             Question::Status => self.status(),
             Question::Reload { adopt } => {
@@ -456,13 +457,13 @@ impl Supervisor {
             Question::Wake => Answer::Ok(json!({ "awake": self.wake() })),
             Question::Detach { device: Some(device), force } => self.detach(&device, force),
             Question::Detach { device: None, .. } => Answer::Unknown,
-            Question::Share { what, name, keep, is_again, files } => {
-                self.share_for_owner((&what, is_again), name, keep, &files)
+            Question::Share { what, name, keep, is_again } => {
+                self.share_for_owner((&what, is_again), name, keep, files)
             }
             Question::Unshare { device, force } => self.unshare(&device, force),
             // No lock is held here: a virtual machine's device may take long.
-            question => steer(question, |device| self.ask_kept(device, Kept::handle))
-                .unwrap_or_else(|other| owner_answers::answer(&self.share, &ServedAt::default(), other)),
+            question => steer(question, files, |device| self.ask_kept(device, Kept::handle))
+                .unwrap_or_else(|other| owner_answers::answer(&self.share, &ServedAt::default(), other, files)),
         }
     }
 

@@ -13,8 +13,9 @@ use farbus_io::trust::{Peer, timestamp};
 use farbus_session::block::swap::{Options, Progress, Side, SwapError};
 
 use crate::common::control::Question;
-use crate::common::events::{Event, Kind, publish};
+use crate::common::events::{Event, EventKind, publish};
 use crate::common::failure::{Attribute, FailureReport};
+use crate::common::passed_files::Files;
 
 /// What a swap of a disk's medium is to do.
 #[derive(Debug)]
@@ -50,8 +51,8 @@ impl SwapOrder {
     ///
     /// # Errors
     /// The files did not come along, or the first is no disk; or the question is no order.
-    pub fn of(question: Question) -> io::Result<Self> {
-        let Question::Swap { device, to, rate, verify, resume, peer, files } = question else {
+    pub fn of(question: Question, files: &Files) -> io::Result<Self> {
+        let Question::Swap { device, to, rate, verify, resume, peer } = question else {
             return Err(io::ErrorKind::InvalidInput.into());
         };
         let [first, journal] = files.take()?;
@@ -92,7 +93,7 @@ impl Run {
         status.elapsed_s = self.began.elapsed().as_secs_f64();
         note(&mut status);
         state.clone_into(&mut status.state);
-        let event = Event::of(Kind::SwapEnded, status.device.as_str()).how(state);
+        let event = Event::of(EventKind::SwapEnded, status.device.as_str()).how(state);
         publish(status.failure.iter().fold(event, |event, failure| event.why(failure.message.as_str())));
         drop(status);
         self.changed.notify_all();

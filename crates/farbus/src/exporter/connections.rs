@@ -14,7 +14,7 @@ use farbus_session::native::hello;
 use farbus_session::{Ending, Exporter};
 use tracing::{debug, error, info, warn};
 
-use crate::common::events::{Event, Kind, publish};
+use crate::common::events::{Event, EventKind, publish};
 use crate::common::socket_place::Origin;
 use crate::exporter::access::encrypted::ConnectionHandler;
 use crate::exporter::access::listener::Listening;
@@ -144,7 +144,7 @@ fn serve_usbip(shared: &Shared, number: u64, session: &Session, link: &Link, sin
     if let Some(bus_id) = &bus_id {
         permissions.record(session, Use::Detach, bus_id, Ok(()));
         let name = registry.device_name(bus_id).unwrap_or_else(|| bus_id.clone());
-        publish(Event::of(Kind::Released, name).host(session.peer.as_str()).how(ending.as_str()));
+        publish(Event::of(EventKind::Released, name).host(session.peer.as_str()).how(ending.as_str()));
     }
     match (bus_id, device) {
         (Some(bus_id), Some(device)) if !device.is_gone() => {

@@ -21,7 +21,7 @@ use farbus_session::claims::lease::{Due, Lease, LeaseRefusal, Party, Request, Re
 use farbus_session::claims::{Claims, Ending};
 use tracing::{debug, info, warn};
 
-use crate::common::events::{Event, Kind, publish};
+use crate::common::events::{Event, EventKind, publish};
 use crate::common::failure::{Attribute, FailureReport};
 use crate::common::lease_words::LeaseAct;
 use crate::exporter::owner::end_users_of;
@@ -307,7 +307,7 @@ fn granted(shared: &Shared, bus_id: &str, who: &Party, keeps_number: bool) -> Re
         return Err(report(Attribute::Local, format!("the lease cannot be stored: {error}")));
     }
     info!(device = bus_id, host = who.name(), "leased");
-    publish(Event::of(Kind::Leased, name_of(shared, bus_id)).host(who.name()));
+    publish(Event::of(EventKind::Leased, name_of(shared, bus_id)).host(who.name()));
     Ok(())
 }
 
@@ -342,7 +342,7 @@ fn users_of(claims: &Claims) -> Vec<String> {
 /// those of `users`, who had the device at that moment. Another host may have it by now.
 fn ended(shared: &Shared, bus_id: &str, ending: Ending, users: &[String]) {
     info!(device = bus_id, how = ending.as_str(), "its lease has ended");
-    publish(Event::of(Kind::LeaseEnded, name_of(shared, bus_id)).how(ending.as_str()));
+    publish(Event::of(EventKind::LeaseEnded, name_of(shared, bus_id)).how(ending.as_str()));
     let fenced = end_users_of(shared, bus_id, None, ending, Some(users));
     if let Err(error) = fenced.and(keep(shared, bus_id)) {
         // Who had it could come back after a restart of this process, and until the lease would have ended. The next
@@ -427,7 +427,7 @@ fn advance(shared: &Shared) -> Option<Duration> {
                 let left_s = left.as_secs_f64().ceil();
                 warn!(device = bus_id, left_s, "the lease of its user ends soon");
                 shared.sessions.holders_of(&bus_id).iter().for_each(|session| session.leave_lease_left(left));
-                publish(Event::of(Kind::LeaseEnding, name_of(shared, &bus_id)).how(format!("in {left_s} s")));
+                publish(Event::of(EventKind::LeaseEnding, name_of(shared, &bus_id)).how(format!("in {left_s} s")));
             }
             Due::Begin => begun(shared, &bus_id),
             Due::Lapse => debug!(device = bus_id, "a provisional lease was not confirmed"),

@@ -9,7 +9,7 @@ use farbus_session::DeviceRecord;
 use farbus_session::registry::{Entry, StreamClass, name_of};
 
 use crate::broker::SystemAccess;
-use crate::common::events::{Event, Kind, publish};
+use crate::common::events::{Event, EventKind, publish};
 use crate::devices::identities::Identified;
 use crate::devices::identities::labels::{DeviceClass, Label, Which};
 use crate::devices::identities::naming::Naming;
@@ -59,7 +59,7 @@ impl Share {
         self.shared.swaps.forget(&record.bus_id);
         self.shared.registry.read_notes(&record.bus_id);
         leasing::restore(&self.shared, &record.bus_id);
-        publish(Event::of(Kind::Shared, name_of(&record)));
+        publish(Event::of(EventKind::Shared, name_of(&record)));
         Ok(record)
     }
 

@@ -18,7 +18,7 @@ use farbus_session::native::control as native;
 use farbus_session::registry::Entry;
 use tracing::warn;
 
-use crate::common::events::{Event, Kind, publish};
+use crate::common::events::{Event, EventKind, publish};
 use crate::devices::status::Counted;
 use crate::exporter::error::ShareError;
 use crate::exporter::opening::device_use::offer_again;
@@ -81,7 +81,7 @@ pub fn status(shared: &Shared) -> Vec<DeviceStatus> {
 pub fn remove(shared: &Shared, device: &str) -> Result<(), ShareError> {
     let bus_id = shared.registry.bus_id_of(device)?;
     shared.reservations.disown(&bus_id);
-    publish(Event::of(Kind::Unshared, shared.registry.device_name(&bus_id).unwrap_or_else(|| bus_id.clone())));
+    publish(Event::of(EventKind::Unshared, shared.registry.device_name(&bus_id).unwrap_or_else(|| bus_id.clone())));
     let is_idle = shared.registry.lock().retire(&bus_id);
     if is_idle == Some(false)
         && let Err(error) = end_users_of(shared, &bus_id, None, Ending::TakenBack, None)

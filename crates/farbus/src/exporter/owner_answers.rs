@@ -10,6 +10,7 @@ use super::share::{Share, ShareError};
 use super::swap_answers;
 use crate::common::control::{Answer, Question};
 use crate::common::failure::{Attribute, FailureReport};
+use crate::common::passed_files::Files;
 
 /// Where devices are served.
 #[derive(Debug, Default)]
@@ -20,8 +21,8 @@ pub struct ServedAt {
     pub is_for_paired_hosts: bool,
 }
 
-/// Answers a question about the devices of `share`.
-pub fn answer(share: &Share, served: &ServedAt, question: Question) -> Answer {
+/// Answers a question about the devices of `share`; `files` came along with it.
+pub fn answer(share: &Share, served: &ServedAt, question: Question, files: &Files) -> Answer {
     let (device, command) = match question {
         Question::Status => {
             let devices = share.status().into_iter().map(ProcessDevice::from).collect();
@@ -75,7 +76,7 @@ pub fn answer(share: &Share, served: &ServedAt, question: Question) -> Answer {
             return if share.explain(&user, &reason) { Answer::Ok(serde_json::Value::Null) } else { Answer::Unknown };
         }
         question @ (Question::Swap { .. } | Question::SwapStatus { .. } | Question::SwapCancel { .. }) => {
-            return swap_answers::answer(share, question);
+            return swap_answers::answer(share, question, files);
         }
         Question::Adopt { device, id, generation } => {
             let adopted = share.adopt(&device, Identity { id: id.number(), generation });
@@ -90,7 +91,7 @@ pub fn answer(share: &Share, served: &ServedAt, question: Question) -> Answer {
                 Err(why) => Answer::Refused(why),
             };
         }
-        Question::Promise { owner, reserves, files } => {
+        Question::Promise { owner, reserves } => {
             return match files.take() {
                 Ok([lease]) => share.promises().keep(&owner, &reserves, lease),
                 Err(error) => Answer::Refused(error.to_string()),

@@ -14,7 +14,7 @@ use farbus_session::block::swap::{Phase, Report, Step, SwapError};
 use farbus_session::block::{BlockExport, Swap};
 use tracing::{info, warn};
 
-use crate::common::events::{Event, Kind, publish};
+use crate::common::events::{Event, EventKind, publish};
 use crate::common::failure::{Attribute, FailureReport};
 use crate::devices::media_journal::Notes;
 use crate::devices::swap_run::{DONE, Destination, FAILED, RUNNING, Run, SwapOrder, report};
@@ -118,7 +118,7 @@ impl Swaps {
         let run = Arc::new(Run::new(status));
         lock(&self.runs).insert(bus_id.to_owned(), Arc::clone(&run));
         info!(device, from, to, verify = options.verify, resume = options.resume, "being moved");
-        publish(Event::of(Kind::SwapBegun, device.as_str()).how(to.as_str()));
+        publish(Event::of(EventKind::SwapBegun, device.as_str()).how(to.as_str()));
         let for_thread = Arc::clone(&run);
         let spawned = thread::Builder::new().name("swap".into()).spawn(move || {
             let result = carry_out(swap, &clock, &for_thread);
@@ -154,7 +154,7 @@ impl Swaps {
         let is_free = runs.get(bus_id).is_none_or(|run| run.is_over());
         if is_free {
             let status = run.status();
-            publish(Event::of(Kind::SwapBegun, status.device.as_str()).how(status.to.as_str()));
+            publish(Event::of(EventKind::SwapBegun, status.device.as_str()).how(status.to.as_str()));
             runs.insert(bus_id.to_owned(), Arc::clone(run));
         }
         is_free

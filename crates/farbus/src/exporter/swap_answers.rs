@@ -10,10 +10,11 @@ use super::swap::Swaps;
 use super::twin;
 use crate::common::control::{Answer, Question};
 use crate::common::failure::{Attribute, FailureReport};
+use crate::common::passed_files::Files;
 use crate::devices::swap_run::SwapOrder;
 
-/// Answers a question about the swaps of shared devices.
-pub fn answer(share: &Share, question: Question) -> Answer {
+/// Answers a question about the swaps of shared devices; `files` came along with it.
+pub fn answer(share: &Share, question: Question, files: &Files) -> Answer {
     let Some(device) = asked_of(&question).map(str::to_owned) else { return Answer::Unknown };
     let (bus_id, export) = match share.disk(&device) {
         Ok(found) => found,
@@ -21,7 +22,7 @@ pub fn answer(share: &Share, question: Question) -> Answer {
         Err(error) => return Answer::Refused(error.to_string()),
     };
     match (question, export) {
-        (Question::Swap { to, files, .. }, None) if to.starts_with("usb:") => {
+        (Question::Swap { to, .. }, None) if to.starts_with("usb:") => {
             let begun = files.take().map_err(|error| Answer::Refused(error.to_string()));
             match begun.and_then(|[node]| twin::begin(share, &device, &bus_id, &to, node).map_err(Answer::Failed)) {
                 Ok(()) => Answer::Ok(Value::Null),
@@ -29,7 +30,10 @@ pub fn answer(share: &Share, question: Question) -> Answer {
             }
         }
         (Question::Swap { .. }, None) => Answer::Refused(format!("{device} is no disk: only a disk can be moved")),
-        (question, Some(export)) => answer_disk(share.swaps(), &bus_id, &export, question, share.on_moved(&bus_id)),
+        (question, Some(export)) => {
+            let swaps = share.swaps();
+            answer_disk(swaps, &bus_id, &export, (question, files), share.on_moved(&bus_id))
+        }
         (question, None) => answer_running(share.swaps(), &bus_id, question),
     }
 }
@@ -50,14 +54,14 @@ pub fn answer_disk(
     swaps: &Swaps,
     key: &str,
     export: &Arc<BlockExport>,
-    question: Question,
+    (question, files): (Question, &Files),
     on_moved: impl FnOnce() + Send + 'static,
 ) -> Answer {
     let Question::Swap { device, to, .. } = &question else { return answer_running(swaps, key, question) };
     if to.starts_with("usb:") {
         return Answer::Refused(format!("{device} is a disk: it moves to block:PATH"));
     }
-    match SwapOrder::of(question).map(|order| swaps.begin(key, Arc::clone(export), order, on_moved)) {
+    match SwapOrder::of(question, files).map(|order| swaps.begin(key, Arc::clone(export), order, on_moved)) {
         Ok(Ok(())) => Answer::Ok(Value::Null),
         Ok(Err(failure)) => Answer::Failed(failure),
         Err(error) => Answer::Refused(error.to_string()),

@@ -4,7 +4,7 @@ use crate::common::failure::report_of;
 use farbus_session::Reject;
 use farbus_session::native::control::{Cause, End, HANDED_OVER};
 
-use crate::common::events::{Event, Kind};
+use crate::common::events::{Event, EventKind};
 use crate::common::failure::{Failure, FailureReport};
 use crate::importer::client::{Attribute, Client, Target};
 
@@ -40,7 +40,7 @@ impl Ended {
 
     /// The event that its owner sees.
     pub(crate) fn event(&self, target: &Target) -> Event {
-        let event = Event::of(Kind::Detached, target.to_string());
+        let event = Event::of(EventKind::Detached, target.to_string());
         match self {
             Ended::Asked => event.how("asked"),
             Ended::Released => event.how("released here"),

@@ -7,17 +7,22 @@ use serde_json::{Value, json};
 use super::{Handle, Migration, Refused};
 use crate::common::control::{Answer, Question};
 use crate::common::failure::{Attribute, FailureReport};
+use crate::common::passed_files::Files;
 use crate::devices::swap_run::SwapOrder;
 use crate::frontend::usb_swap::UsbSwap;
 use crate::importer::client::Target;
 use crate::importer::session::status::SessionStatus;
 
 /// Answers a question that steers one attachment. `handle_of` finds it by the name in the question: `None` if there is
-/// none of that name here, `Some(None)` if it is not attached now.
+/// none of that name here, `Some(None)` if it is not attached now. `files` came along with the question.
 ///
 /// # Errors
 /// The question itself, if it steers no attachment.
-pub fn steer(question: Question, handle_of: impl FnOnce(&str) -> Option<Option<Handle>>) -> Result<Answer, Question> {
+pub fn steer(
+    question: Question,
+    files: &Files,
+    handle_of: impl FnOnce(&str) -> Option<Option<Handle>>,
+) -> Result<Answer, Question> {
     let (Question::Hold { device }
     | Question::Resume { device }
     | Question::Migrate { device, .. }
@@ -39,7 +44,7 @@ pub fn steer(question: Question, handle_of: impl FnOnce(&str) -> Option<Option<H
     }
     let Some(handle) = handle_of(device) else { return Ok(Answer::Unknown) };
     if is_swap {
-        return Ok(swap(handle.as_ref(), question));
+        return Ok(swap(handle.as_ref(), question, files));
     }
     if matches!(question, Question::Latency { .. }) {
         return Ok(latency(handle.as_ref().and_then(Handle::session).as_ref()));
@@ -87,13 +92,13 @@ fn with(
 }
 
 /// Answers a question about the swap of an attached disk.
-fn swap(handle: Option<&Handle>, question: Question) -> Answer {
+fn swap(handle: Option<&Handle>, question: Question, files: &Files) -> Answer {
     let (Question::Swap { device, .. } | Question::SwapStatus { device } | Question::SwapCancel { device }) = &question
     else {
         return Answer::Unknown;
     };
     if let Some(swap) = handle.and_then(Handle::usb_swap) {
-        return swap_usb(swap, question);
+        return swap_usb(swap, question, files);
     }
     let Some(swap) = handle.and_then(Handle::swap) else {
         if matches!(&question, Question::Swap { to, .. } if !to.starts_with("block:")) {
@@ -120,7 +125,7 @@ fn swap(handle: Option<&Handle>, question: Question) -> Answer {
         Question::Swap { device, to, .. } if to.starts_with("usb:") => {
             Answer::Refused(format!("{device} is a disk: it moves to block:PATH"))
         }
-        question @ Question::Swap { .. } => match SwapOrder::of(question).map(|order| swap.begin(order)) {
+        question @ Question::Swap { .. } => match SwapOrder::of(question, files).map(|order| swap.begin(order)) {
             Ok(Ok(())) => Answer::Ok(Value::Null),
             Ok(Err(failure)) => Answer::Failed(failure),
             Err(error) => Answer::Refused(error.to_string()),
@@ -131,13 +136,13 @@ fn swap(handle: Option<&Handle>, question: Question) -> Answer {
 }
 
 /// Answers a question about the swap of an attached USB device.
-pub(super) fn swap_usb(swap: &UsbSwap, question: Question) -> Answer {
+pub(super) fn swap_usb(swap: &UsbSwap, question: Question, files: &Files) -> Answer {
     let none = |device: &str| {
         let message = format!("{device} is not being swapped\n  begin: farbus swap {device} --to usb:BUSID");
         Answer::Failed(FailureReport::new(Attribute::Gone, message))
     };
     match question {
-        Question::Swap { device, to, peer, files, .. } => match swap.begin(&device, &to, peer.map(|it| *it), &files) {
+        Question::Swap { device, to, peer, .. } => match swap.begin(&device, &to, peer.map(|it| *it), files) {
             Ok(()) => Answer::Ok(Value::Null),
             Err(failure) => Answer::Failed(failure),
         },

@@ -39,7 +39,7 @@ use farbus_session::snapshot::{Reader, Writer};
 use farbus_session::twin::Twinned;
 use tracing::{info, warn};
 
-use crate::common::events::{Event, Kind, publish};
+use crate::common::events::{Event, EventKind, publish};
 use crate::common::failure::{Attribute, FailureReport};
 use crate::common::passed_files::Files;
 use crate::devices::class_words::classes_of;
@@ -615,7 +615,7 @@ impl UsbSwap {
         if !is_entered {
             return Err(not(Attribute::Refused, "it is being swapped already, or has ended", "see: farbus status"));
         }
-        publish(Event::of(Kind::SwapBegun, device).how(to));
+        publish(Event::of(EventKind::SwapBegun, device).how(to));
         let (swap, for_thread) = (self.clone(), Arc::clone(&run));
         let carry_out = move || swap.carry_out(&for_thread, destination);
         thread::Builder::new().name("twin".into()).spawn(carry_out).map(drop).map_err(|error| {

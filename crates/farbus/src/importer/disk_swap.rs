@@ -53,7 +53,7 @@ use farbus_session::native::{Attached, RemoteBlock};
 use farbus_session::snapshot::{self, Reader, Writer};
 use tracing::{info, warn};
 
-use crate::common::events::{Event, Kind, publish};
+use crate::common::events::{Event, EventKind, publish};
 use crate::common::failure::{Attribute, FailureReport};
 use crate::common::stop_signal::StopSignal;
 use crate::devices::media_journal::Notes;
@@ -65,7 +65,7 @@ use crate::importer::session::connection::{BLOCK_KIND, Linked};
 use crate::importer::session::status::{SessionStatus, StepAnswer};
 use crate::importer::session_disk::session_disk;
 
-/// Kind of the snapshots of a disk that was moved to another host: where it is, and its snapshot there. A process of a
+/// EventKind of the snapshots of a disk that was moved to another host: where it is, and its snapshot there. A process of a
 /// release that does not know it refuses it.
 pub const ELSEWHERE_KIND: u16 = 16;
 /// How often a swap's status is updated.
@@ -246,7 +246,7 @@ impl DiskSwap {
         let spawned = thread::Builder::new().name("swap".into()).spawn(carry_out);
         spawned.map_err(|error| not_moved(Attribute::Local, (&device, &to), &error))?;
         info!(device, to, verify = options.verify, resume = options.resume, "being moved");
-        publish(Event::of(Kind::SwapBegun, device.as_str()).how(to.as_str()));
+        publish(Event::of(EventKind::SwapBegun, device.as_str()).how(to.as_str()));
         last.run = Some(run);
         Ok(())
     }

@@ -25,12 +25,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use farbus_control::fingerprint::Fingerprint;
 use farbus_model::Instant;
 use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
 
 use super::admission::subscriber;
-use super::fingerprint::Fingerprint;
 use super::folder::{Folder, StateError};
 use super::limits::{
     AUDIT_BYTES_MAX, AUDIT_FILES_MAX, AUDIT_LINES_MAX, AUDIT_LINES_OF_PEER_MAX, REFUSED_LINES_MAX,

@@ -4,12 +4,13 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use farbus_control::fingerprint::Fingerprint;
 use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, PublicKeyData, date_time_ymd};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::sign::CertifiedKey;
 
-use super::fingerprint::Fingerprint;
+use super::fingerprint::fingerprint_of_key;
 use super::folder::{Folder, StateError};
 use super::limits;
 use super::provider::provider;
@@ -84,7 +85,7 @@ impl Identity {
     }
 
     fn over(key: KeyPair) -> Self {
-        let fingerprint = Fingerprint::of_public_key_info(&key.subject_public_key_info());
+        let fingerprint = fingerprint_of_key(&key.subject_public_key_info());
         Self { key, fingerprint, current: Mutex::default() }
     }
 

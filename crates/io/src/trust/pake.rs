@@ -8,10 +8,10 @@
 use std::fmt;
 use std::str::FromStr;
 
+use farbus_control::fingerprint::Fingerprint;
 use ring::hmac;
 use spake2::{Ed25519Group, Identity as SpakeIdentity, Password, Spake2};
 
-use super::fingerprint::Fingerprint;
 use super::random::fill_random;
 
 /// Eight digits, for one pairing.
@@ -167,9 +167,10 @@ impl fmt::Debug for Proofs {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::trust::fingerprint::fingerprint_of_key;
 
     fn prints() -> [Fingerprint; 3] {
-        [b"j", b"w", b"m"].map(|text| Fingerprint::of_public_key_info(text))
+        [b"j", b"w", b"m"].map(|text| fingerprint_of_key(text))
     }
 
     fn run(codes: [&str; 2], seen: [[Fingerprint; 2]; 2], contexts: [&str; 2]) -> (Proofs, Proofs) {

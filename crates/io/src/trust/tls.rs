@@ -4,6 +4,7 @@ use std::fmt;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use farbus_control::fingerprint::Fingerprint;
 use farbus_model::Instant;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{ResolvesClientCert, Resumption};
@@ -19,7 +20,7 @@ use rustls::{
 };
 use webpki::{EndEntityCert, KeyUsage, anchor_from_trusted_cert};
 
-use super::fingerprint::Fingerprint;
+use super::fingerprint::fingerprint_of_key;
 use super::identity::Identity;
 use super::limits;
 use super::provider::provider;
@@ -315,7 +316,7 @@ impl KeyVerifier {
         if key_info.len() != ED25519_KEY_INFO.len() + 32 || !key_info.starts_with(&ED25519_KEY_INFO) {
             return Err(CertificateError::BadEncoding.into());
         }
-        let fingerprint = Fingerprint::of_public_key_info(&key_info);
+        let fingerprint = fingerprint_of_key(&key_info);
         let is_known = self.accepts.accepts(&fingerprint);
         // The key is what is trusted; the certificate is its own anchor, so date and signature remain to be checked.
         let anchor = [anchor_from_trusted_cert(shown).map_err(bad)?];

@@ -16,6 +16,7 @@ use farbus_session::reserve::Processors;
 
 use crate::broker::SystemAccess;
 use crate::common::control::{Answer, Question};
+use crate::common::passed_files::Files;
 use crate::common::processor_leases::{ProcessorLeases, ProcessorLedger};
 use crate::frontend::tuned_pipe::{Beside, Pipe};
 
@@ -141,14 +142,14 @@ impl<A: Send + 'static> Shown<A> {
     }
 
     /// Answers the owner, and processes that ask for processor time.
-    pub fn answer(&self, question: Question) -> Answer {
+    pub fn answer(&self, question: Question, files: &Files) -> Answer {
         match question {
             Question::Status => self.status(),
             Question::Detach { device, .. } if device.as_deref().is_none_or(|asked| asked == self.name) => {
                 self.is_over.store(true, Ordering::Relaxed);
                 Answer::Ok(serde_json::Value::Null)
             }
-            Question::Promise { owner, reserves, files } => match files.take() {
+            Question::Promise { owner, reserves } => match files.take() {
                 Ok([lease]) => self.promises.keep(&owner, &reserves, lease),
                 Err(error) => Answer::Refused(error.to_string()),
             },

@@ -246,7 +246,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let shown = Arc::new(Shown::new(name, host, &host_pipes, Arc::clone(&is_over)));
     let for_control_socket = Arc::clone(&shown);
     control_socket
-        .open(control_listener, move |question| for_control_socket.answer(question))
+        .open(control_listener, move |question, files| for_control_socket.answer(question, files))
         .map_err(Failure::local)?;
     let mut unreserved = Vec::new();
     let (endpoint, tally) = match (&args.here, &target) {

@@ -25,7 +25,6 @@ use crate::broker::SystemAccess;
 use crate::common::asking::{hear_owner, heard};
 use crate::common::control::{Answer, HAS_ENDED, IS_UNPLUGGED, Question, ask_one, own_daemon};
 use crate::common::failure::Attribute;
-use crate::common::passed_files::Files;
 use crate::common::stop_signal::StopSignal;
 use crate::daemon::check_config;
 use crate::devices::follow::Follow;
@@ -262,8 +261,7 @@ impl Daemon {
         let lease = if keep { None } else { Some(UnixStream::pair().map_err(|error| failed(Failure::local(error)))?) };
         let (ours, theirs) = lease.unzip();
         let fds: Vec<_> = files.iter().map(AsFd::as_fd).chain(theirs.as_ref().map(AsFd::as_fd)).collect();
-        let question =
-            Question::Share { what: words, name: called.name.clone(), keep, is_again, files: Files::default() };
+        let question = Question::Share { what: words, name: called.name.clone(), keep, is_again };
         let answer = ask_one(self.pid, &question, &fds);
         match answer.map_err(|error| failed(Failure::local(format!("the daemon does not answer: {error}"))))? {
             Answer::Ok(value) => {

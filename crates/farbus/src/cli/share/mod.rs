@@ -379,7 +379,7 @@ pub fn run(mut args: Args) -> Result<(), Failure> {
     let for_control_socket = Arc::clone(&share);
     let served = ServedAt { address, is_for_paired_hosts };
     control_socket
-        .open(control_listener, move |question| answer(&for_control_socket, &served, question))
+        .open(control_listener, move |question, files| answer(&for_control_socket, &served, question, files))
         .map_err(Failure::local)?;
     let mut listening = Vec::new();
     for (listener, place) in plain {

@@ -20,7 +20,7 @@ use farbus_session::stream::Policy;
 use farbus_session::{DeviceRecord, Ending, Offers, OpStatus};
 use tracing::{info, warn};
 
-use crate::common::events::{Event, Kind, publish};
+use crate::common::events::{Event, EventKind, publish};
 use crate::devices::identities::durability_of;
 use crate::exporter::access::quota::{self, Place};
 use crate::exporter::opening::claim::Offer;
@@ -509,7 +509,7 @@ impl DeviceUse {
     fn note_undurable(&self, error: &str) {
         let peer = self.session.peer.as_str();
         warn!(peer, error, "the last writes may be lost");
-        publish(Event::new(Kind::Unwritten).host(peer).how("not durable").why(error));
+        publish(Event::new(EventKind::Unwritten).host(peer).how("not durable").why(error));
     }
 
     /// Releases what a session returns: the device, or for a block device nothing.
@@ -525,7 +525,7 @@ impl DeviceUse {
         if let Some(bus_id) = bus_id {
             info!(device = bus_id, peer = session.peer, ending = ending.as_str(), "detached");
             let name = shared.registry.device_name(&bus_id).unwrap_or_else(|| bus_id.clone());
-            publish(Event::of(Kind::Released, name).host(session.peer.as_str()).how(ending.as_str()));
+            publish(Event::of(EventKind::Released, name).host(session.peer.as_str()).how(ending.as_str()));
             if ending != Ending::HandedOver {
                 shared.permissions.record(session, Use::Detach, &bus_id, Ok(()));
             }

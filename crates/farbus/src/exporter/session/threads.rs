@@ -22,7 +22,7 @@ use farbus_session::reserve::{Reservation, ReservationReport};
 use farbus_session::{Ending, Reject};
 use tracing::{debug, info, warn};
 
-use crate::common::events::{Event, Kind, publish};
+use crate::common::events::{Event, EventKind, publish};
 use crate::exporter::access::quota::Visitor;
 use crate::exporter::session::priority::{LOOK_EVERY, PrioritizedDevices};
 use crate::exporter::session::provider::limits_of;
@@ -589,7 +589,7 @@ impl<'a, H: DeviceProvider> Engine<'a, H> {
             return debug!(peer = self.peer, lane = number, "the session has a further link");
         }
         info!(peer = self.peer, link, "the session goes on over a new link");
-        publish(Event::new(Kind::LinkBack).host(self.peer.as_str()));
+        publish(Event::new(EventKind::LinkBack).host(self.peer.as_str()));
     }
 
     fn use_link(&mut self, number: u16, link: Link) -> io::Result<()> {
@@ -619,7 +619,7 @@ impl<'a, H: DeviceProvider> Engine<'a, H> {
         }
         if !self.session.is_ended() && self.session.attachments() > 0 {
             warn!(peer = self.peer, end = end.as_str(), why, "the link was lost; its session waits for another");
-            publish(Event::new(Kind::LinkLost).host(self.peer.as_str()).how(end.as_str()).why(why));
+            publish(Event::new(EventKind::LinkLost).host(self.peer.as_str()).how(end.as_str()).why(why));
         }
     }
 

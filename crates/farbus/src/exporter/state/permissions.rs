@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use farbus_io::trust::{AuditRecorder, Event as Recorded, Fingerprint, Outcome, Peer};
 use farbus_session::leases::Key;
 
-use crate::common::events::{Event, Kind, publish};
+use crate::common::events::{Event, EventKind, publish};
 use crate::exporter::access::local_users::LocalPeers;
 use crate::exporter::access::quota::Visitor;
 use crate::exporter::session::entry::Session;
@@ -150,9 +150,9 @@ impl Permissions {
 /// Publishes a use of a device. The end of a use is published where it is known how it ended.
 fn publish_use(session: &Session, use_of: Use, device: &str, allowed: Result<(), &str>) {
     let event = match (use_of, allowed) {
-        (_, Err(why)) => Event::of(Kind::Refused, device).why(why),
-        (Use::Attach, Ok(())) => Event::of(Kind::Used, device),
-        (Use::Observe, Ok(())) => Event::of(Kind::Observed, device),
+        (_, Err(why)) => Event::of(EventKind::Refused, device).why(why),
+        (Use::Attach, Ok(())) => Event::of(EventKind::Used, device),
+        (Use::Observe, Ok(())) => Event::of(EventKind::Observed, device),
         (Use::Detach, Ok(())) => return,
     };
     publish(event.host(session.peer.as_str()));

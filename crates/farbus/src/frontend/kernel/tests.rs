@@ -215,9 +215,9 @@ impl Bench {
 
     /// Swaps for the device at `to`, as the command does; the kernel goes on meanwhile.
     fn swap_to(&mut self, to: &str) -> Result<(), FailureReport> {
-        let (swap, files) = (self.swap(), Files::default());
+        let files = Files::passed(vec![File::open("/dev/null").unwrap().into()]);
+        let swap = self.swap();
         // In the place of a broker, which a process with its rights does not need.
-        files.put(vec![File::open("/dev/null").unwrap().into()]);
         swap.begin(&self.target.to_string(), to, None, &files)?;
         self.kernel.until(|| !swap.is_running());
         swap.status().unwrap().failure.map_or(Ok(()), Err)
@@ -420,8 +420,7 @@ fn attachment_ends_soon_although_a_twin_is_waited_for_that_never_answers() {
     let bench = Bench::new(GRACE);
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let to = format!("{}/serial", silent.local_addr().unwrap());
-    let files = Files::default();
-    files.put(vec![File::open("/dev/null").unwrap().into()]);
+    let files = Files::passed(vec![File::open("/dev/null").unwrap().into()]);
     bench.swap().begin("first", &to, None, &files).unwrap();
     // It waits for that host now, for 10 s.
     let _waits = silent.accept().unwrap();

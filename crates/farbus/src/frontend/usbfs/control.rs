@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::bus::Source;
 use crate::common::control::{Answer, ControlSocket, ControlSocketError, Question};
+use crate::common::passed_files::Files;
 use crate::frontend::ANOTHER_DEVICE;
 use crate::frontend::running::program_status;
 use crate::frontend::steering::{latency, swap_usb};
@@ -22,11 +23,11 @@ pub fn answer_for(sources: Vec<Arc<Source>>, program: &OsString) -> Result<Contr
     let name = Path::new(program).file_name().unwrap_or(program);
     let program = name.to_string_lossy().into_owned();
     let (control_socket, listener) = ControlSocket::bind()?;
-    control_socket.open(listener, move |question| answer(&sources, &program, question))?;
+    control_socket.open(listener, move |question, files| answer(&sources, &program, question, files))?;
     Ok(control_socket)
 }
 
-fn answer(sources: &[Arc<Source>], program: &str, question: Question) -> Answer {
+fn answer(sources: &[Arc<Source>], program: &str, question: Question, files: &Files) -> Answer {
     let found = |device: &str| sources.iter().find(|source| is_meant(source.target(), device));
     match &question {
         Question::Status => {
@@ -36,7 +37,7 @@ fn answer(sources: &[Arc<Source>], program: &str, question: Question) -> Answer 
         Question::Swap { device, .. } | Question::SwapStatus { device } | Question::SwapCancel { device } => {
             let Some(source) = found(device) else { return Answer::Unknown };
             match source.now() {
-                Some((_, swap)) => swap_usb(&swap, question),
+                Some((_, swap)) => swap_usb(&swap, question, files),
                 None if source.taken_away().is_some() => Answer::Unknown,
                 None => Answer::Refused(format!(
                     "{device} is gone, and is looked for\n  when it is there again, type the same: farbus status"

@@ -23,7 +23,7 @@ use farbus_session::native::{
 use farbus_session::snapshot::{Reader, Writer};
 use tracing::{debug, info, warn};
 
-use crate::common::events::{Event, Kind, publish};
+use crate::common::events::{Event, EventKind, publish};
 use crate::common::stop_signal::StopSignal;
 use crate::common::write_out::WriteOut;
 use crate::devices::reservation::in_words;
@@ -42,7 +42,7 @@ const FAREWELL_TIME_MAX: Duration = Duration::from_secs(2);
 const FULL: &str = "this host has as many sessions there, or holds as much memory there, as its owner allows\n  \
                     there: 'farbus status' shows who uses what; peer_devices and peer_memory are the limits";
 
-/// Kind of the snapshots of a block device.
+/// EventKind of the snapshots of a block device.
 pub const BLOCK_KIND: u16 = 4;
 /// How long ago a session in a snapshot may have lost its link.
 const PAST_MAX: Duration = Duration::from_secs(600);
@@ -337,7 +337,7 @@ impl<A: Attached> Linked<A> {
             if self.write_out.before_the_end(left, move || status.end().is_some()) {
                 let left_s = left.as_secs_f64().ceil();
                 warn!(host = self.host, left_s, "the lease of the device ends soon: detach it, or extend the lease");
-                publish(Event::new(Kind::LeaseEnding).host(self.host.as_str()).how(format!("in {left_s} s")));
+                publish(Event::new(EventKind::LeaseEnding).host(self.host.as_str()).how(format!("in {left_s} s")));
             }
         }
         if let Some(reserved) = self.remote.reserved() {
@@ -375,7 +375,7 @@ impl<A: Attached> Linked<A> {
             if is_new && bytes > 0 && !self.status.is_copy() {
                 warn!(host = self.host, bytes, "what programs wrote was not written at the exporter of the device");
                 let why = format!("{bytes} bytes that programs wrote were not written");
-                publish(Event::new(Kind::Unwritten).host(self.host.as_str()).why(why));
+                publish(Event::new(EventKind::Unwritten).host(self.host.as_str()).why(why));
             }
         }
     }
@@ -398,11 +398,11 @@ impl<A: Attached> Linked<A> {
             reserve::State::Suspended => {
                 let (lack, missing) = in_words(reserved.lack, reserved.missing).unwrap_or_default();
                 warn!(host = self.host, lack, missing, "suspended by its exporter");
-                publish(Event::new(Kind::Suspended).host(self.host.as_str()));
+                publish(Event::new(EventKind::Suspended).host(self.host.as_str()));
             }
             reserve::State::Admitted => {
                 info!(host = self.host, bound_ns = reserved.bound_ns, "admitted by its exporter");
-                publish(Event::new(Kind::Admitted).host(self.host.as_str()));
+                publish(Event::new(EventKind::Admitted).host(self.host.as_str()));
             }
             reserve::State::Refused => {}
         }
@@ -613,7 +613,7 @@ impl<A: Attached> Linked<A> {
             return info!(host = self.host, lane = number, "a further link is there");
         }
         info!(host = self.host, "linked again");
-        publish(Event::new(Kind::LinkBack).host(self.host.as_str()));
+        publish(Event::new(EventKind::LinkBack).host(self.host.as_str()));
         self.status.note_link(true);
         self.dial_further(Duration::ZERO);
     }
@@ -642,7 +642,7 @@ impl<A: Attached> Linked<A> {
             self.dial_further(Duration::ZERO);
         } else if was_linked {
             warn!(host = self.host, end = end.as_str(), why, "the link was lost; the device waits for another");
-            publish(Event::new(Kind::LinkLost).host(self.host.as_str()).how(end.as_str()).why(why));
+            publish(Event::new(EventKind::LinkLost).host(self.host.as_str()).how(end.as_str()).why(why));
             self.status.note_link(false);
             self.dialer.dial(self.session.hello(0), Duration::ZERO);
         }
