@@ -13,8 +13,8 @@ use farbus_io::trust::DeviceId;
 use crate::devices::identities::naming::check_name;
 use crate::devices::identities::{ExpectedImage, Identified, Identities, KnownUsb, VIEW_BYTES_MAX};
 
-/// How many identities of USB devices a replacement is told: one message has them beside all else.
-const PASSED_USB_MAX: usize = 32;
+/// How many identities of USB devices a replacement is told.
+const PASSED_USB_MAX: usize = 1024;
 
 /// The longest description of a device made of code, bytes.
 const WORDS_BYTES_MAX: usize = 1024;
