@@ -193,6 +193,11 @@ impl Arguments {
     }
 
     fn lab(&self) -> Result<Lab> {
+        if cfg!(debug_assertions) {
+            bail!(
+                "this build is not optimized, and its figures would say nothing: cargo run --release -p farbus-bench"
+            );
+        }
         Ok(Lab {
             subject: self.subject,
             farbus: match self.farbus {
