@@ -15,6 +15,7 @@ use crate::swap::SwapStatus;
 /// What an attachment reports to `farbus status`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[schemars(rename = "AttachedDevice")]
+#[serde(default)]
 pub struct AttachmentStatus {
     /// The device's name at its exporter.
     pub name: String,
@@ -102,7 +103,8 @@ impl AttachmentStatus {
 }
 
 /// The last migration of an attached device, as `farbus status --json` shows it (docs/control.md).
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Default, Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct MigrationStatus {
     /// The other host, as its owner named it; its key if the command said no name.
     pub to: String,

@@ -16,6 +16,7 @@ use crate::swap::SwapStatus;
 /// One shared device, as `farbus status` shows it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[schemars(rename = "SharedDevice")]
+#[serde(default)]
 pub struct DeviceStatus {
     /// The name under which it is shared.
     pub name: String,
@@ -129,7 +130,8 @@ pub struct DeviceStatus {
 }
 
 /// The medium of a block device. The device may be a part of it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Default, Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct MediumStatus {
     /// `block:PATH` or `memory:SIZE`.
     pub at: String,
@@ -146,7 +148,8 @@ pub struct MediumStatus {
 }
 
 /// One of several users of a device.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Default, Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct UserStatus {
     /// The user, as people write it.
     pub user: String,
@@ -160,7 +163,8 @@ pub struct UserStatus {
 }
 
 /// A host that waits for a device.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Default, Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct WaitingStatus {
     /// The host.
     pub host: String,
@@ -175,7 +179,8 @@ pub struct WaitingStatus {
 }
 
 /// A use that is over.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Default, Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct PastStatus {
     /// The former user, as people write it.
     pub user: String,
@@ -205,7 +210,8 @@ pub struct IdentityStatus {
 }
 
 /// Another device in a port than its share stands for.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Default, Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct AnotherInPortStatus {
     /// The device that the share stands for: its make, and its serial number.
     pub was: String,
@@ -217,7 +223,8 @@ pub struct AnotherInPortStatus {
 }
 
 /// A disk that was moved away, as `farbus status` shows it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Default, Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct RetirementStatus {
     /// The host that moved it, by its name here.
     pub host: String,

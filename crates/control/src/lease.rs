@@ -6,7 +6,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The lease that a host requested and has.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Default, Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct LeaseStatus {
     /// The host, by its name at the exporter.
     pub host: String,
@@ -40,7 +41,8 @@ impl LeaseStatus {
 }
 
 /// A lease ahead of time.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Default, Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct BookedStatus {
     /// The host, by its name at the exporter.
     pub host: String,

@@ -11,8 +11,9 @@ const TRIED_PERCENT: u64 = 90;
 const RATE_NS_MIN: u64 = 1_000_000_000;
 
 /// A pipe in `farbus status`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Default, Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[schemars(rename = "PipeDevice")]
+#[serde(default)]
 pub struct PipeStatus {
     /// The device's name.
     pub name: String,
@@ -30,6 +31,7 @@ pub struct PipeStatus {
 
 /// How well a pipe kept its promise.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct PipeReport {
     /// Its channel.
     pub channel: usize,
@@ -113,6 +115,7 @@ impl PipeReport {
 /// Counters of a thread's jobs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[schemars(rename = "Jobs")]
+#[serde(default)]
 pub struct PipeJobs {
     /// Jobs that ran.
     pub ran: u64,
@@ -133,6 +136,7 @@ pub struct PipeJobs {
 /// What a thread was granted.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[schemars(rename = "Granted")]
+#[serde(default)]
 pub struct PipeGrant {
     /// The scheduling policy.
     pub policy: String,

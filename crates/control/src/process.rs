@@ -3,17 +3,23 @@
 use std::borrow::Cow;
 
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Value;
 
 use crate::attachment::AttachmentStatus;
 use crate::daemon::{DaemonStatus, FailedDevice};
-use crate::device::DeviceStatus;
+use crate::device::{DeviceStatus, MediumStatus};
+use crate::failure::FailureReport;
 use crate::pipe::PipeStatus;
-use crate::reservation::BusStatus;
+use crate::reservation::{BusStatus, ReservationStatus};
+use crate::session::{LinkStatus, Readings};
+use crate::swap::SwapStatus;
 
 /// A process, as `farbus status --json` has it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[schemars(rename = "Process")]
+#[serde(default)]
 pub struct ProcessStatus {
     /// Process id, as the kernel of this machine numbers it.
     pub pid: u32,
@@ -35,7 +41,7 @@ pub struct ProcessStatus {
 }
 
 /// A device of a process, as `farbus status --json` has it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 #[schemars(rename = "Device")]
 #[serde(untagged)]
 pub enum ProcessDevice {
@@ -54,6 +60,185 @@ impl ProcessStatus {
     pub fn new(pid: u32, role: &'static str, address: String, devices: Vec<ProcessDevice>) -> Self {
         let (is_for_paired_hosts, buses, of_daemon) = (false, Vec::new(), None);
         Self { pid, role: role.into(), address, is_for_paired_hosts, devices, buses, of_daemon }
+    }
+}
+
+impl<'de> Deserialize<'de> for ProcessDevice {
+    /// Reads a device by what only one kind says: a bus id, or a state of a shared device; a report; or a failure and no
+    /// more. Any other one is attached. What is left out has its default.
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let said = Value::deserialize(deserializer)?;
+        let state = said.get("state").and_then(Value::as_str);
+        let is_shared = said.get("bus_id").is_some() || matches!(state, Some("available" | "in use" | "moved away"));
+        let read = match () {
+            () if is_shared => DeviceStatus::deserialize(said).map(Self::from),
+            () if said.get("pipe").is_some() => PipeStatus::deserialize(said).map(Self::from),
+            () if state == Some("failed") && said.get("title").is_none() => {
+                FailedDevice::deserialize(said).map(Self::Failed)
+            }
+            () => AttachmentStatus::deserialize(said).map(Self::from),
+        };
+        read.map_err(D::Error::custom)
+    }
+}
+
+impl ProcessDevice {
+    /// What its process says of a shared device; `None`: it is none.
+    pub fn shared(&self) -> Option<&DeviceStatus> {
+        match self {
+            Self::Shared(status) => Some(status),
+            _ => None,
+        }
+    }
+
+    /// What its process says of an attached device; `None`: it is none.
+    pub fn attached(&self) -> Option<&AttachmentStatus> {
+        match self {
+            Self::Attached(status) => Some(status),
+            _ => None,
+        }
+    }
+
+    /// The name under which it is shared, or its name at its exporter.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Shared(status) => &status.name,
+            Self::Pipe(status) => &status.name,
+            Self::Attached(status) => &status.name,
+            Self::Failed(status) => &status.name,
+        }
+    }
+
+    /// What it is, in words; of an attached device its target. Empty if its process does not say it.
+    pub fn title(&self) -> &str {
+        match self {
+            Self::Shared(status) => &status.title,
+            Self::Pipe(status) => &status.title,
+            Self::Attached(status) => &status.title,
+            Self::Failed(_) => "",
+        }
+    }
+
+    /// Its state, in a word.
+    pub fn state(&self) -> &str {
+        match self {
+            Self::Shared(status) => &status.state,
+            Self::Pipe(status) => &status.state,
+            Self::Attached(status) => &status.state,
+            Self::Failed(status) => &status.state,
+        }
+    }
+
+    /// Who uses it, or the exporter that has it.
+    pub fn user(&self) -> Option<&str> {
+        let user = match self {
+            Self::Shared(status) => status.user.as_deref()?,
+            Self::Pipe(status) => &status.user,
+            Self::Attached(status) => &status.user,
+            Self::Failed(_) => return None,
+        };
+        Some(user).filter(|user| !user.is_empty())
+    }
+
+    /// What its user needs it for.
+    pub fn reason(&self) -> Option<&str> {
+        match self {
+            Self::Shared(status) => status.reason.as_deref(),
+            Self::Attached(status) => status.reason.as_deref(),
+            Self::Pipe(_) | Self::Failed(_) => None,
+        }
+    }
+
+    /// The mode in which it is used.
+    pub fn mode(&self) -> Option<&str> {
+        match self {
+            Self::Shared(status) => status.mode.as_deref(),
+            Self::Attached(status) => status.mode.as_deref(),
+            Self::Pipe(_) | Self::Failed(_) => None,
+        }
+    }
+
+    /// For how long it has been in use, seconds.
+    pub fn used_s(&self) -> Option<f64> {
+        match self {
+            Self::Shared(status) => status.used_s,
+            Self::Pipe(status) => Some(status.used_s),
+            // One that is waited for is not used.
+            Self::Attached(status) => Some(status.used_s),
+            Self::Failed(_) => None,
+        }
+    }
+
+    /// Why it cannot be had, if it cannot.
+    pub fn failure(&self) -> Option<&FailureReport> {
+        match self {
+            Self::Attached(status) => status.failure.as_ref(),
+            Self::Failed(status) => Some(&status.failure),
+            Self::Shared(_) | Self::Pipe(_) => None,
+        }
+    }
+
+    /// The classes of its interfaces, in words.
+    pub fn interfaces(&self) -> &[String] {
+        match self {
+            Self::Shared(status) => &status.interfaces,
+            Self::Attached(status) => &status.interfaces,
+            Self::Pipe(_) | Self::Failed(_) => &[],
+        }
+    }
+
+    /// The links of its session.
+    pub fn links(&self) -> &[LinkStatus] {
+        let links = match self {
+            Self::Shared(status) => status.links.as_ref(),
+            Self::Attached(status) => status.links.as_ref(),
+            Self::Pipe(_) | Self::Failed(_) => None,
+        };
+        links.map(|links| links.each.as_slice()).unwrap_or_default()
+    }
+
+    /// What has passed through.
+    pub fn meters(&self) -> Option<&Readings> {
+        match self {
+            Self::Shared(status) => status.meters.as_ref(),
+            Self::Attached(status) => status.meters.as_ref(),
+            Self::Pipe(_) | Self::Failed(_) => None,
+        }
+    }
+
+    /// Further counters, by name.
+    pub fn counts(&self) -> impl Iterator<Item = (&str, u64)> {
+        let of_device = self.shared().into_iter().flat_map(|status| &status.counts);
+        let of_attachment = self.attached().into_iter().flat_map(|status| &status.counts);
+        let of_device = of_device.map(|(name, count)| (name.as_str(), *count));
+        of_device.chain(of_attachment.map(|(name, count)| (name.as_ref(), *count)))
+    }
+
+    /// The medium of a disk.
+    pub fn medium(&self) -> Option<&MediumStatus> {
+        match self {
+            Self::Shared(status) => status.medium.as_ref(),
+            Self::Attached(status) => status.medium.as_ref(),
+            Self::Pipe(_) | Self::Failed(_) => None,
+        }
+    }
+
+    /// Its swap that runs, or the last one.
+    pub fn swap(&self) -> Option<&SwapStatus> {
+        match self {
+            Self::Shared(status) => status.swap.as_ref(),
+            Self::Attached(status) => status.swap.as_ref(),
+            Self::Pipe(_) | Self::Failed(_) => None,
+        }
+    }
+
+    /// What is reserved for it.
+    pub fn reservation(&self) -> Option<&ReservationStatus> {
+        match self {
+            Self::Shared(status) => status.reservation.as_ref(),
+            Self::Attached(status) => status.reservation.as_ref(),
+            Self::Pipe(_) | Self::Failed(_) => None,
+        }
     }
 }
 
@@ -83,7 +268,7 @@ impl From<FailedDevice> for ProcessDevice {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
 

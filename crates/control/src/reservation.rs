@@ -6,7 +6,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// A reservation, as `farbus status` shows it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Default, Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct ReservationStatus {
     /// `admitted`, `suspended` or `refused`.
     pub state: String,
@@ -64,7 +65,8 @@ impl ReservationStatus {
 }
 
 /// A bus on which something is reserved.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Default, Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct BusStatus {
     /// The bus, as `farbus status` calls it for a reservation.
     pub bus: String,
@@ -83,7 +85,8 @@ pub struct BusStatus {
 }
 
 /// An endpoint's place in a schedule.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Default, Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct PlaceStatus {
     /// The name of the device that reserved the place.
     pub device: String,

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 /// A session's links, as `farbus status` shows them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct LinksStatus {
     /// How many links are up.
     pub up: usize,
@@ -13,7 +14,8 @@ pub struct LinksStatus {
 }
 
 /// The link of one lane.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Default, Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct LinkStatus {
     /// The number of the lane; the first is 0.
     pub lane: u16,
@@ -39,6 +41,7 @@ pub struct LinkStatus {
 
 /// The counters at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct Readings {
     /// Requests answered.
     pub urbs: u64,
@@ -64,8 +67,9 @@ pub struct Readings {
 
 /// The durations of the stages of the latest timed requests. Their sum is what the session saw; the front end (FUSE,
 /// NBD, a kernel) adds its own time.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Default, Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[schemars(rename = "LatencyStatus")]
+#[serde(default)]
 pub struct Latency {
     /// How many requests were timed.
     pub samples: usize,
@@ -83,7 +87,8 @@ pub struct Latency {
 }
 
 /// The distribution of many durations, in microseconds.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Default, Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct Spread {
     /// Median.
     #[schemars(range(min = 0))]
@@ -99,13 +104,15 @@ pub struct Spread {
 /// How long the stages of an attachment's requests took lately.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[schemars(rename = "Latency")]
+#[serde(default)]
 pub struct Seconds {
     /// The last 180 seconds, the oldest first. A second without a timed request is left out.
     pub seconds: Vec<Second>,
 }
 
 /// The stages of a second's requests; microseconds.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Default, Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct Second {
     /// Its number, counted from the first timed request of the session, which is in second 0.
     pub number: u64,
@@ -125,6 +132,7 @@ pub struct Second {
 
 /// Percentiles of one stage in one second, in microseconds, each at most 1/16 too great.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct Percentiles {
     /// Median.
     #[schemars(range(min = 0))]

@@ -7,6 +7,7 @@ use crate::failure::FailureReport;
 
 /// The status of a swap, as `farbus swap --json` shows it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct SwapStatus {
     /// The device, by its name.
     pub device: String,
