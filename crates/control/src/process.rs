@@ -7,13 +7,14 @@ use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
-use crate::attachment::AttachmentStatus;
+use crate::attachment::{AttachmentStatus, MigrationStatus};
 use crate::daemon::{DaemonStatus, FailedDevice};
-use crate::device::{DeviceStatus, MediumStatus};
+use crate::device::{DeviceStatus, MediumStatus, WaitingStatus};
 use crate::failure::FailureReport;
+use crate::lease::{BookedStatus, LeaseStatus};
 use crate::pipe::PipeStatus;
 use crate::reservation::{BusStatus, ReservationStatus};
-use crate::session::{LinkStatus, Readings};
+use crate::session::{Latency, LinkStatus, Readings};
 use crate::swap::SwapStatus;
 
 /// A process, as `farbus status --json` has it.
@@ -56,6 +57,11 @@ pub enum ProcessDevice {
 }
 
 impl ProcessStatus {
+    /// The name that it gives to paired hosts, if it is a daemon that serves some.
+    pub fn host(&self) -> Option<&str> {
+        self.of_daemon.as_ref()?.host.as_deref()
+    }
+
     /// A process that has these devices, and nothing else to say.
     pub fn new(pid: u32, role: &'static str, address: String, devices: Vec<ProcessDevice>) -> Self {
         let (is_for_paired_hosts, buses, of_daemon) = (false, Vec::new(), None);
@@ -212,6 +218,31 @@ impl ProcessDevice {
         let of_attachment = self.attached().into_iter().flat_map(|status| &status.counts);
         let of_device = of_device.map(|(name, count)| (name.as_str(), *count));
         of_device.chain(of_attachment.map(|(name, count)| (name.as_ref(), *count)))
+    }
+
+    /// How long its latest requests took.
+    pub fn latency(&self) -> Option<&Latency> {
+        self.attached()?.latency.as_ref()
+    }
+
+    /// The lease of it that a host has.
+    pub fn lease(&self) -> Option<&LeaseStatus> {
+        self.shared()?.lease.as_ref()
+    }
+
+    /// The hosts that wait for it.
+    pub fn waiting(&self) -> &[WaitingStatus] {
+        self.shared().map(|status| status.waiting.as_slice()).unwrap_or_default()
+    }
+
+    /// Leases of it ahead of time.
+    pub fn booked(&self) -> &[BookedStatus] {
+        self.shared().map(|status| status.booked.as_slice()).unwrap_or_default()
+    }
+
+    /// Its migration that runs, or the last one.
+    pub fn migration(&self) -> Option<&MigrationStatus> {
+        self.attached()?.migration.as_ref()
     }
 
     /// The medium of a disk.

@@ -37,8 +37,7 @@ pub struct DeviceLine<'a> {
     /// The process that shares it or has attached it.
     process: ProcessPlace<'a>,
     /// The device, as its process says it.
-    #[schemars(with = "ProcessDevice")]
-    device: &'a Value,
+    device: &'a ProcessDevice,
     /// What can be done with it.
     actions: Vec<Offer>,
 }
@@ -111,7 +110,7 @@ pub struct Actions {
 }
 
 /// The devices that are wanted, each with its process and what is offered for it.
-pub fn devices(status: &Status, is_wanted: impl Fn(&Value, &Value) -> bool) -> Value {
+pub fn devices(status: &Status, is_wanted: impl Fn(&ProcessStatus, &ProcessDevice) -> bool) -> Value {
     let wanted = || status.devices().filter(|(process, device)| is_wanted(process, device));
     let line = |(process, device)| DeviceLine {
         process: ProcessPlace::of(process),
@@ -154,13 +153,13 @@ pub fn hosts(said: Value, lab: &Lab) -> Value {
 }
 
 /// Whether a device is shared here.
-pub fn is_shared(_: &Value, device: &Value) -> bool {
-    !device["bus_id"].is_null()
+pub fn is_shared(_: &ProcessStatus, device: &ProcessDevice) -> bool {
+    device.shared().is_some()
 }
 
 /// Whether a device is attached here.
-pub fn is_attached(process: &Value, device: &Value) -> bool {
-    !is_shared(process, device) && process["role"] != "nbd"
+pub fn is_attached(process: &ProcessStatus, device: &ProcessDevice) -> bool {
+    !is_shared(process, device) && process.role != "nbd"
 }
 
 /// The table of actions.

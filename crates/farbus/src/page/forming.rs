@@ -2,6 +2,7 @@
 //!
 //! With a script the same form is sent as JSON, as a program does.
 
+use farbus_control::process::ProcessDevice;
 use maud::Markup;
 use serde_json::{Map, Value};
 
@@ -10,6 +11,7 @@ use super::api::forms::{FIELDS_MAX, given, line};
 use super::api::refusal::Refusal;
 use super::api::routes::{ACTIONS_AT, Found, OPERATIONS_AT};
 use super::line::messages::Question;
+use super::operation::DrawnOperation;
 use super::status::Status;
 use super::view::View;
 use super::view::forms::{Answered, Form, hits, question, stop_hits};
@@ -71,11 +73,10 @@ impl Sent {
         }
         let is_sure = self.fields.iter().any(|(name, value)| name == "sure" && value == "yes");
         let hit = match self.found.action {
-            Some(action) => hits(action.name, self.device_in(status).unwrap_or(&Value::Null)),
+            Some(action) => hits(action.name, self.device_in(status)),
             None => {
-                let is_it = |operation: &&Value| operation["id"].as_u64() == Some(self.found.number);
-                let operation = status.operations.iter().find(is_it).unwrap_or(&Value::Null);
-                Some(stop_hits(operation))
+                let is_it = |operation: &&DrawnOperation| operation.id == self.found.number;
+                Some(stop_hits(status.operations.iter().find(is_it)))
             }
         };
         let hit = hit.filter(|_| !is_sure)?;
@@ -83,7 +84,7 @@ impl Sent {
     }
 
     /// The device whose page the form is on.
-    fn device_in<'s>(&self, status: &'s Status) -> Option<&'s Value> {
+    fn device_in<'s>(&self, status: &'s Status) -> Option<&'s ProcessDevice> {
         let (path, query) = self.back.split_once('?').unwrap_or((&self.back, ""));
         View::at(path, Some(query))?.device()?.device_in(status)
     }

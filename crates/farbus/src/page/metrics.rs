@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use serde_json::Value;
+use farbus_control::process::{ProcessDevice, ProcessStatus};
+use farbus_control::session::{Latency, Spread};
 
 use super::status::Status;
 
@@ -14,11 +15,15 @@ const DEVICES_MAX: usize = 1000;
 /// Characters of a label's value.
 const LABEL_CHARS_MAX: usize = 128;
 
-/// Stages of a request, as the status and as a label name them.
-const STAGES: [(&str, &str); 4] =
-    [("all_us", "all"), ("network_us", "network"), ("bus_us", "exporter"), ("back_end_us", "device")];
+/// Stages of a request, as a label names them.
+const STAGES: [(fn(&Latency) -> Spread, &str); 4] = [
+    (|latency| latency.all_us, "all"),
+    (|latency| latency.network_us, "network"),
+    (|latency| latency.bus_us, "exporter"),
+    (|latency| latency.back_end_us, "device"),
+];
 /// Percentiles of a stage, the same.
-const PERCENTILES: [(&str, &str); 2] = [("p50", "50"), ("p99", "99")];
+const PERCENTILES: [(fn(Spread) -> f64, &str); 2] = [(|spread| spread.p50, "50"), (|spread| spread.p99, "99")];
 
 /// One device's figures. Devices of one name and role are one series: process ids come and go.
 #[derive(Default)]
@@ -47,32 +52,32 @@ struct LinkFigures {
 }
 
 impl Figures {
-    fn add(&mut self, device: &Value) {
-        self.in_use |= u64::from(matches!(device["state"].as_str(), Some("in use" | "attached")));
-        let count = |list: &Value| list.as_array().map_or(0, Vec::len) as u64;
-        self.waiting += count(&device["waiting"]);
-        self.leased |= u64::from(device["lease"].is_object());
-        self.booked += count(&device["booked"]);
-        for (sum, name) in [
-            (&mut self.urbs, "urbs"),
-            (&mut self.bytes_in, "bytes_in"),
-            (&mut self.bytes_out, "bytes_out"),
-            (&mut self.resets, "resets"),
-            (&mut self.lost, "lost"),
+    fn add(&mut self, device: &ProcessDevice) {
+        self.in_use |= u64::from(matches!(device.state(), "in use" | "attached"));
+        self.waiting += device.waiting().len() as u64;
+        self.leased |= u64::from(device.lease().is_some());
+        self.booked += device.booked().len() as u64;
+        let meters = device.meters().copied().unwrap_or_default();
+        for (sum, more) in [
+            (&mut self.urbs, meters.urbs),
+            (&mut self.bytes_in, meters.bytes_in),
+            (&mut self.bytes_out, meters.bytes_out),
+            (&mut self.resets, meters.resets),
+            (&mut self.lost, meters.lost),
         ] {
-            *sum = sum.saturating_add(device["meters"][name].as_u64().unwrap_or(0));
+            *sum = sum.saturating_add(more);
         }
-        for link in device["links"]["each"].as_array().into_iter().flatten() {
+        for link in device.links() {
             let links = self.links.get_or_insert_default();
-            let is_up = link["is_up"] == true;
-            links.up += u64::from(is_up);
-            links.lost += u64::from(!is_up);
-            links.replaced = links.replaced.saturating_add(link["replaced"].as_u64().unwrap_or(0));
-            links.round_trip_ms = longer(links.round_trip_ms, link["round_trip_ms"].as_f64());
+            links.up += u64::from(link.is_up);
+            links.lost += u64::from(!link.is_up);
+            links.replaced = links.replaced.saturating_add(link.replaced);
+            links.round_trip_ms = longer(links.round_trip_ms, link.round_trip_ms);
         }
+        let Some(latency) = device.latency() else { return };
         for ((stage, _), kept) in STAGES.iter().zip(&mut self.latency_us) {
             for ((percentile, _), kept) in PERCENTILES.iter().zip(kept) {
-                *kept = longer(*kept, device["latency"][stage][percentile].as_f64());
+                *kept = longer(*kept, Some(percentile(stage(latency))));
             }
         }
     }
@@ -92,7 +97,7 @@ pub fn metrics(status: &Status, streams: usize) -> String {
     let mut devices: BTreeMap<(&str, String), Figures> = BTreeMap::new();
     let mut left_out = 0;
     for (process, device) in status.devices() {
-        let key = (role_of(process), label(device["name"].as_str().unwrap_or_default()));
+        let key = (role_of(process), label(device.name()));
         if devices.len() >= DEVICES_MAX && !devices.contains_key(&key) {
             left_out += 1;
             continue;
@@ -176,9 +181,9 @@ fn head(out: &mut String, name: &str, kind: &str, help: &str) {
 }
 
 /// The role, if it is one that this version knows: a label has few values.
-fn role_of(process: &Value) -> &'static str {
-    let said = process["role"].as_str().unwrap_or_default();
-    ["share", "attach", "daemon", "nbd", "pipe", "run"].into_iter().find(|role| *role == said).unwrap_or("other")
+fn role_of(process: &ProcessStatus) -> &'static str {
+    let roles = ["share", "attach", "daemon", "nbd", "pipe", "run"];
+    roles.into_iter().find(|role| *role == process.role).unwrap_or("other")
 }
 
 /// The value of a label, as the format writes it.
@@ -200,7 +205,7 @@ pub mod tests {
     use std::io::Write as _;
     use std::process::{Command, Stdio};
 
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::super::status::tests::status;
     use super::*;
@@ -226,7 +231,7 @@ pub mod tests {
     fn whole(name: &str) -> Value {
         let times = json!({ "p50": 1234.5, "p90": 1.0, "p99": 98765.5 });
         json!({
-            "name": name, "state": "attached", "waiting": [{}, {}], "lease": {}, "booked": [{}],
+            "name": name, "state": "attached",
             "meters": { "urbs": 7, "bytes_in": u64::MAX, "bytes_out": 1, "resets": 2, "lost": 3 },
             "links": { "up": 1, "each": [
                 { "is_up": true, "replaced": 2, "round_trip_ms": 0.25 }, { "is_up": false, "replaced": 1 },
@@ -237,7 +242,9 @@ pub mod tests {
 
     #[test]
     fn links_latency_and_leases_of_a_device_have_figures() {
-        let text = metrics(&status(json!([{ "role": "attach", "devices": [whole("disk"), { "name": "zero" }] }])), 5);
+        let leased = json!({ "name": "disk", "bus_id": "1-1", "waiting": [{}, {}], "lease": {}, "booked": [{}] });
+        let devices = [whole("disk"), leased, json!({ "name": "zero" })];
+        let text = metrics(&status(json!([{ "role": "attach", "devices": devices }])), 5);
         for line in [
             r#"farbus_device_leased{role="attach",device="disk"} 1"#,
             r#"farbus_device_booked_leases{role="attach",device="disk"} 1"#,

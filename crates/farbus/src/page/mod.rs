@@ -15,6 +15,7 @@ mod lab;
 mod limits;
 mod line;
 mod metrics;
+mod operation;
 mod rates;
 mod rights;
 mod room;

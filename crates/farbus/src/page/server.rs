@@ -15,6 +15,8 @@ use std::thread;
 use std::time::Duration;
 
 use farbus_control::daemon::Elsewhere;
+use farbus_control::process::{ProcessDevice, ProcessStatus};
+use farbus_control::session::Seconds;
 use farbus_io::sys::confine::{Needs, confine};
 use farbus_io::sys::descriptors;
 use farbus_io::sys::passing::Passage;
@@ -322,7 +324,7 @@ impl Server {
         found: Found,
         length: u64,
     ) -> Result<Response<Body>, Refusal> {
-        let all = |_: &Value, _: &Value| true;
+        let all = |_: &ProcessStatus, _: &ProcessDevice| true;
         let of_status =
             async |answer: fn(&Status) -> Response<Body>| Ok(answer(&*self.line.status(by, Wanted::Processes).await?));
         match found.route.endpoint {
@@ -537,13 +539,13 @@ impl Server {
     }
 
     /// How long the requests of a device of this process took in each of the last seconds.
-    async fn latency(&self, by: &By, process: u64, uri: &Uri) -> Result<Value, Refusal> {
+    async fn latency(&self, by: &By, process: u64, uri: &Uri) -> Result<Seconds, Refusal> {
         let missing = || Refusal::of(StatusCode::NOT_FOUND, "this process has no such device, or does not time it");
         let pid = u32::try_from(process).map_err(|_| missing())?;
         let which = Which::with_pid(pid, uri.query().unwrap_or_default()).ok_or_else(missing)?;
         let pid = which.pid_in(&*self.line.status(by, Wanted::Processes).await?);
         match self.line.ask(by, Question::Latency { pid, name: which.name().to_owned() }).await? {
-            Answer::Value(said) if said.is_object() => Ok(said),
+            Answer::Value(said) if said.is_object() => serde_json::from_value(said).map_err(|_| missing()),
             _ => Err(missing()),
         }
     }

@@ -4,10 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use farbus_control::process::{ProcessDevice, ProcessStatus};
+use farbus_control::swap::SwapStatus;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 use super::lab::Lab;
+use super::operation::DrawnOperation;
 use super::rates::Rates;
 
 /// What all processes of the user said of themselves at a moment.
@@ -17,15 +19,15 @@ pub struct Processes {
     pub version: u64,
     /// When they were asked, microseconds since the page began.
     pub asked_us: u64,
-    /// The answers, as `farbus status --json` prints them.
-    pub processes: Vec<Value>,
+    /// The answers.
+    pub processes: Vec<ProcessStatus>,
     /// How many processes gave no status.
     pub silent: usize,
     /// Why the processes cannot be found, if they cannot.
     pub failure: Option<String>,
     /// What is drawn of operations of this page, the latest first.
     #[serde(default)]
-    pub operations: Vec<Value>,
+    pub operations: Vec<DrawnOperation>,
     /// How far swaps are that run, begun by a page or by a command.
     #[serde(default)]
     pub swaps: Vec<Swapping>,
@@ -35,11 +37,11 @@ pub struct Processes {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Swapping {
     /// The number of the process that has the device.
-    pub pid: u64,
+    pub pid: u32,
     /// The device's name.
     pub name: String,
     /// What `farbus swap --json` says.
-    pub progress: Value,
+    pub progress: SwapStatus,
 }
 
 /// What was answered.
@@ -48,14 +50,14 @@ pub struct Status {
     /// Greater with each time that they were asked; 0: they were not.
     pub version: u64,
     asked_us: u64,
-    /// The answers, as `farbus status --json` prints them.
-    pub processes: Vec<Value>,
+    /// The answers.
+    pub processes: Vec<ProcessStatus>,
     /// How many processes gave no status.
     pub silent: usize,
     /// Why the processes cannot be found, if they cannot.
     pub failure: Option<String>,
     /// What is drawn of operations of this page, the latest first.
-    pub operations: Vec<Value>,
+    pub operations: Vec<DrawnOperation>,
     /// How far swaps are that run.
     pub swaps: Vec<Swapping>,
     /// What is known of other hosts.
@@ -81,81 +83,85 @@ impl Status {
     }
 
     /// Bytes a second from a device and to it at present, if that is known.
-    pub fn rate_of(&self, process: &Value, device: &Value) -> Option<[u64; 2]> {
+    pub fn rate_of(&self, process: &ProcessStatus, device: &ProcessDevice) -> Option<[u64; 2]> {
         self.rates.of(process, device)
     }
 
     /// Bytes a second that a link of its session receives and sends at present, if that is known.
-    pub fn rate_of_link(&self, process: &Value, device: &Value, lane: u64) -> Option<[u64; 2]> {
+    pub fn rate_of_link(&self, process: &ProcessStatus, device: &ProcessDevice, lane: u16) -> Option<[u64; 2]> {
         self.rates.of_link(process, device, lane)
     }
 
     /// How far a swap of a device is, if one runs.
-    pub fn swap_of(&self, process: &Value, device: &Value) -> Option<&Value> {
-        let (pid, name) = (process["pid"].as_u64()?, device["name"].as_str()?);
-        self.swaps.iter().find(|swap| swap.pid == pid && swap.name == name).map(|swap| &swap.progress)
+    pub fn swap_of(&self, process: &ProcessStatus, device: &ProcessDevice) -> Option<&SwapStatus> {
+        let is_its = |swap: &&Swapping| swap.pid == process.pid && swap.name == device.name();
+        self.swaps.iter().find(is_its).map(|swap| &swap.progress)
     }
 
     /// All devices with the processes that have them.
-    pub fn devices(&self) -> impl Iterator<Item = (&Value, &Value)> {
+    pub fn devices(&self) -> impl Iterator<Item = (&ProcessStatus, &ProcessDevice)> {
         devices_of(&self.processes)
     }
 }
 
 /// Adds what a command calls a shared device whose name another process has a shared device of, too: `called`.
-fn call_apart(processes: &mut [Value]) {
-    let shared = |device: &Value| device["name"].as_str().filter(|_| !device["bus_id"].is_null()).map(str::to_owned);
-    let mut named: BTreeMap<String, BTreeSet<u64>> = BTreeMap::new();
+fn call_apart(processes: &mut [ProcessStatus]) {
+    let mut named: BTreeMap<&str, BTreeSet<u32>> = BTreeMap::new();
     for (process, device) in devices_of(processes) {
-        if let (Some(name), Some(pid)) = (shared(device), process["pid"].as_u64()) {
-            named.entry(name).or_default().insert(pid);
+        if let Some(shared) = device.shared() {
+            named.entry(&shared.name).or_default().insert(process.pid);
         }
     }
-    for process in processes {
-        let pid = process["pid"].as_u64().unwrap_or_default();
-        for device in process["devices"].as_array_mut().into_iter().flatten() {
-            let name = shared(device).filter(|name| named.get(name).is_some_and(|pids| pids.len() > 1));
-            if let (Some(name), Some(fields)) = (name, device.as_object_mut()) {
-                fields.insert("called".to_owned(), format!("{name}@{pid}").into());
+    let several: BTreeSet<String> =
+        named.into_iter().filter(|(_, pids)| pids.len() > 1).map(|(name, _)| name.to_owned()).collect();
+    for ProcessStatus { pid, devices, .. } in processes {
+        for device in devices {
+            if let ProcessDevice::Shared(shared) = device {
+                shared.called = several.contains(&shared.name).then(|| format!("{}@{pid}", shared.name));
             }
         }
     }
 }
 
 /// All devices of these processes, with the processes that have them.
-pub fn devices_of(processes: &[Value]) -> impl Iterator<Item = (&Value, &Value)> {
-    let of = |process| {
-        let devices = |process: &'_ Value| process["devices"].as_array().map(Vec::as_slice).unwrap_or_default().len();
-        (0..devices(process)).map(move |index| (process, &process["devices"][index]))
-    };
-    processes.iter().flat_map(of)
+pub fn devices_of(processes: &[ProcessStatus]) -> impl Iterator<Item = (&ProcessStatus, &ProcessDevice)> {
+    processes.iter().flat_map(|process| process.devices.iter().map(move |device| (process, device)))
 }
 
 #[cfg(test)]
 pub mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 
+    /// A process, and a device, as JSON has them.
+    pub fn process(said: Value) -> ProcessStatus {
+        serde_json::from_value(said).unwrap()
+    }
+
+    pub fn device(said: Value) -> ProcessDevice {
+        serde_json::from_value(said).unwrap()
+    }
+
     /// The status of these processes.
     pub fn status(processes: Value) -> Status {
-        let Value::Array(processes) = processes else { panic!("a list") };
-        Status { processes, ..Status::default() }
+        Status { processes: serde_json::from_value(processes).unwrap(), ..Status::default() }
     }
 
     #[test]
     fn shared_devices_of_one_name_are_called_apart_and_no_others() {
         let shared = |name: &str| json!({ "name": name, "bus_id": "1-1" });
         let attached = json!({ "name": "disk", "title": "lab3/disk" });
-        let processes = vec![
-            json!({ "pid": 7, "devices": [shared("disk"), shared("tape")] }),
-            json!({ "pid": 8, "devices": [shared("disk"), attached] }),
-            json!({ "pid": 9, "devices": [{ "name": "tape" }, "x", null] }),
-            json!({ "devices": {} }),
-        ];
-        let said = Processes { processes, ..Processes::default() };
+        let processes = status(json!([
+            { "pid": 7, "devices": [shared("disk"), shared("tape")] },
+            { "pid": 8, "devices": [shared("disk"), attached] },
+            { "pid": 9, "devices": [{ "name": "tape" }] },
+            { "devices": [] },
+        ]));
+        let said = Processes { processes: processes.processes, ..Processes::default() };
         let status = Status::after(&Status::default(), said, Arc::default());
-        let called: Vec<_> = status.devices().map(|(_, device)| device["called"].as_str()).collect();
-        assert_eq!(called, [Some("disk@7"), None, Some("disk@8"), None, None, None, None]);
+        let called: Vec<_> =
+            status.devices().map(|(_, device)| device.shared().and_then(|it| it.called.as_deref())).collect();
+        assert_eq!(called, [Some("disk@7"), None, Some("disk@8"), None, None]);
     }
 }

@@ -8,11 +8,12 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 use tokio::time::timeout;
 
+use super::super::operation::State;
 use super::actions::Wrong;
 use super::callers::Caller;
 use super::operations::{self, Operations};
 use super::refusal::Refusal;
-use super::remembered::{Operation, State};
+use super::remembered::Operation;
 use super::routes::{Found, OPERATIONS_AT};
 use crate::common::failure::Attribute;
 use farbus_control::schema::or_null;

@@ -2,6 +2,8 @@
 
 use std::net::SocketAddr;
 
+use farbus_control::device::DeviceStatus;
+use farbus_control::process::{ProcessDevice, ProcessStatus};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -36,67 +38,78 @@ pub struct Offer {
 }
 
 /// What is offered for a device of a process, the likeliest first.
-pub fn of(process: &Value, device: &Value) -> Vec<Offer> {
-    let text = |of: &'_ Value, name: &str| of[name].as_str().map(str::to_owned);
-    let (role, state) = (text(process, "role").unwrap_or_default(), text(device, "state").unwrap_or_default());
+pub fn of(process: &ProcessStatus, device: &ProcessDevice) -> Vec<Offer> {
     // What a program has ends with the program, and what 'farbus nbd' serves with that.
-    let Some(name) = text(device, "name").filter(|_| role != "run" && role != "nbd") else { return Vec::new() };
+    if device.name().is_empty() || process.role == "run" || process.role == "nbd" {
+        return Vec::new();
+    }
+    match device {
+        ProcessDevice::Shared(shared) => of_shared(process, shared),
+        ProcessDevice::Failed(_) => Vec::new(),
+        ProcessDevice::Attached(_) | ProcessDevice::Pipe(_) => of_attached(device),
+    }
+}
+
+fn of_shared(process: &ProcessStatus, device: &DeviceStatus) -> Vec<Offer> {
     let mut offers = Vec::new();
     let mut offer = |name: &str, what: &'static str, given: Value| offers.extend(self::offer(name, what, given));
-    if is_shared(device) {
-        // As the page's status calls it where another process shares one of that name.
-        let called = text(device, "called").unwrap_or_else(|| name.clone());
-        if state == "in use" {
-            offer("release", "take it back from its user", json!({ "device": called }));
-        }
-        if role == "daemon" {
-            offer("unshare", "stop sharing it", json!({ "device": name }));
-        }
-        let is_leased = device["lease"].is_object();
-        if state == "available" && !is_leased {
-            offer("attach", "attach it here", json!({ "target": target_of(process, &name) }));
-        }
-        offer("allow", "let a paired host use it", json!({ "device": name }));
-        offer("forbid", "take that back from a paired host", json!({ "device": name }));
-        if let Some(format) = device["stream"].as_str() {
-            if device["is_observable"] == true && format != "bytes" {
-                offer("picture", "look at its picture", json!({ "target": target_of(process, &name) }));
-            }
-        } else if device["is_observable"] == true {
-            offer("observe", "record what it sends to its user", json!({ "target": target_of(process, &name) }));
-        }
-        if device["has_console"] == true {
-            offer("console", "show its serial console", json!({ "target": target_of(process, &name) }));
-        }
-        match device["medium"]["is_swapping"].as_bool() {
-            Some(true) => {
-                offer("swap-cancel", "cancel the swap: its data stay where they are", json!({ "device": called }))
-            }
-            _ if device["medium"].is_object() => {
-                offer("swap", "move its data to another medium", json!({ "device": called }));
-            }
-            _ => {}
-        }
-        return offers;
+    let name = device.name.as_str();
+    // As the page's status calls it where another process shares one of that name.
+    let called = device.called.as_deref().unwrap_or(name);
+    let target = || target_of(process, name);
+    if device.state == "in use" {
+        offer("release", "take it back from its user", json!({ "device": called }));
     }
+    if process.role == "daemon" {
+        offer("unshare", "stop sharing it", json!({ "device": name }));
+    }
+    if device.state == "available" && device.lease.is_none() {
+        offer("attach", "attach it here", json!({ "target": target() }));
+    }
+    offer("allow", "let a paired host use it", json!({ "device": name }));
+    offer("forbid", "take that back from a paired host", json!({ "device": name }));
+    match device.stream.as_deref() {
+        Some("bytes") => {}
+        Some(_) if device.is_observable => offer("picture", "look at its picture", json!({ "target": target() })),
+        None if device.is_observable => {
+            offer("observe", "record what it sends to its user", json!({ "target": target() }));
+        }
+        _ => {}
+    }
+    if device.has_console {
+        offer("console", "show its serial console", json!({ "target": target() }));
+    }
+    match &device.medium {
+        Some(medium) if medium.is_swapping => {
+            offer("swap-cancel", "cancel the swap: its data stay where they are", json!({ "device": called }));
+        }
+        Some(_) => offer("swap", "move its data to another medium", json!({ "device": called })),
+        None => {}
+    }
+    offers
+}
+
+fn of_attached(device: &ProcessDevice) -> Vec<Offer> {
+    let mut offers = Vec::new();
+    let mut offer = |name: &str, what: &'static str, given: Value| offers.extend(self::offer(name, what, given));
     // Two hosts may have a device of one name.
-    let target = text(device, "title").filter(|title| title.contains('/')).unwrap_or(name);
-    match state.as_str() {
+    let target = Some(device.title()).filter(|title| title.contains('/')).unwrap_or(device.name());
+    match device.state() {
         "held" | "following" => offer("resume", "let it continue here", json!({ "device": target })),
         "failed" => return offers,
         _ => {}
     }
     offer("detach", "detach it", json!({ "device": target }));
-    if state == "attached" {
+    if device.state() == "attached" {
         offer("migrate", "move it to another host", json!({ "device": target }));
         offer("swap", "move its disk to this machine", json!({ "device": target }));
         // Of a disk nothing is recorded; of anything else, if its owner permits it.
-        if device["mode"].is_null() && target.contains('/') {
+        if device.mode().is_none() && target.contains('/') {
             offer("observe", "record what it sends, if its owner permits it", json!({ "target": target }));
             offer("console", "show its serial console, if it has one", json!({ "target": target }));
         }
-        let modules = device["modules"].as_array().into_iter().flatten();
-        if modules.filter_map(|module| module.as_str()?.split(':').next()).any(|name| name == "pause") {
+        let mut modules = device.attached().into_iter().flat_map(|attached| &attached.modules);
+        if modules.any(|module| module.split(':').next() == Some("pause")) {
             offer("module-pause", "stop what passes through its modules", json!({ "device": target }));
             offer("module-resume", "let it pass again", json!({ "device": target }));
         }
@@ -105,19 +118,14 @@ pub fn of(process: &Value, device: &Value) -> Vec<Offer> {
 }
 
 /// Whether a command with this target observes a device that one of the processes has: shared here, or attached here.
-pub fn is_listed(processes: &[Value], target: &str) -> bool {
+pub fn is_listed(processes: &[ProcessStatus], target: &str) -> bool {
     devices_of(processes).any(|(process, device)| {
-        let name = device["name"].as_str().unwrap_or_default();
-        match is_shared(device) {
+        let name = device.name();
+        match device.shared().is_some() {
             true => !name.is_empty() && target == target_of(process, name),
-            false => target.contains('/') && [device["title"].as_str(), Some(name)].contains(&Some(target)),
+            false => target.contains('/') && [device.title(), name].contains(&target),
         }
     })
-}
-
-/// Whether a device is shared here; else it is attached here.
-fn is_shared(device: &Value) -> bool {
-    !device["bus_id"].is_null() || matches!(device["state"].as_str(), Some("available" | "in use" | "moved away"))
 }
 
 /// What is offered for a device of another host. What a third host has a lease of is refused, and is not offered; what
@@ -131,8 +139,8 @@ pub fn of_other(host: &LabHost, device: &LabDevice, own_name: &str) -> Vec<Offer
 
 /// A device that a process of this machine shares, as a command finds it: by its name alone only where names are looked
 /// for (a share's own socket, the default port).
-fn target_of(process: &Value, name: &str) -> String {
-    let address = process["address"].as_str().unwrap_or_default();
+fn target_of(process: &ProcessStatus, name: &str) -> String {
+    let address = process.address.as_str();
     let is_own_socket = |path: &str| path.rsplit('/').next().is_some_and(|file| file.starts_with("share-"));
     match (address.strip_prefix("unix:"), address.parse::<SocketAddr>()) {
         (Some(path), _) if !is_own_socket(path) => format!("{address}/{name}"),
@@ -160,18 +168,20 @@ fn offer(name: &str, what: &'static str, given: Value) -> Option<Offer> {
 }
 
 /// The command line that the owner of a device most likely wants next; `None` if nothing is urgent.
-pub fn first(process: &Value, device: &Value) -> Option<String> {
-    let is_quiet = device["state"] == "moved away" || (process["role"] == "share" && device["state"] == "available");
+pub fn first(process: &ProcessStatus, device: &ProcessDevice) -> Option<String> {
+    let state = device.state();
+    let is_quiet = state == "moved away" || (process.role == "share" && state == "available");
     of(process, device).into_iter().next().filter(|_| !is_quiet).map(|offer| offer.line)
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::super::lab;
+    use super::super::super::status::tests::{device as said, process};
     use super::*;
 
     fn offered(role: &str, device: Value) -> Vec<(&'static str, Option<String>)> {
-        let offers = of(&json!({ "role": role }), &device);
+        let offers = of(&process(json!({ "role": role })), &said(device));
         offers.into_iter().map(|offer| (offer.action, offer.command)).collect()
     }
 
@@ -218,7 +228,7 @@ mod tests {
     #[test]
     fn a_line_has_words_in_capitals_in_place_of_what_is_missing() {
         let line = |role: &str, device: Value, action: &str| {
-            let offers = of(&json!({ "role": role }), &device);
+            let offers = of(&process(json!({ "role": role })), &said(device));
             offers.into_iter().find(|offer| offer.action == action).map(|offer| offer.line)
         };
         let shared = json!({ "name": "a b", "bus_id": "1-1", "state": "available", "medium": {} });
@@ -248,14 +258,14 @@ mod tests {
             ("[::1]:4000", "[::1]:4000/keyboard"),
             ("", "keyboard"),
         ] {
-            assert_eq!(target_of(&json!({ "address": address }), "keyboard"), target, "{address}");
+            assert_eq!(target_of(&process(json!({ "address": address })), "keyboard"), target, "{address}");
         }
     }
 
     #[test]
     fn what_may_be_observed_is_offered_to_be_recorded_and_a_disk_is_not() {
         let observe = |role: &str, device: Value| {
-            let offers = of(&json!({ "role": role }), &device);
+            let offers = of(&process(json!({ "role": role })), &said(device));
             offers.into_iter().find(|offer| offer.action == "observe").map(|offer| (offer.command, offer.line))
         };
         let shared = |is_observable: bool| json!({ "name": "a b", "bus_id": "1-1", "state": "in use", "is_observable": is_observable });
@@ -273,7 +283,7 @@ mod tests {
     #[test]
     fn a_console_is_offered_where_there_is_one_or_may_be_one() {
         let console = |role: &str, device: Value| {
-            let offers = of(&json!({ "role": role }), &device);
+            let offers = of(&process(json!({ "role": role })), &said(device));
             offers.into_iter().find(|offer| offer.action == "console").map(|offer| (offer.command, offer.line))
         };
         let shared = |has_console: bool| json!({ "name": "a b", "bus_id": "1-1", "state": "in use", "has_console": has_console });
@@ -293,7 +303,7 @@ mod tests {
             let device = json!({
                 "name": "cam", "bus_id": "1-1", "state": "in use", "stream": stream, "is_observable": is_observable,
             });
-            let offers = of(&json!({ "role": "share", "address": "127.0.0.1:4000" }), &device);
+            let offers = of(&process(json!({ "role": "share", "address": "127.0.0.1:4000" })), &said(device));
             let is_shown = |offer: &Offer| offer.action == "picture" || offer.action == "observe";
             offers.into_iter().find(is_shown).map(|offer| offer.line)
         };
@@ -306,11 +316,15 @@ mod tests {
     #[test]
     fn most_likely_action_comes_first() {
         let first = |role: &str, state: &str| {
-            first(&json!({ "role": role }), &json!({ "name": "disk", "title": "lab3/disk", "state": state }))
+            let device = json!({ "name": "disk", "title": "lab3/disk", "state": state });
+            first(&process(json!({ "role": role })), &said(device))
         };
         assert_eq!(first("share", "in use").as_deref(), Some("farbus release disk"));
         let of_two = json!({ "name": "disk", "bus_id": "1-1", "state": "in use", "called": "disk@7" });
-        assert_eq!(of(&json!({ "role": "share" }), &of_two)[0].command.as_deref(), Some("farbus release disk@7"));
+        assert_eq!(
+            of(&process(json!({ "role": "share" })), &said(of_two))[0].command.as_deref(),
+            Some("farbus release disk@7")
+        );
         assert_eq!(first("share", "available"), None);
         assert_eq!(first("share", "moved away"), None);
         assert_eq!(first("daemon", "available").as_deref(), Some("farbus unshare disk"));

@@ -10,18 +10,20 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
+use farbus_control::process::ProcessStatus;
 use farbus_io::trust::{Audit, Event, Folder, Outcome, timestamp};
 use hyper::body::Bytes;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
+use super::super::operation::{DrawnOperation, State};
 use super::actions::{CommandLine, Runs};
 use super::callers::Caller;
 use super::journal::{Journal, Kind};
 use super::kept::{Kept, Scrollback};
 use super::picture::Screen;
-use super::remembered::{Operation, Remembered, State, Table};
+use super::remembered::{Operation, Remembered, Table};
 use super::subjects;
 use super::table::action;
 use super::transcript::Transcript;
@@ -79,22 +81,13 @@ impl Operations {
     }
 
     /// What a device's page draws of them, the latest first: those that tell how far they are, and how they ended.
-    pub fn drawn(&self) -> Vec<Value> {
+    pub fn drawn(&self) -> Vec<DrawnOperation> {
         let has = self.has();
         let is_drawn = |remembered: &&Remembered| {
             let runs = action(remembered.operation.action).map(|action| action.runs);
             matches!(runs, Some(Runs::Swap | Runs::Long | Runs::Recording | Runs::Console | Runs::Picture))
         };
-        let drawn = |remembered: &Remembered| {
-            let Operation { id, action, subject, on, command, by, state, begun, pid, progress, failure, .. } =
-                &remembered.operation;
-            json!({
-                "id": id, "action": action, "subject": subject, "on": on, "command": command, "by": by, "state": state,
-                "begun": begun, "pid": pid, "progress": progress, "failure": failure,
-                "is_recorded": remembered.kept.is_some(),
-            })
-        };
-        has.all.iter().rev().filter(is_drawn).map(drawn).collect()
+        has.all.iter().rev().filter(is_drawn).map(drawn_of).collect()
     }
 
     /// The operation with this number.
@@ -536,10 +529,10 @@ impl Runner {
         let follow = move || {
             let action = operations.find(id).map(|operation| operation.action).unwrap_or_default();
             let answers = ask_all(&Question::Status).unwrap_or_default();
-            let said =
-                answers.into_iter().filter_map(|(_, said)| if let Answer::Ok(said) = said { Some(said) } else { None });
-            let on = subjects::find(&said.collect::<Vec<_>>(), action, &device);
-            let pid = on.as_ref().and_then(|on| u32::try_from(on.pid).ok());
+            let read = |(_, said)| if let Answer::Ok(said) = said { serde_json::from_value(said).ok() } else { None };
+            let processes: Vec<ProcessStatus> = answers.into_iter().filter_map(read).collect();
+            let on = subjects::find(&processes, action, &device);
+            let pid = on.as_ref().map(|on| on.pid);
             if on.is_some() {
                 operations.change(id, |operation| operation.on = on);
             }
@@ -578,4 +571,23 @@ fn read_until(stdout: &mut BufReader<ChildStdout>, begins: &str) -> Option<Value
     let limited = stdout.take(OUTPUT_BYTES_MAX);
     let mut lines = limited.lines().map_while(Result::ok);
     lines.find(|line| line.starts_with(begins)).map(|line| serde_json::json!({ "said": line }))
+}
+
+/// What is drawn of an operation.
+fn drawn_of(Remembered { operation, kept, .. }: &Remembered) -> DrawnOperation {
+    let read = || operation.progress.clone();
+    DrawnOperation {
+        id: operation.id,
+        action: operation.action.to_owned(),
+        on: operation.on.clone(),
+        command: operation.command.clone(),
+        by: operation.by.clone(),
+        state: operation.state,
+        begun: operation.begun.clone(),
+        pid: operation.pid,
+        swap: read().filter(|_| operation.action == "swap").and_then(|said| serde_json::from_value(said).ok()),
+        progress: read().and_then(|said| serde_json::from_value(said).ok()).unwrap_or_default(),
+        failure: operation.failure.clone(),
+        is_recorded: kept.is_some(),
+    }
 }

@@ -11,6 +11,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
+use super::super::operation::{On, State};
 use super::callers::Caller;
 use super::kept::Kept;
 use super::picture::PICTURES_MAX;
@@ -47,28 +48,6 @@ const _: () = assert!(
     REMEMBERED_MAX > RUNNING_MAX + LASTING_MAX + RECORDINGS_MAX + CONSOLES_MAX + PICTURES_MAX,
     "in a full table there is one that has ended and has no recording"
 );
-
-/// How far an operation is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
-#[schemars(rename = "OperationState")]
-#[serde(rename_all = "lowercase")]
-pub enum State {
-    /// Its command has not done it yet.
-    Running,
-    /// It is done.
-    Done,
-    /// It was refused or failed.
-    Failed,
-}
-
-/// The device that an operation is about.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
-pub struct On {
-    /// The number of the process that has it.
-    pub pid: u64,
-    /// Its name there.
-    pub name: String,
-}
 
 /// An action that was begun.
 #[derive(Clone, Debug, Serialize, JsonSchema)]

@@ -98,20 +98,17 @@ struct Status(Vec<ProcessStatus>);
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct ProcessPlace<'a> {
     /// Its process id.
-    #[schemars(with = "u32")]
-    pid: &'a Value,
+    pid: u32,
     /// What it does, in a word.
-    #[schemars(with = "String")]
-    role: &'a Value,
+    role: &'a str,
     /// Where it listens, or what it is attached to.
-    #[schemars(with = "String")]
-    address: &'a Value,
+    address: &'a str,
 }
 
 impl<'a> ProcessPlace<'a> {
     /// The place of a process.
-    pub fn of(process: &'a Value) -> Self {
-        Self { pid: &process["pid"], role: &process["role"], address: &process["address"] }
+    pub fn of(process: &'a ProcessStatus) -> Self {
+        Self { pid: process.pid, role: &process.role, address: &process.address }
     }
 }
 

@@ -8,7 +8,9 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use serde_json::{Value, json};
+use farbus_control::process::{ProcessDevice, ProcessStatus};
+use farbus_control::swap::SwapStatus;
+use serde_json::json;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
@@ -174,8 +176,9 @@ fn ask() -> Processes {
     match ask_all(&Question::Status) {
         Ok(answers) => {
             let count = answers.len();
-            let said = |(_, answer)| if let Answer::Ok(value) = answer { Some(value) } else { None };
-            let processes: Vec<_> = answers.into_iter().filter_map(said).collect();
+            let said =
+                |(_, answer)| if let Answer::Ok(value) = answer { serde_json::from_value(value).ok() } else { None };
+            let processes: Vec<ProcessStatus> = answers.into_iter().filter_map(said).collect();
             let swaps = swaps(&processes);
             Processes { silent: count - processes.len(), processes, swaps, ..Processes::default() }
         }
@@ -184,19 +187,20 @@ fn ask() -> Processes {
 }
 
 /// How far the swaps are that run now.
-fn swaps(processes: &[Value]) -> Vec<Swapping> {
+fn swaps(processes: &[ProcessStatus]) -> Vec<Swapping> {
     // Only a process of an earlier release does not say it in its status.
-    let is_swapping =
-        |(_, device): &(&Value, &Value)| device["medium"]["is_swapping"] == true && device["swap"].is_null();
+    let is_swapping = |(_, device): &(&ProcessStatus, &ProcessDevice)| {
+        device.medium().is_some_and(|medium| medium.is_swapping) && device.swap().is_none()
+    };
     let asked = devices_of(processes).filter(is_swapping).take(SWAPS_MAX).filter_map(|(process, device)| {
-        let (pid, name) = (process["pid"].as_u64()?, device["name"].as_str()?.to_owned());
+        let (pid, name) = (process.pid, device.name().to_owned());
         // What is attached here is asked for with its host.
-        let target = device["title"].as_str().filter(|_| device["bus_id"].is_null()).unwrap_or(&name);
-        let question = Question::SwapStatus { device: target.to_owned() };
-        match ask_one(u32::try_from(pid).ok()?, &question, &[]) {
-            Ok(Answer::Ok(progress)) if progress["state"] == "running" => Some(Swapping { pid, name, progress }),
-            _ => None,
-        }
+        let target = if device.shared().is_some() { &name } else { device.title() };
+        let Ok(Answer::Ok(said)) = ask_one(pid, &Question::SwapStatus { device: target.to_owned() }, &[]) else {
+            return None;
+        };
+        let progress: SwapStatus = serde_json::from_value(said).ok()?;
+        (progress.state == "running").then_some(Swapping { pid, name, progress })
     });
     asked.collect()
 }
@@ -224,18 +228,11 @@ fn mark_of(said: &Processes, lab: u64) -> u64 {
     let mut hasher = DefaultHasher::new();
     lab.hash(&mut hasher);
     for (process, device) in devices_of(&said.processes) {
-        for of in [&process["pid"], &device["name"], &device["title"], &device["state"], &device["user"]] {
-            of.as_str().hash(&mut hasher);
-            of.as_u64().hash(&mut hasher);
-        }
-        let waiting = device["waiting"].as_array().into_iter().flatten();
-        waiting.for_each(|waiting: &Value| waiting["host"].as_str().hash(&mut hasher));
-        device["failure"]["message"].as_str().hash(&mut hasher);
-        for moved in [&device["swap"], &device["migration"]] {
-            for of in [&moved["state"], &moved["begun"], &moved["phase"]] {
-                of.as_str().hash(&mut hasher);
-            }
-        }
+        (process.pid, device.name(), device.title(), device.state(), device.user()).hash(&mut hasher);
+        device.waiting().iter().for_each(|waiting| waiting.host.hash(&mut hasher));
+        device.failure().map(|failure| &failure.message).hash(&mut hasher);
+        device.swap().map(|swap| (&swap.state, &swap.begun, &swap.phase)).hash(&mut hasher);
+        device.migration().map(|migration| (&migration.state, &migration.begun)).hash(&mut hasher);
     }
     said.silent.hash(&mut hasher);
     said.failure.hash(&mut hasher);

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use farbus_control::process::ProcessStatus;
 use farbus_io::trust::{Folder, Peers, host_name};
 use serde::Deserialize;
 use serde_json::Value;
@@ -172,9 +173,11 @@ impl Gatherer {
 
     /// What is known now, by the present status of this user's processes. It asks the daemon, and has hosts asked if
     /// that is due; `is_done` says that something was done here since.
-    pub fn update(&mut self, processes: &[Value], is_done: bool) -> Arc<Lab> {
-        let daemon = processes.iter().find(|process| process["role"] == "daemon" && process["directory"].is_object());
-        match daemon.and_then(|daemon| u32::try_from(daemon["pid"].as_u64()?).ok()) {
+    pub fn update(&mut self, processes: &[ProcessStatus], is_done: bool) -> Arc<Lab> {
+        let has_directory =
+            |process: &&ProcessStatus| process.of_daemon.as_ref().is_some_and(|of| of.directory.is_some());
+        let daemon = processes.iter().find(has_directory);
+        match daemon.map(|daemon| daemon.pid) {
             Some(pid) => {
                 let mut directory = self.directory.take().unwrap_or_default();
                 directory.ask(pid);

@@ -1,12 +1,13 @@
 //! What is read for one answer: a device's process is asked, and the owner's files.
 
+use farbus_control::event::{Event, LatestEvents};
 use farbus_io::trust::{AuditReader, Folder, Peers, StateError, Tokens, host_name};
 use farbus_io::usb::Inventory;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::super::view::Details;
+use super::super::view::{Details, Shareable};
 use crate::common::control::{Answer, Question, ask_one};
 use farbus_control::schema::moment;
 
@@ -22,14 +23,13 @@ pub fn details(pid: u32, name: String) -> Details {
         Ok(Answer::Ok(value)) => value,
         _ => Value::Null,
     };
-    let mut events = ask(&Question::Events { after: 0 });
-    let is_its = |event: &Value| {
-        let device = event["device"].as_str().unwrap_or_default();
+    let events: LatestEvents = serde_json::from_value(ask(&Question::Events { after: 0 })).unwrap_or_default();
+    let is_its = |event: &Event| {
+        let device = event.device.as_deref().unwrap_or_default();
         device == name || device.rsplit_once('/').is_some_and(|(_, named)| named == name)
     };
-    let events = events["events"].as_array_mut().map(std::mem::take).unwrap_or_default();
-    let events = events.into_iter().rev().filter(is_its).take(EVENTS_MAX).collect();
-    let latency = latency(pid, name.clone());
+    let events = events.events.into_iter().rev().filter(is_its).take(EVENTS_MAX).collect();
+    let latency = serde_json::from_value(latency(pid, name.clone())).unwrap_or_default();
     let descriptors = ask(&Question::Descriptors { device: name });
     Details { descriptors, events, latency, hosts: host_names(), ..Details::default() }
 }
@@ -56,16 +56,17 @@ fn host_names() -> Vec<String> {
 /// `farbus share --list` shows of each USB device.
 pub fn choices() -> Value {
     let found = Inventory::default().devices().unwrap_or_default();
-    let shareable: Vec<Value> = found
+    let shareable: Vec<Shareable> = found
         .iter()
         .take(CHOICES_MAX)
         .map(|found| {
             let ids = &found.descriptors.device;
-            json!({
-                "share_as": format!("usb:{}", found.bus_id), "title": found.descriptors.title(),
-                "ids": format!("{:04x}:{:04x}", ids.vendor, ids.product),
-                "why_not": found.obstacle.as_ref().map(ToString::to_string),
-            })
+            Shareable {
+                share_as: format!("usb:{}", found.bus_id),
+                title: found.descriptors.title(),
+                ids: format!("{:04x}:{:04x}", ids.vendor, ids.product),
+                why_not: found.obstacle.as_ref().map(ToString::to_string),
+            }
         })
         .collect();
     json!({ "hosts": host_names(), "shareable": shareable })

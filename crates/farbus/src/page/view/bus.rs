@@ -1,7 +1,8 @@
 //! The buses of this machine, drawn: what is reserved of each (micro)frame, and what is free.
 
+use farbus_control::process::ProcessStatus;
+use farbus_control::reservation::{BusStatus, PlaceStatus};
 use maud::{Markup, PreEscaped, html};
-use serde_json::Value;
 
 use super::super::status::Status;
 use super::devices::{note, notes};
@@ -19,16 +20,10 @@ const NAME_CHARS_MAX: usize = 40;
 /// The buses on which something is reserved.
 pub fn draw(status: &Status) -> Drawing {
     let mut keys = Keys::default();
-    let all = || {
-        status.processes.iter().flat_map(|process| {
-            let buses = process["buses"].as_array().map(Vec::as_slice).unwrap_or_default();
-            buses.iter().map(move |bus| (process, bus))
-        })
-    };
+    let all = || status.processes.iter().flat_map(|process| process.buses.iter().map(move |bus| (process, bus)));
     let mut parts = notes(status);
     parts.extend(all().take(BUSES_MAX).map(|(process, bus)| {
-        let pid = process["pid"].as_u64().unwrap_or_default();
-        let key = keys.take(key_of("bus", (pid, bus["bus"].as_str())));
+        let key = keys.take(key_of("bus", (process.pid, &bus.bus)));
         Part { html: section(&key, process, bus).into_string(), key }
     }));
     let more = all().skip(BUSES_MAX).count();
@@ -47,53 +42,42 @@ pub fn draw(status: &Status) -> Drawing {
     Drawing { title: "Buses".into(), is_there: true, pieces }
 }
 
-/// A number of a process, as small as a schedule's can be.
-fn small(value: &Value) -> u32 {
-    value.as_u64().and_then(|number| u32::try_from(number).ok()).unwrap_or_default()
-}
-
 /// A name of others in a picture.
 fn short(name: &str) -> Markup {
     whole(&name.chars().take(NAME_CHARS_MAX).collect::<String>())
 }
 
-fn section(key: &str, process: &Value, bus: &Value) -> Markup {
-    let speed = bus["speed"].as_str().unwrap_or_default();
-    let unit = if matches!(speed, "low" | "full") { "frame" } else { "microframe" };
-    let (name, pid) = (bus["bus"].as_str().unwrap_or_default(), process["pid"].as_u64().unwrap_or_default());
-    let places = || bus["places"].as_array().into_iter().flatten().take(PLACES_MAX);
-    let name_of = |place: &Value| {
-        let device = place["device"].as_str().unwrap_or_default();
-        match place["endpoint"].as_str() {
-            Some(endpoint) => format!("{device}, endpoint {endpoint}"),
-            None => device.to_owned(),
-        }
+fn section(key: &str, process: &ProcessStatus, bus: &BusStatus) -> Markup {
+    let unit = if matches!(&*bus.speed, "low" | "full") { "frame" } else { "microframe" };
+    let places = || bus.places.iter().take(PLACES_MAX);
+    let name_of = |PlaceStatus { device, endpoint, .. }: &PlaceStatus| match endpoint {
+        Some(endpoint) => format!("{device}, endpoint {endpoint}"),
+        None => device.clone(),
     };
-    let interval_ps = bus["interval_ps"].as_u64().unwrap_or_default();
+    let BusStatus { interval_ps, asynchronous_ps, cycle, .. } = *bus;
     let drawing = BusDrawing {
         interval_ps,
-        asynchronous_ps: bus["asynchronous_ps"].as_u64().unwrap_or_default(),
-        cycle: small(&bus["cycle"]),
+        asynchronous_ps,
+        cycle,
         unit,
         places: places()
             .map(|place| PlaceDrawing {
                 name_escaped: short(&name_of(place)).into_string(),
-                start: small(&place["start"]),
-                every: small(&place["every"]),
-                time_ps: place["time_ps"].as_u64().unwrap_or_default(),
+                start: place.start,
+                every: place.every,
+                time_ps: place.time_ps,
             })
             .collect(),
     };
-    let cycle = drawing.cycle;
     let Picture { elements, width, height } = drawing.draw();
     let us = |ps: u64| format!("{:.1} µs", ps as f64 / 1_000_000.0);
-    let free = bus["free_ps"].as_array().into_iter().flatten().filter_map(Value::as_u64);
-    let (least, most) = (free.clone().min().unwrap_or_default(), free.max().unwrap_or_default());
+    let free = || bus.free_ps.iter().copied();
+    let (least, most) = (free().min().unwrap_or_default(), free().max().unwrap_or_default());
     let summary = format!(
         "Each {unit} has {}; {} of it are kept for bulk and control, and between {} and {} can still be reserved. \
          The schedule repeats after {cycle} of them.",
         us(interval_ps),
-        us(bus["asynchronous_ps"].as_u64().unwrap_or_default()),
+        us(asynchronous_ps),
         us(least),
         us(most)
     );
@@ -101,24 +85,24 @@ fn section(key: &str, process: &Value, bus: &Value) -> Markup {
         .map(|place| {
             vec![
                 theirs(&name_of(place)),
-                html! { (small(&place["start"])) " of each " (small(&place["every"])) },
-                html! { (small(&place["packets"])) },
-                html! { (us(place["time_ps"].as_u64().unwrap_or_default())) },
+                html! { (place.start) " of each " (place.every) },
+                html! { (place.packets) },
+                html! { (us(place.time_ps)) },
             ]
         })
         .collect();
     html! {
         section id=(key) {
             h2 {
-                (theirs(name)) ", of "
-                @if let Some(host) = process["host"].as_str() { (theirs(host)) ", " }
-                "process " (pid)
+                (theirs(&bus.bus)) ", of "
+                @if let Some(host) = process.host() { (theirs(host)) ", " }
+                "process " (process.pid)
             }
             p { (summary) @if cycle > COLUMNS_MAX { " The first " (COLUMNS_MAX) " are drawn." } }
             div class="picture" tabindex="0" role="group" aria-label="Picture of the schedule" {
                 svg class="bus" width=(width) height=(height) viewBox={ "0 0 " (width) " " (height) } role="img"
                     aria-labelledby={ (key) "-title " (key) "-what" } {
-                    title id={ (key) "-title" } { "Schedule of " (short(name)) }
+                    title id={ (key) "-title" } { "Schedule of " (short(&bus.bus)) }
                     desc id={ (key) "-what" } { (summary) " The table below has each endpoint." }
                     (PreEscaped(elements))
                 }
@@ -130,7 +114,7 @@ fn section(key: &str, process: &Value, bus: &Value) -> Markup {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::super::super::status::tests::status;
     use super::*;
@@ -162,7 +146,7 @@ mod tests {
     fn numbers_of_a_process_that_make_no_sense_make_a_picture_of_bounded_size() {
         let place = json!({ "device": "x".repeat(9000), "start": 0, "every": 0, "time_ps": u64::MAX });
         let bus = json!({
-            "bus": "y".repeat(9000), "speed": "?", "interval_ps": 0, "cycle": u64::MAX, "asynchronous_ps": u64::MAX,
+            "bus": "y".repeat(9000), "speed": "?", "interval_ps": 0, "cycle": 0, "asynchronous_ps": u64::MAX,
             "free_ps": [u64::MAX], "places": vec![place.clone(); 500],
         });
         assert!(html(json!([bus])).len() < 64 << 10);

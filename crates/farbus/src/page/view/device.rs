@@ -1,16 +1,21 @@
 //! One device: what is known of it, what is done with it, and what can be.
 
+use farbus_control::attachment::AttachmentStatus;
+use farbus_control::device::{DeviceStatus, PastStatus};
+use farbus_control::event::Event;
+use farbus_control::process::{ProcessDevice, ProcessStatus};
+use farbus_control::session::{Latency, Seconds};
 use farbus_io::trust::Scope;
 use maud::{Markup, Render, html};
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::super::shell::{command, is_deceptive};
 use super::super::status::Status;
 use super::descriptors;
 use super::devices::notes;
 use super::drawing::{Drawing, List, Part, Piece};
-use super::forms::Reader;
+use super::forms::{Reader, Shareable};
 use super::rows::{icon, state_of};
 use super::text::{encoded, span, table, theirs, value_in, whole};
 use super::{forms, latency as over_time, operations, picture};
@@ -43,16 +48,16 @@ pub struct Details {
     pub descriptors: Value,
     /// The latest events of it, the latest first.
     #[serde(default)]
-    pub events: Vec<Value>,
+    pub events: Vec<Event>,
     /// What its process answers to the question for its latency over time; null if it does not time it.
     #[serde(default)]
-    pub latency: Value,
+    pub latency: Option<Seconds>,
     /// The hosts that can be chosen where one is named.
     #[serde(default)]
     pub hosts: Vec<String>,
     /// The USB devices of this machine that can be chosen to be shared, where one is.
     #[serde(default)]
-    pub shareable: Vec<Value>,
+    pub shareable: Vec<Shareable>,
 }
 
 impl Which {
@@ -68,13 +73,13 @@ impl Which {
         Some(Self { pid, name: value_in(query, "name")?, may: Scope::Own, role: value_in(query, "role") })
     }
 
-    fn find<'s>(&self, status: &'s Status) -> Option<(&'s Value, &'s Value)> {
-        let named = || status.devices().filter(|(_, device)| device["name"].as_str() == Some(&self.name));
-        if let Some(found) = named().find(|(process, _)| process["pid"].as_u64() == Some(self.pid.into())) {
+    fn find<'s>(&self, status: &'s Status) -> Option<(&'s ProcessStatus, &'s ProcessDevice)> {
+        let named = || status.devices().filter(|(_, device)| device.name() == self.name);
+        if let Some(found) = named().find(|(process, _)| process.pid == self.pid) {
             return Some(found);
         }
         match &self.role {
-            Some(role) => named().find(|(process, _)| process["role"].as_str() == Some(role)),
+            Some(role) => named().find(|(process, _)| process.role == *role),
             None => {
                 let mut all = named();
                 all.next().filter(|_| all.next().is_none())
@@ -89,14 +94,13 @@ impl Which {
     }
 
     /// The device as the processes say it, if there is one.
-    pub fn device_in<'s>(&self, status: &'s Status) -> Option<&'s Value> {
+    pub fn device_in<'s>(&self, status: &'s Status) -> Option<&'s ProcessDevice> {
         self.find(status).map(|(_, device)| device)
     }
 
     /// The number of the process that has it now.
     pub fn pid_in(&self, status: &Status) -> u32 {
-        let found = self.find(status).and_then(|(process, _)| process["pid"].as_u64());
-        found.and_then(|pid| u32::try_from(pid).ok()).unwrap_or(self.pid)
+        self.find(status).map_or(self.pid, |(process, _)| process.pid)
     }
 
     /// Its name.
@@ -107,7 +111,6 @@ impl Which {
     /// Draws the device; without `details`, the parts that change alone.
     pub fn draw(&self, status: &Status, details: Option<&Details>) -> Drawing {
         let found = self.find(status);
-        let (process, device) = found.unwrap_or((&Value::Null, &Value::Null));
         let role = self.role.as_deref().map(|role| format!("&role={}", encoded(role))).unwrap_or_default();
         let address = format!("/device/{}?name={}{role}", self.pid, encoded(&self.name));
         let reader = Reader { back: &address, may: self.may };
@@ -122,7 +125,7 @@ impl Which {
                     }
                 },
             ),
-            Some(_) => {
+            Some((process, device)) => {
                 part("facts", facts(process, device));
                 let commands = forms::commands(process, device, reader);
                 part("commands", section("commands", "What you can do", &commands));
@@ -149,14 +152,14 @@ impl Which {
         }
         let title: String = self.name.chars().filter(|c| !is_deceptive(*c)).take(60).collect();
         let mut pieces = vec![
-            fixed(html! { h1 { (icon(device)) " " (theirs(&self.name)) } }),
+            fixed(html! { h1 { @if let Some((_, device)) = found { (icon(device)) } " " (theirs(&self.name)) } }),
             Piece::List(List { id: "device", element: "div", parts }),
         ];
         if let Some(details) = details {
             pieces.push(fixed(forms::hosts(&details.hosts)));
             pieces.push(fixed(plots("rates", "Rates over time")));
             pieces.push(fixed(plots("links", "Rates of its links over time")));
-            pieces.push(fixed(self.latency(device, &details.latency)));
+            pieces.push(fixed(self.latency(found.map(|(_, device)| device), details.latency.as_ref())));
             pieces.push(fixed(descriptors::tree(&details.descriptors)));
             pieces.push(fixed(events(&details.events)));
         }
@@ -164,12 +167,12 @@ impl Which {
     }
 
     /// Its latency over time, which the script loads again when there is a further second.
-    fn latency(&self, device: &Value, said: &Value) -> Markup {
-        let second = device["latency"]["second"].as_u64().unwrap_or_default();
+    fn latency(&self, device: Option<&ProcessDevice>, said: Option<&Seconds>) -> Markup {
+        let second = device.and_then(ProcessDevice::latency).map(|latency| latency.second).unwrap_or_default();
         let role = self.role.as_deref().map(|role| format!("&role={}", encoded(role))).unwrap_or_default();
         let at = format!("/device/{}/latency?name={}{role}", self.pid, encoded(&self.name));
         html! {
-            @if said.is_object() {
+            @if let Some(said) = said {
                 (plots("latency", "Latency over time"))
                 div id="latency-history" data-live=(at) data-follows="latency" data-shown=(second) { (over_time(said)) }
             }
@@ -202,67 +205,78 @@ fn numbered_section(id: &str, heading: &str, content: &Markup, number: Option<u6
     }
 }
 
-fn facts(process: &Value, device: &Value) -> Markup {
-    let mut facts: Vec<(&str, Markup)> = Vec::new();
-    let mut text = |what: &'static str, value: &Value| {
-        if let Some(text) = value.as_str().filter(|text| !text.is_empty()) {
-            facts.push((what, theirs(text)));
-        }
-    };
-    text("What", &device["title"]);
-    text("State", &json!(state_of(device)));
-    text("Why", &device["failure"]["message"]);
-    text("Why", &device["trouble"]);
-    text("Was", &device["another_in_port"]["was"]);
-    text("Is", &device["another_in_port"]["is"]);
-    text("To type", &device["another_in_port"]["next"]);
-    text("User", &device["user"]);
-    text("For", &device["reason"]);
-    text("Mode", &device["mode"]);
-    text("Goes to", &device["successor"]);
-    text("Moved to", &device["moved"]["host"]);
-    text("Leased by", &device["lease"]["host"]);
-    text("Leased until", &device["lease"]["until"]);
-    text("Replaced by", &device["replaced_by"]);
-    text("Here as", &device["at"]);
-    text("Medium", &device["medium"]["at"]);
-    text("Place", &device["place"]);
-    text("Comment", &device["comment"]);
-    text("Ids", &device["ids"]);
-    text("Vendor", &device["vendor_name"]);
-    text("Product", &device["product_name"]);
-    text("Speed", &device["speed"]);
-    text("Frames", &device["stream"]);
-    text("Bus id", &device["bus_id"]);
-    text("Identity", &device["identity"]["id"]);
-    text("Reservation", &device["reservation"]["state"]);
-    text("Missing", &device["reservation"]["missing"]);
-    let spans = [("Since", "used_s"), ("Link lost since", "link_lost_s")];
-    facts.extend(spans.iter().filter_map(|(what, name)| Some((*what, plain(span(device[*name].as_f64()?))))));
-    facts.extend(device["size_bytes"].as_u64().map(|bytes| ("Size", plain(format_bytes(bytes)))));
-    let several = |list: &Value, name: &str| {
-        let texts = list
-            .as_array()
-            .into_iter()
-            .flatten()
-            .filter_map(|of| if name.is_empty() { of } else { &of[name] }.as_str());
-        in_a_row(texts.take(ROWS_MAX).map(theirs))
-    };
-    let lists = [("Interfaces", "interfaces", ""), ("Users", "users", "user"), ("Waiting", "waiting", "host")];
-    for (what, list, name) in lists.into_iter().chain([("Modules", "modules", ""), ("Drivers", "drivers", "")]) {
-        facts.push((what, several(&device[list], name)));
+/// What is known of a device, each with what it means.
+#[derive(Default)]
+struct Facts(Vec<(&'static str, Markup)>);
+
+impl Facts {
+    fn text(&mut self, what: &'static str, text: &str) {
+        self.0.extend(Some((what, theirs(text))).filter(|_| !text.is_empty()));
     }
-    let label = |(name, value): (&String, &Value)| {
-        html! { (theirs(name)) "=" (theirs(value.as_str().unwrap_or(""))) }
-    };
-    let labels = device["labels"].as_object().into_iter().flatten().take(ROWS_MAX).map(label);
-    facts.push(("Labels", in_a_row(labels)));
-    facts.extend(process["host"].as_str().map(|host| ("Host", theirs(host))));
-    let (pid, role) = (process["pid"].as_u64().unwrap_or_default(), process["role"].as_str().unwrap_or_default());
-    facts.push(("Process", html! { (pid) ", " (theirs(role)) }));
+
+    fn some(&mut self, what: &'static str, text: Option<&String>) {
+        self.text(what, text.map_or("", String::as_str));
+    }
+
+    fn list<'t>(&mut self, what: &'static str, all: impl Iterator<Item = &'t String>) {
+        self.0.push((what, in_a_row(all.take(ROWS_MAX).map(|text| theirs(text)))));
+    }
+
+    fn add_shared(&mut self, device: &DeviceStatus) {
+        let DeviceStatus { another_in_port, moved, lease, identity, notes, .. } = device;
+        self.some("Why", device.trouble.as_ref());
+        self.some("Was", another_in_port.as_ref().map(|another| &another.was));
+        self.some("Is", another_in_port.as_ref().map(|another| &another.is));
+        self.some("To type", another_in_port.as_ref().map(|another| &another.next));
+        self.some("Goes to", device.successor.as_ref());
+        self.some("Moved to", moved.as_ref().map(|moved| &moved.host));
+        self.some("Leased by", lease.as_ref().map(|lease| &lease.host));
+        self.some("Leased until", lease.as_ref().map(|lease| &lease.until));
+        self.some("Place", notes.place.as_ref());
+        self.some("Comment", notes.comment.as_ref());
+        self.text("Ids", &device.ids);
+        self.some("Vendor", device.vendor_name.as_ref());
+        self.some("Product", device.product_name.as_ref());
+        self.text("Speed", &device.speed);
+        self.some("Frames", device.stream.as_ref());
+        self.text("Bus id", &device.bus_id);
+        self.some("Identity", identity.as_ref().map(|identity| identity.id.to_string()).as_ref());
+        self.0.extend(device.size_bytes.map(|bytes| ("Size", plain(format_bytes(bytes)))));
+        self.list("Users", device.users.iter().map(|user| &user.user));
+        self.list("Waiting", device.waiting.iter().map(|waiting| &waiting.host));
+        let labels = notes.labels.iter().take(ROWS_MAX);
+        self.0.push(("Labels", in_a_row(labels.map(|(name, value)| html! { (theirs(name)) "=" (theirs(value)) }))));
+    }
+
+    fn add_attached(&mut self, device: &AttachmentStatus) {
+        self.some("Replaced by", device.replaced_by.as_ref());
+        self.text("Here as", &device.at);
+        self.0.extend(device.link_lost_s.map(|lost_s| ("Link lost since", plain(span(lost_s)))));
+        self.list("Modules", device.modules.iter());
+        self.list("Drivers", device.drivers.iter().flatten());
+    }
+}
+
+fn facts(process: &ProcessStatus, device: &ProcessDevice) -> Markup {
+    let mut facts = Facts::default();
+    facts.text("What", device.title());
+    facts.text("State", state_of(device));
+    facts.some("Why", device.failure().map(|failure| &failure.message));
+    facts.text("User", device.user().unwrap_or_default());
+    facts.text("For", device.reason().unwrap_or_default());
+    facts.text("Mode", device.mode().unwrap_or_default());
+    facts.some("Medium", device.medium().map(|medium| &medium.at));
+    facts.some("Reservation", device.reservation().map(|reservation| &reservation.state));
+    facts.some("Missing", device.reservation().and_then(|reservation| reservation.missing.as_ref()));
+    facts.0.extend(device.used_s().map(|used_s| ("Since", plain(span(used_s)))));
+    facts.list("Interfaces", device.interfaces().iter());
+    device.shared().into_iter().for_each(|shared| facts.add_shared(shared));
+    device.attached().into_iter().for_each(|attached| facts.add_attached(attached));
+    facts.text("Host", process.host().unwrap_or_default());
+    facts.0.push(("Process", html! { (process.pid) ", " (theirs(&process.role)) }));
     html! {
         dl id="facts" {
-            @for (what, value) in facts.iter().filter(|(_, value)| !value.0.is_empty()) {
+            @for (what, value) in facts.0.iter().filter(|(_, value)| !value.0.is_empty()) {
                 div { dt { (what) } dd { (value) } }
             }
         }
@@ -280,52 +294,51 @@ fn plain(text: impl Render) -> Markup {
 }
 
 /// What passed, and how fast at present.
-fn traffic(status: &Status, process: &Value, device: &Value) -> Markup {
-    let count = |name: &str| device["meters"][name].as_u64();
+fn traffic(status: &Status, process: &ProcessStatus, device: &ProcessDevice) -> Markup {
     let mut rows = Vec::new();
     let now = status.rate_of(process, device);
-    for (what, name, rate) in [("From the device", "bytes_in", 0), ("To the device", "bytes_out", 1)] {
-        if let Some(bytes) = count(name) {
+    if let Some(meters) = device.meters() {
+        for (what, bytes, rate) in [("From the device", meters.bytes_in, 0), ("To the device", meters.bytes_out, 1)] {
             let rate = now.map(|rates| format!("{}/s", format_bytes(rates[rate]))).unwrap_or_default();
             rows.push(vec![plain(what), plain(format_bytes(bytes)), plain(rate)]);
         }
+        for (what, count) in [
+            ("Requests", meters.urbs),
+            ("Cancelled requests", meters.unlinked),
+            ("Requests refused for lack of credit", meters.no_credit),
+            ("Port resets", meters.resets),
+            ("Requests that the device dropped", meters.lost),
+        ] {
+            rows.push(vec![plain(what), plain(count), Markup::default()]);
+        }
     }
-    for (what, name) in [
-        ("Requests", "urbs"),
-        ("Cancelled requests", "unlinked"),
-        ("Requests refused for lack of credit", "no_credit"),
-        ("Port resets", "resets"),
-        ("Requests that the device dropped", "lost"),
-    ] {
-        rows.extend(count(name).map(|count| vec![plain(what), plain(count), Markup::default()]));
-    }
-    let counts = device["counts"].as_object().into_iter().flatten().take(ROWS_MAX);
-    rows.extend(counts.filter_map(|(name, count)| Some(vec![theirs(name), plain(count.as_u64()?), Markup::default()])));
+    let counts = device.counts().take(ROWS_MAX);
+    rows.extend(counts.map(|(name, count)| vec![theirs(name), plain(count), Markup::default()]));
     let table = table("What passed in the present use", &["What", "So far", "Now"], &rows);
     let drawn = now.map(|[from, to]| vec![format!("all:{from}:{to}")]).unwrap_or_default();
     numbered_section("traffic", "Traffic", &table, None, &drawn)
 }
 
-fn links(status: &Status, process: &Value, device: &Value) -> Markup {
-    let links = device["links"]["each"].as_array().into_iter().flatten().take(ROWS_MAX);
+fn links(status: &Status, process: &ProcessStatus, device: &ProcessDevice) -> Markup {
     let mut drawn = Vec::new();
-    let rows: Vec<_> = links
+    let rows: Vec<_> = device
+        .links()
+        .iter()
+        .take(ROWS_MAX)
         .map(|link| {
-            let lane = link["lane"].as_u64().unwrap_or_default();
-            let rates = status.rate_of_link(process, device, lane);
-            drawn.extend(rates.map(|[received, sent]| format!("{lane}:{received}:{sent}")));
-            let bytes = |name: &str, at: usize| {
-                let so_far = link[name].as_u64().map(format_bytes).unwrap_or_default();
-                html! { (so_far) @if let Some(rates) = rates { ", " (format_bytes(rates[at])) "/s" } }
+            let rates = status.rate_of_link(process, device, link.lane);
+            drawn.extend(rates.map(|[received, sent]| format!("{}:{received}:{sent}", link.lane)));
+            let bytes = |so_far: u64, at: usize| {
+                html! { (format_bytes(so_far)) @if let Some(rates) = rates { ", " (format_bytes(rates[at])) "/s" } }
             };
             vec![
-                plain(lane),
-                plain(if link["is_up"] == true { "up" } else { "lost" }),
-                plain(link["since_s"].as_f64().map(span).unwrap_or_default()),
-                theirs(link["peer"].as_str().unwrap_or_default()),
-                bytes("bytes_in", 0),
-                bytes("bytes_out", 1),
-                plain(link["round_trip_ms"].as_f64().map(|ms| format!("{ms:.2} ms")).unwrap_or_default()),
+                plain(link.lane),
+                plain(if link.is_up { "up" } else { "lost" }),
+                plain(span(link.since_s)),
+                theirs(&link.peer),
+                bytes(link.bytes_in, 0),
+                bytes(link.bytes_out, 1),
+                plain(link.round_trip_ms.map(|ms| format!("{ms:.2} ms")).unwrap_or_default()),
             ]
         })
         .collect();
@@ -333,46 +346,37 @@ fn links(status: &Status, process: &Value, device: &Value) -> Markup {
     numbered_section("links", "Links", &table("The links of its session", &headings, &rows), None, &drawn)
 }
 
-fn latency(device: &Value) -> Markup {
-    let latency = &device["latency"];
-    let stages = [("All", "all_us"), ("Network", "network_us"), ("Exporter", "bus_us"), ("Device", "back_end_us")];
-    let ms = |stage: &str, percentile: &str| {
-        latency[stage][percentile].as_f64().map(|us| format!("{:.3} ms", us / 1000.0)).unwrap_or_default()
-    };
-    let rows = stages.iter().filter(|(_, stage)| latency[*stage].is_object());
-    let rows: Vec<_> = rows
-        .map(|(what, stage)| {
-            let spread = ["p50", "p90", "p99"].map(|percentile| ms(stage, percentile));
-            std::iter::once(plain(what)).chain(spread.into_iter().map(plain)).collect()
-        })
-        .collect();
-    let caption = format!("The latest {} requests that were timed", latency["samples"].as_u64().unwrap_or_default());
+fn latency(device: &ProcessDevice) -> Markup {
+    let Some(latency) = device.latency() else { return numbered_section("latency", "", &html! {}, Some(0), &[]) };
+    let Latency { samples, second, all_us, network_us, bus_us, back_end_us } = *latency;
+    let stages = [("All", all_us), ("Network", network_us), ("Exporter", bus_us), ("Device", back_end_us)];
+    let ms = |us: f64| plain(format!("{:.3} ms", us / 1000.0));
+    let rows = stages.map(|(what, spread)| vec![plain(what), ms(spread.p50), ms(spread.p90), ms(spread.p99)]);
+    let caption = format!("The latest {samples} requests that were timed");
     let table = table(&caption, &["Stage", "Median", "90th percentile", "99th percentile"], &rows);
     // What is loaded by itself follows this number.
-    let second = latency["second"].as_u64().unwrap_or_default();
     numbered_section("latency", "Latency", &table, Some(second), &[])
 }
 
-fn history(device: &Value) -> Markup {
-    let uses = device["history"].as_array().into_iter().flatten().take(ROWS_MAX);
+fn history(device: &ProcessDevice) -> Markup {
+    let uses = device.shared().into_iter().flat_map(|shared| &shared.history).take(ROWS_MAX);
     let rows: Vec<_> = uses
-        .map(|past| {
-            let text = |name: &str| past[name].as_str().map(theirs).unwrap_or_default();
-            let time = |name: &str| past[name].as_f64().map(span).unwrap_or_default();
-            let (used, ago) = (plain(time("used_s")), html! { (time("ago_s")) " ago" });
-            vec![text("user"), used, ago, text("ended"), text("reason"), text("remark")]
+        .map(|PastStatus { user, reason, used_s, ago_s, ended, remark }| {
+            let some = |text: &Option<String>| text.as_deref().map(theirs).unwrap_or_default();
+            let ago = html! { (span(*ago_s)) " ago" };
+            vec![theirs(user), plain(span(*used_s)), ago, theirs(ended), some(reason), some(remark)]
         })
         .collect();
     let headings = ["User", "For", "Ended", "How", "Reason", "Remark"];
     section("history", "History", &table("Former users, the latest first", &headings, &rows))
 }
 
-fn events(events: &[Value]) -> Markup {
+fn events(events: &[Event]) -> Markup {
     let rows: Vec<_> = events
         .iter()
-        .map(|event| {
-            let text = |name: &str| event[name].as_str().map(theirs).unwrap_or_default();
-            vec![text("at"), text("event"), text("host"), text("how"), text("why")]
+        .map(|Event { at, event, host, how, why, .. }| {
+            let some = |text: &Option<String>| text.as_deref().map(theirs).unwrap_or_default();
+            vec![theirs(at), theirs(event.as_str()), some(host), some(how), some(why)]
         })
         .collect();
     let headings = ["When", "Event", "Host", "How", "Why"];
@@ -385,7 +389,7 @@ fn events(events: &[Value]) -> Markup {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::super::super::status::tests::status;
     use super::*;
@@ -398,7 +402,7 @@ mod tests {
         };
         let found = |path: &str, query: &str, processes: &Value| {
             let which = Which::of(path, query).unwrap();
-            which.find(&status(processes.clone())).map(|(process, _)| process["pid"].as_u64().unwrap())
+            which.find(&status(processes.clone())).map(|(process, _)| process.pid)
         };
         let before = json!([process(7, "daemon", &["disk"]), process(9, "attach", &["disk"])]);
         assert_eq!(found("/device/9", "name=disk", &before), Some(9), "its process has it");

@@ -231,15 +231,12 @@ pub fn fingerprint(status: &Status) -> u64 {
     let mut hasher = DefaultHasher::new();
     (&status.failure, status.silent, status.lab.mark).hash(&mut hasher);
     for (process, device) in status.devices() {
-        (process["pid"].as_u64(), process["host"].as_str()).hash(&mut hasher);
-        for text in ["name", "title", "state", "user", "reason"] {
-            device[text].as_str().hash(&mut hasher);
-        }
-        device["failure"]["message"].as_str().hash(&mut hasher);
-        device["used_s"].as_f64().map(span).hash(&mut hasher);
-        device["lease"]["host"].as_str().hash(&mut hasher);
-        let waiting = device["waiting"].as_array().into_iter().flatten();
-        waiting.for_each(|waiting| waiting["host"].as_str().hash(&mut hasher));
+        (process.pid, process.host()).hash(&mut hasher);
+        (device.name(), device.title(), device.state(), device.user(), device.reason()).hash(&mut hasher);
+        device.failure().map(|failure| &failure.message).hash(&mut hasher);
+        device.used_s().map(span).hash(&mut hasher);
+        device.lease().map(|lease| &lease.host).hash(&mut hasher);
+        device.waiting().iter().for_each(|waiting| waiting.host.hash(&mut hasher));
     }
     hasher.finish()
 }
@@ -371,7 +368,9 @@ mod tests {
     #[test]
     fn what_is_attached_here_is_one_row_with_the_class_that_its_host_says_and_this_host_as_its_user() {
         let device = json!({ "name": "board", "title": "lab3/board", "state": "attached", "user": "lab3:3241" });
-        let mut status = status(json!([{ "pid": 7, "role": "daemon", "host": "desk", "devices": [device] }]));
+        let mut status = status(
+            json!([{ "pid": 7, "role": "daemon", "host": "desk", "config": "/c", "takes": [], "devices": [device] }]),
+        );
         let there = said(json!({ "name": "board", "state": "in use", "user": "desk", "interfaces": ["audio"] }));
         let other = said(json!({ "name": "spare", "state": "available" }));
         status.lab = Arc::new(Lab { hosts: vec![host("lab3", vec![there, other])], ..Lab::default() });

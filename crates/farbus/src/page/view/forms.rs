@@ -3,8 +3,10 @@
 //! A form is drawn out of the table of actions: what is known stands in hidden fields, what has to be said in fields,
 //! what may be said in fields that can be unfolded.
 
+use farbus_control::process::{ProcessDevice, ProcessStatus};
 use farbus_io::trust::Scope;
 use maud::{Markup, html};
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::super::api::actions::{Action, HOSTS, Kind, Parameter, Wrong};
@@ -12,6 +14,7 @@ use super::super::api::forms;
 use super::super::api::offers;
 use super::super::api::routes::{FORMS_AT, OPERATIONS_AT};
 use super::super::api::table;
+use super::super::operation::DrawnOperation;
 use super::super::shell::command;
 use super::super::status::Status;
 use super::drawing::{Drawing, Piece};
@@ -21,6 +24,19 @@ use super::text::{sent_back, table, theirs, whole};
 const CHOICES_MAX: usize = 256;
 /// Characters of a text of others in the question whether somebody is sure.
 const HIT_CHARS_MAX: usize = 160;
+
+/// A USB device of this machine, as it could be shared.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shareable {
+    /// What `farbus share` takes.
+    pub share_as: String,
+    /// Manufacturer and product.
+    pub title: String,
+    /// `vendor:product`.
+    pub ids: String,
+    /// Why it cannot be shared, if it cannot.
+    pub why_not: Option<String>,
+}
 
 /// Who looks at a view.
 #[derive(Clone, Copy, Debug)]
@@ -172,10 +188,11 @@ fn hidden(name: &str, value: &str) -> Markup {
 }
 
 /// Who loses something by an action, as a question to the one who asks for it; `None`: nobody does.
-pub fn hits(action: &str, device: &Value) -> Option<String> {
+pub fn hits(action: &str, device: Option<&ProcessDevice>) -> Option<String> {
     let short = |text: &str| text.chars().take(HIT_CHARS_MAX).collect::<String>();
-    let name = short(device["name"].as_str().unwrap_or("the device"));
-    let user = device["user"].as_str().filter(|user| !user.is_empty()).map(short);
+    let name = device.map(ProcessDevice::name).filter(|name| !name.is_empty());
+    let name = short(name.unwrap_or("the device"));
+    let user = device.and_then(ProcessDevice::user).map(short);
     match action {
         "release" => Some(match user {
             Some(user) => format!("{user} uses {name} and loses it."),
@@ -186,7 +203,8 @@ pub fn hits(action: &str, device: &Value) -> Option<String> {
             None => format!("Nobody uses {name} now. Nobody can use it any more, until it is shared again."),
         }),
         "detach" => {
-            let at = device["at"].as_str().map(|at| format!(" at {}", short(at))).unwrap_or_default();
+            let at = device.and_then(ProcessDevice::attached).map(|attached| attached.at.as_str());
+            let at = at.filter(|at| !at.is_empty()).map(|at| format!(" at {}", short(at))).unwrap_or_default();
             Some(format!("Programs of this machine that use {name}{at} lose it."))
         }
         _ => None,
@@ -218,13 +236,13 @@ pub fn attach_here(offer: &offers::Offer, key: &str, reader: Reader<'_>) -> Mark
 }
 
 /// A form that ends an operation; empty for those who may not. `line` is the command line that does the same.
-pub fn stop(operation: &Value, line: &str, reader: Reader<'_>) -> Markup {
-    let id = operation["id"].as_u64().unwrap_or_default();
-    let needs = operation["action"].as_str().and_then(table::action).map_or(Scope::Own, |action| action.scope);
+pub fn stop(operation: &DrawnOperation, line: &str, reader: Reader<'_>) -> Markup {
+    let id = operation.id;
+    let needs = table::action(&operation.action).map_or(Scope::Own, |action| action.scope);
     html! {
         @if reader.may >= needs {
             form id={ "stop-" (id) } class="do" method="post" action={ (FORMS_AT) "stop/" (id) }
-                data-at={ (OPERATIONS_AT) (id) "/stop" } data-hits=(whole(&stop_hits(operation)))
+                data-at={ (OPERATIONS_AT) (id) "/stop" } data-hits=(whole(&stop_hits(Some(operation))))
             {
                 (hidden("back", reader.back))
                 p class="line" {
@@ -238,14 +256,15 @@ pub fn stop(operation: &Value, line: &str, reader: Reader<'_>) -> Markup {
 }
 
 /// What ends with an operation.
-pub fn stop_hits(operation: &Value) -> String {
-    let text =
-        |name: &str| operation[name].as_str().unwrap_or_default().chars().take(HIT_CHARS_MAX).collect::<String>();
-    format!("This ends what {} has begun: {}", text("by"), text("command"))
+pub fn stop_hits(operation: Option<&DrawnOperation>) -> String {
+    let short = |text: Option<&String>| text.into_iter().flat_map(|text| text.chars()).take(HIT_CHARS_MAX).collect();
+    let (by, command): (String, String) =
+        (short(operation.map(|one| &one.by)), short(operation.map(|one| &one.command)));
+    format!("This ends what {by} has begun: {command}")
 }
 
 /// What can be done with a device: a form for each action that its reader may do, and the command line of the others.
-pub fn commands(process: &Value, device: &Value, reader: Reader<'_>) -> Markup {
+pub fn commands(process: &ProcessStatus, device: &ProcessDevice, reader: Reader<'_>) -> Markup {
     let offers = offers::of(process, device);
     let drawn = |offer: &offers::Offer| {
         let action = table::action(offer.action)?;
@@ -256,7 +275,7 @@ pub fn commands(process: &Value, device: &Value, reader: Reader<'_>) -> Markup {
                 known: &offer.parameters,
                 typed: &[],
                 wrong: None,
-                hits: hits(action.name, device),
+                hits: hits(action.name, Some(device)),
                 back: reader.back,
             }
             .draw(),
@@ -264,7 +283,7 @@ pub fn commands(process: &Value, device: &Value, reader: Reader<'_>) -> Markup {
         })
     };
     // What can be allowed is shared here.
-    let named = device["name"].as_str().filter(|_| offers.iter().any(|offer| offer.action == "allow"));
+    let named = Some(device.name()).filter(|_| offers.iter().any(|offer| offer.action == "allow"));
     let label = named.map(|name| to_type("say where it is", &command("label", &[name, "place=TEXT"])));
     let all: Vec<Markup> = offers.iter().filter_map(drawn).chain(label).collect();
     html! { @if !all.is_empty() { ul class="commands" { @for one in all { li { (one) } } } } }
@@ -307,7 +326,7 @@ const OF_EVERY_MACHINE: [(&str, &str); 6] = [
 
 /// The view with the forms that share a device and attach one. `known` are the hosts and the USB devices that can be
 /// chosen.
-pub fn new(status: &Status, known: Option<(&[String], &[Value])>, may: Scope) -> Drawing {
+pub fn new(status: &Status, known: Option<(&[String], &[Shareable])>, may: Scope) -> Drawing {
     let title = "Share and attach".to_owned();
     let drawn = |content: Markup| {
         let html = html! { h1 { (title) } (content) };
@@ -326,9 +345,8 @@ pub fn new(status: &Status, known: Option<(&[String], &[Value])>, may: Scope) ->
         let action = table::action(name)?;
         Some(Form { action, what, known: &none, typed: &[], wrong: None, hits: None, back: "/new" }.draw())
     };
-    let text = |of: &Value| of.as_str().unwrap_or_default().to_owned();
-    let usb = shareable.iter().filter(|found| found["why_not"].is_null());
-    let usb = usb.filter_map(|found| Some((found["share_as"].as_str()?, text(&found["title"]))));
+    let usb = shareable.iter().filter(|found| found.why_not.is_none());
+    let usb = usb.map(|found| (found.share_as.as_str(), found.title.clone()));
     let every = OF_EVERY_MACHINE.iter().map(|(value, what)| (*value, (*what).to_owned()));
     drawn(html! {
         section id="share" {
@@ -351,7 +369,7 @@ fn targets(status: &Status, hosts: &[String]) -> Markup {
     let offered: Vec<(String, String)> = status
         .devices()
         .flat_map(|(process, device)| {
-            let title = device["title"].as_str().unwrap_or_default().to_owned();
+            let title = device.title().to_owned();
             let offers = offers::of(process, device).into_iter().filter(|offer| offer.action == "attach");
             offers.filter_map(move |offer| Some((offer.parameters["target"].as_str()?.to_owned(), title.clone())))
         })
@@ -363,15 +381,13 @@ fn targets(status: &Status, hosts: &[String]) -> Markup {
 }
 
 /// The USB devices of this machine, with what prevents that one is shared.
-fn plugged_in(shareable: &[Value]) -> Markup {
+fn plugged_in(shareable: &[Shareable]) -> Markup {
     let rows: Vec<Vec<Markup>> = shareable
         .iter()
         .take(CHOICES_MAX)
-        .map(|found| {
-            let text = |name: &str| theirs(found[name].as_str().unwrap_or_default());
-            let why_not = found["why_not"].as_str();
+        .map(|Shareable { share_as, title, ids, why_not }| {
             let verdict = html! { @if let Some(why) = why_not { "no: " (theirs(why)) } @else { "yes" } };
-            vec![text("share_as"), text("title"), text("ids"), verdict]
+            vec![theirs(share_as), theirs(title), theirs(ids), verdict]
         })
         .collect();
     table("USB devices that are plugged in", &["Share as", "Device", "Ids", "Can be shared"], &rows)

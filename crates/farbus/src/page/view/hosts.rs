@@ -70,11 +70,11 @@ fn cells(id: &str, cells: [Markup; HEADINGS.len()]) -> Markup {
 /// This host, by what its processes share.
 fn own(status: &Status) -> Markup {
     let Lab { own_name, own_key, .. } = &*status.lab;
-    let shared = status.devices().filter(|(_, device)| !device["bus_id"].is_null());
+    let shared = status.devices().filter(|(_, device)| device.shared().is_some());
     let (mut devices, mut used) = (0_usize, 0_usize);
     for (_, device) in shared {
         devices += 1;
-        used += usize::from(device["state"] == "in use");
+        used += usize::from(device.state() == "in use");
     }
     let name = if own_name.is_empty() { HERE } else { own_name };
     let (name, none) = (html! { (theirs(name)) " " small { (HERE) } }, Markup::default);

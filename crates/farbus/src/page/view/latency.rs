@@ -3,8 +3,8 @@
 
 use std::fmt::Write;
 
+use farbus_control::session::{Percentiles, Second, Seconds};
 use maud::{Markup, html};
-use serde_json::Value;
 
 use super::text::table;
 
@@ -12,9 +12,13 @@ use super::text::table;
 const SECONDS_MAX: u64 = 180;
 /// Rows of the table of seconds, the latest.
 const ROWS_MAX: usize = 30;
-const STAGES: [(&str, &str); 4] =
-    [("All", "all_us"), ("Network", "network_us"), ("Exporter", "bus_us"), ("Device", "back_end_us")];
-const PERCENTILES: [(&str, &str); 3] = [("p50", "median"), ("p99", "99 %"), ("p999", "99.9 %")];
+const STAGES: [(&str, fn(&Second) -> Percentiles); 4] = [
+    ("All", |second| second.all_us),
+    ("Network", |second| second.network_us),
+    ("Exporter", |second| second.bus_us),
+    ("Device", |second| second.back_end_us),
+];
+
 /// A time in its unit, from microseconds.
 fn span(us: f64) -> String {
     match us {
@@ -25,31 +29,24 @@ fn span(us: f64) -> String {
     }
 }
 
-fn number(second: &Value, stage: &str, percentile: &str) -> f64 {
-    let us = second[stage][percentile].as_f64().unwrap_or_default();
-    us.clamp(0.0, 1e9)
-}
-
-fn ago(second: &Value) -> u64 {
-    second["ago_s"].as_u64().unwrap_or(u64::MAX)
+/// The median, the 99th and the 99.9th percentile of a stage, within what is drawn.
+fn times(Percentiles { p50, p99, p999 }: Percentiles) -> [f64; 3] {
+    [p50, p99, p999].map(|us| if us.is_nan() { 0.0 } else { f64::from(us).clamp(0.0, 1e9) })
 }
 
 /// Tells what a process says of the seconds of an attachment; empty if no second has a timed request.
-pub fn drawn(said: &Value) -> Markup {
-    let seconds = said["seconds"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let seconds: Vec<&Value> = seconds.iter().filter(|second| ago(second) < SECONDS_MAX).collect();
+pub fn drawn(said: &Seconds) -> Markup {
+    let seconds: Vec<&Second> = said.seconds.iter().filter(|second| second.ago_s < SECONDS_MAX).collect();
     let seconds = &seconds[seconds.len().saturating_sub(SECONDS_MAX as usize)..];
     let Some(latest) = seconds.last() else { return Markup::default() };
-    let of_percentiles = |second: &Value, stage: &str| {
-        PERCENTILES.map(|(percentile, _)| html! { (span(number(second, stage, percentile))) }).into_iter()
-    };
+    let of_percentiles = |stage: Percentiles| times(stage).map(|us| html! { (span(us)) }).into_iter();
     let stages: Vec<Vec<Markup>> = STAGES
         .iter()
         .map(|(name, stage)| {
-            let worst =
-                seconds.iter().max_by(|one, other| number(one, stage, "p999").total_cmp(&number(other, stage, "p999")));
-            let worst = worst.map(|it| html! { (span(number(it, stage, "p999"))) ", " (ago(it)) " s ago" });
-            std::iter::once(html! { (name) }).chain(of_percentiles(latest, stage)).chain(worst).collect()
+            let worst_of = |second: &Second| times(stage(second))[2];
+            let worst = seconds.iter().max_by(|one, other| worst_of(one).total_cmp(&worst_of(other)));
+            let worst = worst.map(|it| html! { (span(worst_of(it))) ", " (it.ago_s) " s ago" });
+            std::iter::once(html! { (name) }).chain(of_percentiles(stage(latest))).chain(worst).collect()
         })
         .collect();
     let each: Vec<Vec<Markup>> = seconds
@@ -57,13 +54,12 @@ pub fn drawn(said: &Value) -> Markup {
         .rev()
         .take(ROWS_MAX)
         .map(|second| {
-            let timed = second["timed"].as_u64().unwrap_or_default();
-            let first = [html! { (ago(second)) " s ago" }, html! { (timed) }];
-            first.into_iter().chain(of_percentiles(second, "all_us")).collect()
+            let first = [html! { (second.ago_s) " s ago" }, html! { (second.timed) }];
+            first.into_iter().chain(of_percentiles(second.all_us)).collect()
         })
         .collect();
     let caption =
-        format!("The latest second with a timed request, {} s ago, and the worst of three minutes", ago(latest));
+        format!("The latest second with a timed request, {} s ago, and the worst of three minutes", latest.ago_s);
     html! {
         (to_draw(seconds))
         (table(&caption, &["Stage", "Median", "99 %", "99.9 %", "Worst 99.9 %"], &stages))
@@ -76,14 +72,11 @@ pub fn drawn(said: &Value) -> Markup {
 
 /// What the page's script draws: of each second its number, how many seconds ago it ended, and the percentiles of each
 /// stage, microseconds.
-fn to_draw(seconds: &[&Value]) -> Markup {
+fn to_draw(seconds: &[&Second]) -> Markup {
     let rows = seconds.iter().map(|second| {
-        let number = second["number"].as_u64().map_or_else(|| "null".to_owned(), |number| number.to_string());
-        let mut row = format!("[{number},{}", ago(second));
-        for (_, stage) in STAGES {
-            for (percentile, _) in PERCENTILES {
-                let _ = write!(row, ",{:.1}", self::number(second, stage, percentile));
-            }
+        let mut row = format!("[{},{}", second.number, second.ago_s);
+        for us in STAGES.into_iter().flat_map(|(_, stage)| times(stage(second))) {
+            let _ = write!(row, ",{us:.1}");
         }
         row + "]"
     });
@@ -93,21 +86,19 @@ fn to_draw(seconds: &[&Value]) -> Markup {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::Value;
 
     use super::*;
 
-    fn second(ago_s: u64, us: f64) -> Value {
-        let stage = json!({ "p50": us, "p99": us * 3.0, "p999": us * 10.0 });
-        let stages = json!({ "all_us": stage, "network_us": stage, "bus_us": stage, "back_end_us": stage });
-        let mut second = json!({ "number": 100 - ago_s, "ago_s": ago_s, "timed": 7 });
-        second.as_object_mut().unwrap().extend(stages.as_object().unwrap().clone());
-        second
+    fn second(ago_s: u64, us: f32) -> Second {
+        let stage = Percentiles { p50: us, p99: us * 3.0, p999: us * 10.0 };
+        let (number, timed) = (100 - ago_s, 7);
+        Second { number, ago_s, timed, all_us: stage, network_us: stage, bus_us: stage, back_end_us: stage }
     }
 
     #[test]
     fn each_stage_is_given_to_the_script_with_three_percentiles_and_told_in_a_table() {
-        let html = drawn(&json!({ "seconds": [second(9, 200.0), second(8, 4000.0), second(0, 100.0)] })).0;
+        let html = drawn(&Seconds { seconds: vec![second(9, 200.0), second(8, 4000.0), second(0, 100.0)] }).0;
         let given = html.split("data-seconds=\"").nth(1).unwrap().split('"').next().unwrap();
         let given: Value = serde_json::from_str(given).unwrap();
         let stage = [4000.0, 12_000.0, 40_000.0];
@@ -117,17 +108,14 @@ mod tests {
         assert!(html.contains("<td data-label=\"Median\">100 µs</td>"), "{html}");
         assert!(html.contains("<td data-label=\"Worst 99.9 %\">40.0 ms, 8 s ago</td>"), "{html}");
         assert!(html.contains("<th scope=\"row\">9 s ago</th>"), "{html}");
-        assert_eq!(drawn(&json!({ "seconds": [] })).0, "");
-        assert_eq!(drawn(&Value::Null).0, "");
+        assert_eq!(drawn(&Seconds::default()).0, "");
     }
 
     #[test]
     fn numbers_of_a_process_that_make_no_sense_make_a_part_of_bounded_size() {
-        for us in [f64::MAX, -1.0, 0.0, 1e-300] {
-            let html = drawn(&json!({ "seconds": vec![second(3, us); 5000] })).0;
+        for us in [f32::MAX, f32::NAN, -1.0, 0.0, 1e-30] {
+            let html = drawn(&Seconds { seconds: vec![second(3, us); 5000] }).0;
             assert!(!html.contains("NaN") && !html.contains("inf") && html.len() < 64 << 10, "{us} {}", html.len());
         }
-        let odd = json!({ "seconds": [{ "ago_s": -1 }, { "ago_s": 1e99 }, "x", { "ago_s": 2, "all_us": "<b>" }] });
-        assert!(!drawn(&odd).0.contains("<b>"));
     }
 }

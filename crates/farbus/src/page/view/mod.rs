@@ -21,6 +21,7 @@ use self::device::QUERY_BYTES_MAX;
 pub use self::device::{Details, Which};
 pub use self::devices::{Found, Wanted};
 pub use self::drawing::{Drawing, List, Piece};
+pub use self::forms::Shareable;
 pub use self::latency::drawn as latency;
 pub use self::live::{EVENT_BYTES_MAX as VIEW_EVENT_BYTES_MAX, Look, Shown};
 #[cfg(test)]

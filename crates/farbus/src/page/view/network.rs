@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::f64::consts::TAU;
 
+use farbus_control::process::{ProcessDevice, ProcessStatus};
 use maud::{Markup, html};
-use serde_json::Value;
 
 use super::super::status::Status;
 use super::devices::{notes, part};
@@ -40,15 +40,14 @@ struct Flow {
 }
 
 impl Flow {
-    fn add(&mut self, status: &Status, process: &Value, device: &Value) {
+    fn add(&mut self, status: &Status, process: &ProcessStatus, device: &ProcessDevice) {
         self.devices += 1;
         if let Some([from, to]) = status.rate_of(process, device) {
             *self.bytes_per_s.get_or_insert(0) += from.saturating_add(to);
         }
-        for link in device["links"]["each"].as_array().into_iter().flatten() {
-            self.lost += usize::from(link["is_up"] == false);
-            let round_trip = link["round_trip_ms"].as_f64();
-            self.round_trip_ms = match (self.round_trip_ms, round_trip) {
+        for link in device.links() {
+            self.lost += usize::from(!link.is_up);
+            self.round_trip_ms = match (self.round_trip_ms, link.round_trip_ms) {
                 (Some(one), Some(other)) => Some(one.max(other)),
                 (one, other) => one.or(other),
             };
@@ -69,18 +68,18 @@ type Connections = BTreeMap<(String, String), Connection>;
 fn connections(status: &Status) -> Connections {
     let mut all = Connections::new();
     for (process, device) in status.devices() {
-        let own = process["host"].as_str().map_or(HERE.to_owned(), shortened);
-        let state = device["state"].as_str().unwrap_or_default();
-        match state {
+        let own = process.host().map_or(HERE.to_owned(), shortened);
+        match device.state() {
             "in use" => {
-                let users = device["users"].as_array().map(Vec::as_slice).unwrap_or_default();
-                let users = users.iter().map(|user| &user["user"]).chain(users.is_empty().then_some(&device["user"]));
-                for user in users.filter_map(Value::as_str).map(host_of).take(HOSTS_MAX) {
+                let users = device.shared().map(|shared| shared.users.as_slice()).unwrap_or_default();
+                let only = device.user().filter(|_| users.is_empty());
+                let users = users.iter().map(|user| user.user.as_str()).chain(only);
+                for user in users.map(host_of).take(HOSTS_MAX) {
                     all.entry((own.clone(), user)).or_default().of_exporter.add(status, process, device);
                 }
             }
             "attached" | "link lost" | "held" | "following" => {
-                let target = device["title"].as_str().unwrap_or_default();
+                let target = device.title();
                 let exporter = host_of(target.rsplit_once('/').map_or(target, |(host, _)| host));
                 all.entry((exporter, own)).or_default().of_importer.add(status, process, device);
             }
@@ -101,7 +100,7 @@ fn connections(status: &Status) -> Connections {
 
 /// This host, as its daemon calls it.
 fn own_host(status: &Status) -> String {
-    let named = status.processes.iter().find_map(|process| process["host"].as_str());
+    let named = status.processes.iter().find_map(ProcessStatus::host);
     named.map_or(HERE.to_owned(), shortened)
 }
 
@@ -254,8 +253,8 @@ mod tests {
         let shared = json!({ "name": "disk", "state": "in use", "user": "desk (127.0.0.1:5000)", "links": links });
         let attached = json!({ "name": "disk", "title": "lab3/disk", "state": "attached", "links": links });
         let all = connections(&status(json!([
-            { "pid": 1, "role": "daemon", "host": "lab3", "devices": [shared] },
-            { "pid": 2, "role": "daemon", "host": "desk", "devices": [attached] },
+            { "pid": 1, "role": "daemon", "host": "lab3", "config": "/c", "takes": [], "devices": [shared] },
+            { "pid": 2, "role": "daemon", "host": "desk", "config": "/c", "takes": [], "devices": [attached] },
         ])));
         assert_eq!(all.len(), 1, "{all:?}");
         let connection = &all[&("lab3".to_owned(), "desk".to_owned())];

@@ -1,9 +1,13 @@
 //! What this page has begun with a device and what tells how far it is: recordings, swaps, migrations.
 
+use farbus_control::attachment::MigrationStatus;
+use farbus_control::failure::FailureReport;
+use farbus_control::process::{ProcessDevice, ProcessStatus};
+use farbus_control::swap::SwapStatus;
 use farbus_io::trust::Scope;
 use maud::{Markup, html};
-use serde_json::Value;
 
+use super::super::operation::{DrawnOperation, State};
 use super::super::status::Status;
 use super::forms::{self, Reader};
 use super::text::{span, theirs, whole};
@@ -15,21 +19,24 @@ const DRAWN_MAX: usize = 8;
 const NEXT_LINES_MAX: usize = 4;
 
 /// The operations of this page about a device, the latest first.
-pub fn about<'s>(status: &'s Status, process: &'s Value, device: &'s Value) -> impl Iterator<Item = &'s Value> {
+pub fn about<'s>(
+    status: &'s Status,
+    process: &'s ProcessStatus,
+    device: &'s ProcessDevice,
+) -> impl Iterator<Item = &'s DrawnOperation> {
     // Two processes may have devices of one name.
-    let is_about = move |operation: &&Value| {
-        let on = &operation["on"];
-        on["pid"].is_u64() && on["pid"] == process["pid"] && on["name"] == device["name"]
+    let is_about = move |operation: &&DrawnOperation| {
+        operation.on.as_ref().is_some_and(|on| on.pid == process.pid && on.name == device.name())
     };
     status.operations.iter().filter(is_about).take(DRAWN_MAX)
 }
 
-fn is_recording(operation: &Value) -> bool {
-    operation["action"] == "observe"
+fn is_recording(operation: &DrawnOperation) -> bool {
+    operation.action == "observe"
 }
 
-fn is_console(operation: &Value) -> bool {
-    operation["action"] == "console"
+fn is_console(operation: &DrawnOperation) -> bool {
+    operation.action == "console"
 }
 
 /// Items of operations as a list; empty without one.
@@ -40,14 +47,14 @@ pub fn list(items: impl Iterator<Item = Markup>) -> Markup {
 
 /// A form that ends an operation, with the command line that does the same; empty if nothing runs, and for those who
 /// may not end it.
-pub fn stop(operation: &Value, reader: Reader<'_>) -> Markup {
-    let pid = operation["pid"].as_u64().filter(|_| operation["state"] == "running");
+pub fn stop(operation: &DrawnOperation, reader: Reader<'_>) -> Markup {
+    let pid = operation.pid.filter(|_| operation.state == State::Running);
     html! { @if let Some(pid) = pid { (forms::stop(operation, &format!("kill {pid}"), reader)) } }
 }
 
 /// Why something failed, and below it what to type next.
-fn why(failed: &Value) -> Markup {
-    let message = failed["failure"]["message"].as_str();
+fn why(failure: Option<&FailureReport>) -> Markup {
+    let message = failure.map(|failure| failure.message.as_str());
     let mut lines = message.into_iter().flat_map(str::lines).filter(|line| !line.trim().is_empty());
     html! {
         @if message.is_some() {
@@ -58,20 +65,17 @@ fn why(failed: &Value) -> Markup {
 }
 
 /// The command line of an operation, how far it is, and who began it.
-pub fn heading(operation: &Value) -> Markup {
-    let text = |name: &str| operation[name].as_str().unwrap_or_default();
-    let state = match text("state") {
-        "running" => "runs",
-        "done" => "has ended",
-        _ => "failed",
+pub fn heading(operation: &DrawnOperation) -> Markup {
+    let DrawnOperation { id, command, begun, by, state, failure, .. } = operation;
+    let state = match state {
+        State::Running => "runs",
+        State::Done => "has ended",
+        State::Failed => "failed",
     };
     html! {
         p {
-            code tabindex="0" { (whole(text("command"))) } " " (state) (why(operation)) " "
-            small {
-                "operation " (operation["id"].as_u64().unwrap_or_default()) ", begun " (theirs(text("begun"))) " by "
-                (theirs(text("by")))
-            }
+            code tabindex="0" { (whole(command)) } " " (state) (why(failure.as_ref())) " "
+            small { "operation " (id) ", begun " (theirs(begun)) " by " (theirs(by)) }
         }
     }
 }
@@ -98,29 +102,26 @@ fn steps<'a>(all: impl Iterator<Item = &'a str>, current: usize) -> Markup {
 }
 
 /// How far a swap is, as its process says.
-fn swap(progress: &Value) -> Markup {
-    let number = |name: &str| progress[name].as_u64().unwrap_or_default();
-    let text = |name: &str| progress[name].as_str().unwrap_or_default();
-    let (total, left) = (number("total_bytes"), number("left_bytes"));
+fn swap(progress: &SwapStatus) -> Markup {
+    let SwapStatus { from, to, phase, round, copied_bytes, bytes_per_s: rate, elapsed_s, quiet_ms, .. } = progress;
+    let (total, left) = (progress.total_bytes, progress.left_bytes);
     let done = total.saturating_sub(left);
     let percent = (done as f64 / total.max(1) as f64 * 100.0).floor();
-    let rate = number("bytes_per_s");
-    let quiet_ms = progress["quiet_ms"].as_f64().unwrap_or_default();
-    let current = SWAP_STEPS.iter().position(|step| *step == text("phase")).unwrap_or(0);
+    let current = SWAP_STEPS.iter().position(|step| step == phase).unwrap_or(0);
     // A USB device has no bytes to be copied.
     let has_bytes = total > 0;
     html! {
-        p { "From " (theirs(text("from"))) " to " (theirs(text("to"))) }
+        p { "From " (theirs(from)) " to " (theirs(to)) }
         progress aria-label="Progress of the swap" max=[has_bytes.then_some(total)] value=[has_bytes.then_some(done)] {
             @if has_bytes { (percent) " %" }
         }
         p {
             @if has_bytes {
-                (percent) " %: " (format_bytes(done)) " of " (format_bytes(total)) ", " (format_bytes(rate)) "/s"
-                @if let Some(seconds) = left.checked_div(rate) { ", about " (span(seconds as f64)) " left" }
-                "; round " (number("round")) ", copied in all " (format_bytes(number("copied_bytes"))) ". "
+                (percent) " %: " (format_bytes(done)) " of " (format_bytes(total)) ", " (format_bytes(*rate)) "/s"
+                @if let Some(seconds) = left.checked_div(*rate) { ", about " (span(seconds as f64)) " left" }
+                "; round " (round) ", copied in all " (format_bytes(*copied_bytes)) ". "
             }
-            "It runs for " (span(progress["elapsed_s"].as_f64().unwrap_or_default()))
+            "It runs for " (span(*elapsed_s))
             "; the longest that a request waited is " (format_args!("{quiet_ms:.1}")) " ms."
         }
         (steps(SWAP_STEPS.into_iter(), current))
@@ -128,77 +129,82 @@ fn swap(progress: &Value) -> Markup {
 }
 
 /// How far a migration is, as the device's state tells.
-fn migration(device: &Value) -> Markup {
-    let state = device["state"].as_str().unwrap_or_default();
-    let current = MIGRATION_STEPS.iter().position(|(name, _)| *name == state).unwrap_or(0);
+fn migration(device: &ProcessDevice) -> Markup {
+    let current = MIGRATION_STEPS.iter().position(|(name, _)| *name == device.state()).unwrap_or(0);
     let of_all = MIGRATION_STEPS.len();
+    let migrating = device.migration();
     html! {
         progress aria-label="Progress of the migration" max=(of_all) value=(current) {}
         p {
             "Step " (current + 1) " of " (of_all) ": " (MIGRATION_STEPS[current].1) "."
-            @if let Some(to) = device["migration"]["to"].as_str() { " It goes to " (theirs(to)) "." }
-            @if let Some(ms) = device["hold_ms"].as_u64() { " Its user waits " (ms) " ms at most." }
-            @if let Some(s) = device["migration"]["elapsed_s"].as_f64() { " It runs for " (span(s)) "." }
+            @if let Some(migrating) = migrating { " It goes to " (theirs(&migrating.to)) "." }
+            @if let Some(ms) = device.attached().and_then(|attached| attached.hold_ms) {
+                " Its user waits " (ms) " ms at most."
+            }
+            @if let Some(s) = migrating.and_then(|migrating| migrating.elapsed_s) { " It runs for " (span(s)) "." }
         }
         (steps(MIGRATION_STEPS.into_iter().map(|(_, what)| what), current))
     }
 }
 
-/// A move that has ended: `what`, how long it took, or why it failed and what to type next.
-fn ended(what: &Markup, moved: &Value) -> Markup {
-    let begun = moved["begun"].as_str().filter(|begun| !begun.is_empty());
-    let begun = html! { @if let Some(begun) = begun { " " small { "begun " (theirs(begun)) } } };
-    let took = moved["elapsed_s"].as_f64().unwrap_or_default();
+/// A move that has ended: `what`, its state, when it began, how long it took, or why it failed and what to type next.
+fn ended(what: &Markup, state: &str, begun: &str, took_s: f64, failure: Option<&FailureReport>) -> Markup {
+    let begun = html! { @if !begun.is_empty() { " " small { "begun " (theirs(begun)) } } };
     html! {
-        @if moved["state"] == "done" {
-            p data-ended="done" { (what) " is done: it took " (format_args!("{took:.1}")) " s." (begun) }
+        @if state == "done" {
+            p data-ended="done" { (what) " is done: it took " (format_args!("{took_s:.1}")) " s." (begun) }
         } @else {
-            p data-ended="failed" { (what) " failed:" (why(moved)) (begun) }
+            p data-ended="failed" { (what) " failed:" (why(failure)) (begun) }
         }
     }
 }
 
+/// The swap of a device that runs, or the last one. A process of an earlier release says how far a swap is when it is
+/// asked.
+fn swapping<'s>(status: &'s Status, process: &ProcessStatus, device: &'s ProcessDevice) -> Option<&'s SwapStatus> {
+    device.swap().or_else(|| status.swap_of(process, device))
+}
+
 /// The swap and the migration of a device that run, or the last ones, begun by a page or by a command.
-fn latest(status: &Status, process: &Value, device: &Value) -> Vec<Markup> {
-    let told = Some(&device["swap"]).filter(|swap| swap.is_object());
-    // A process of an earlier release says how far a swap is when it is asked.
-    let swapping = told.or_else(|| status.swap_of(process, device));
-    let text = |of: &Value, name: &str| theirs(of[name].as_str().unwrap_or_default());
-    let swapped = swapping.map(|progress| match progress["state"].as_str() {
-        Some("running") => swap(progress),
-        _ => {
-            let what = html! { "The swap from " (text(progress, "from")) " to " (text(progress, "to")) };
-            ended(&what, progress)
+fn latest(status: &Status, process: &ProcessStatus, device: &ProcessDevice) -> Vec<Markup> {
+    let swapped = swapping(status, process, device).map(|progress| match &progress.state[..] {
+        "running" => swap(progress),
+        state => {
+            let SwapStatus { from, to, begun, elapsed_s, failure, .. } = progress;
+            let what = html! { "The swap from " (theirs(from)) " to " (theirs(to)) };
+            ended(&what, state, begun, *elapsed_s, failure.as_ref())
         }
     });
-    let migrating = Some(&device["migration"]).filter(|migration| migration.is_object());
-    let is_on_its_way = ["following", "handed over"].iter().any(|state| device["state"] == *state);
-    let migrated = match migrating {
-        Some(migrating) if migrating["state"] == "running" => Some(migration(device)),
-        Some(migrating) => Some(ended(&html! { "The migration to " (text(migrating, "to")) }, migrating)),
-        None => is_on_its_way.then(|| migration(device)),
+    let migrated = match device.migration() {
+        Some(migrating) if migrating.state == "running" => Some(migration(device)),
+        Some(MigrationStatus { to, state, begun, elapsed_s, failure }) => {
+            let what = html! { "The migration to " (theirs(to)) };
+            Some(ended(&what, state, begun, elapsed_s.unwrap_or_default(), failure.as_ref()))
+        }
+        None => ["following", "handed over"].contains(&device.state()).then(|| migration(device)),
     };
-    let successor = device["successor"].as_str().filter(|_| device["bus_id"].is_string()).map(|to| {
-        let left_ms = device["successor_left_ms"].as_u64().unwrap_or_default();
-        html! { p { "Its user hands it over: " (theirs(to)) " has " (left_ms.div_ceil(1000)) " s to attach it." } }
+    let successor = device.shared().and_then(|shared| shared.successor.as_ref().zip(Some(shared.successor_left_ms)));
+    let successor = successor.map(|(to, left_ms)| {
+        let left_s = left_ms.unwrap_or_default().div_ceil(1000);
+        html! { p { "Its user hands it over: " (theirs(to)) " has " (left_s) " s to attach it." } }
     });
     [swapped, migrated, successor].into_iter().flatten().collect()
 }
 
 /// Swaps and migrations of a device: how far one is that runs, begun by a page or by a command, how the last one ended,
 /// and how the commands of this page ended. Empty if there is nothing to tell.
-pub fn moves(status: &Status, process: &Value, device: &Value, reader: Reader<'_>) -> Markup {
+pub fn moves(status: &Status, process: &ProcessStatus, device: &ProcessDevice, reader: Reader<'_>) -> Markup {
     let latest = latest(status, process, device);
-    let is_told =
-        |name: &str| device[name].is_object() || (name == "swap" && status.swap_of(process, device).is_some());
-    let is_move =
-        |operation: &&Value| !is_recording(operation) && !is_console(operation) && operation["action"] != "picture";
+    let is_told = swapping(status, process, device).is_some();
+    let is_move = |operation: &&DrawnOperation| {
+        !is_recording(operation) && !is_console(operation) && operation.action != "picture"
+    };
     let has_latest = !latest.is_empty();
     let of_page = about(status, process, device).filter(is_move).map(|operation| {
-        let is_running = operation["state"] == "running";
-        let drawn = match operation["action"].as_str() {
-            Some("swap") if is_running && !is_told("swap") => swap(&operation["progress"]),
-            Some("migrate") if is_running && !has_latest => migration(device),
+        let is_running = operation.state == State::Running;
+        let drawn = match (operation.action.as_str(), &operation.swap) {
+            ("swap", Some(progress)) if is_running && !is_told => swap(progress),
+            ("migrate", _) if is_running && !has_latest => migration(device),
             _ => Markup::default(),
         };
         html! { li { (heading(operation)) (drawn) (stop(operation, reader)) } }
@@ -208,12 +214,17 @@ pub fn moves(status: &Status, process: &Value, device: &Value, reader: Reader<'_
 
 /// What the recordings and consoles of a device hold, as text: each by itself, so that only its text changes. The key
 /// of each.
-pub fn texts(status: &Status, process: &Value, device: &Value, reader: Reader<'_>) -> Vec<(String, Markup)> {
+pub fn texts(
+    status: &Status,
+    process: &ProcessStatus,
+    device: &ProcessDevice,
+    reader: Reader<'_>,
+) -> Vec<(String, Markup)> {
     if reader.may < Scope::Observe {
         return Vec::new();
     }
-    let text = |operation: &Value| {
-        let id = operation["id"].as_u64().unwrap_or_default();
+    let text = |operation: &DrawnOperation| {
+        let id = operation.id;
         let (of, what) = match is_console(operation) {
             true => ("console", format!("Console {id}: what its serial ports send")),
             false => ("recording", format!("What recording {id} holds, as text")),
@@ -228,11 +239,11 @@ pub fn texts(status: &Status, process: &Value, device: &Value, reader: Reader<'_
         (format!("text-{id}"), html)
     };
     let all = about(status, process, device).filter(|operation| is_recording(operation) || is_console(operation));
-    all.filter(|operation| operation["is_recorded"] == true).map(text).collect()
+    all.filter(|operation| operation.is_recorded).map(text).collect()
 }
 
 /// The consoles of a device that this page has begun; empty without one.
-pub fn consoles(status: &Status, process: &Value, device: &Value, reader: Reader<'_>) -> Markup {
+pub fn consoles(status: &Status, process: &ProcessStatus, device: &ProcessDevice, reader: Reader<'_>) -> Markup {
     let all = about(status, process, device).filter(|operation| is_console(operation));
     list(all.map(|operation| {
         kept("console", operation, reader, |id, bytes| {
@@ -247,10 +258,10 @@ pub fn consoles(status: &Status, process: &Value, device: &Value, reader: Reader
 }
 
 /// The recordings of a device that this page has begun; empty without one.
-pub fn recordings(status: &Status, process: &Value, device: &Value, reader: Reader<'_>) -> Markup {
+pub fn recordings(status: &Status, process: &ProcessStatus, device: &ProcessDevice, reader: Reader<'_>) -> Markup {
     let all = about(status, process, device).filter(|operation| is_recording(operation));
     list(all.map(|operation| {
-        let full = if operation["progress"]["is_full"] == true { ", and is full" } else { "" };
+        let full = if operation.progress.is_full { ", and is full" } else { "" };
         kept("recording", operation, reader, |id, bytes| {
             html! {
                 "It has " (format_bytes(bytes)) (full) ". "
@@ -264,10 +275,9 @@ pub fn recordings(status: &Status, process: &Value, device: &Value, reader: Read
 }
 
 /// An operation that keeps what a device sends, and what can be read of it by one who may.
-fn kept(of: &str, operation: &Value, reader: Reader<'_>, read: impl Fn(u64, u64) -> Markup) -> Markup {
-    let id = operation["id"].as_u64().unwrap_or_default();
-    let bytes = operation["progress"]["bytes"].as_u64().unwrap_or_default();
-    let is_read = operation["is_recorded"] == true && bytes > 0 && reader.may >= Scope::Observe;
+fn kept(of: &str, operation: &DrawnOperation, reader: Reader<'_>, read: impl Fn(u64, u64) -> Markup) -> Markup {
+    let (id, bytes) = (operation.id, operation.progress.bytes);
+    let is_read = operation.is_recorded && bytes > 0 && reader.may >= Scope::Observe;
     html! {
         li id={ (of) "-" (id) } data-number=(bytes) {
             (heading(operation))
@@ -279,18 +289,17 @@ fn kept(of: &str, operation: &Value, reader: Reader<'_>, read: impl Fn(u64, u64)
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::super::super::status::Swapping;
-    use super::super::super::status::tests::status;
+    use super::super::super::status::tests::{device as said, process as a_process, status};
     use super::*;
 
     const OWNER: Reader<'static> = Reader { back: "/", may: Scope::Own };
 
     fn with(operations: Value) -> Status {
-        let Value::Array(operations) = operations else { panic!("a list") };
         let mut status = status(json!([]));
-        status.operations = operations;
+        status.operations = serde_json::from_value(operations).unwrap();
         status
     }
 
@@ -310,15 +319,16 @@ mod tests {
             recording(2, "keyboard", (8, "keyboard"), "done", None),
             recording(1, "mouse", (7, "mouse"), "done", None),
         ]));
-        let process = json!({ "pid": 7, "role": "share", "address": "127.0.0.1:3240" });
-        let keyboard = json!({ "name": "keyboard", "bus_id": "1-1" });
+        let process = a_process(json!({ "pid": 7, "role": "share", "address": "127.0.0.1:3240" }));
+        let keyboard = said(json!({ "name": "keyboard", "bus_id": "1-1" }));
         let html = recordings(&status, &process, &keyboard, OWNER).into_string();
         assert_eq!(html.matches("<li ").count(), 2, "{html}");
         assert!(html.contains("kill 77") && html.matches("<button class=\"do\"").count() == 1, "{html}");
         assert!(html.contains("href=\"/api/v1/operations/3/recording\""), "{html}");
-        assert_eq!(recordings(&status, &process, &json!({ "name": "disk" }), OWNER).into_string(), "");
+        assert_eq!(recordings(&status, &process, &said(json!({ "name": "disk" })), OWNER).into_string(), "");
         // Another process has a device of the same name.
-        let other = recordings(&status, &json!({ "pid": 8, "role": "share" }), &keyboard, OWNER).into_string();
+        let other =
+            recordings(&status, &a_process(json!({ "pid": 8, "role": "share" })), &keyboard, OWNER).into_string();
         assert!(other.contains("id=\"recording-2\"") && other.matches("<li ").count() == 1, "{other}");
         // One who may only look sees no button, no link and no text.
         let looks = Reader { may: Scope::Read, ..OWNER };
@@ -337,8 +347,8 @@ mod tests {
                 "progress": { "bytes": 1200, "is_full": false }, "is_recorded": is_recorded,
             }]))
         };
-        let (status, device) = (console("running", Some(77), true), json!({ "name": "serial" }));
-        let process = json!({ "pid": 7, "role": "share" });
+        let (status, device) = (console("running", Some(77), true), said(json!({ "name": "serial" })));
+        let process = a_process(json!({ "pid": 7, "role": "share" }));
         let html = consoles(&status, &process, &device, OWNER).into_string();
         assert!(html.contains("id=\"console-5\" data-number=\"1200\"") && html.contains("kill 77"), "{html}");
         assert!(html.contains("farbus observe --console serial</code> runs"), "{html}");
@@ -365,44 +375,60 @@ mod tests {
         });
         let operation = json!({
             "id": 1, "action": "swap", "subject": "disk", "on": { "pid": 7, "name": "disk" }, "command": "farbus swap disk --to=block:/b", "by": "page",
-            "state": "running", "begun": "", "pid": 9, "progress": progress,
+            "state": "running", "begun": "", "pid": 9, "swap": progress,
         });
-        let (process, device) = (json!({ "pid": 7 }), json!({ "name": "disk", "state": "in use" }));
+        let (process, device) = (a_process(json!({ "pid": 7 })), said(json!({ "name": "disk", "state": "in use" })));
         let mut status = with(json!([operation]));
         let of_page = moves(&status, &process, &device, OWNER).into_string();
         assert!(of_page.contains("max=\"8000000\" value=\"2000000\""), "{of_page}");
         assert!(of_page.contains("25 %: 2.00 MB of 8.00 MB, 1.00 MB/s, about 6 s left"), "{of_page}");
         assert!(of_page.contains("<li aria-current=\"step\">copying</li>"), "{of_page}");
         assert!(of_page.contains("<li>beginning (done)</li>") && !of_page.contains("<b>"), "{of_page}");
-        status.swaps.push(Swapping { pid: 7, name: "disk".into(), progress });
+        status.swaps.push(Swapping {
+            pid: 7,
+            name: "disk".into(),
+            progress: serde_json::from_value(progress).unwrap(),
+        });
         assert_eq!(moves(&status, &process, &device, OWNER).0.matches("<progress").count(), 1);
         status.operations.clear();
         assert_eq!(moves(&status, &process, &device, OWNER).0.matches("<progress").count(), 1, "a command began it");
-        assert_eq!(moves(&status, &json!({ "pid": 8 }), &device, OWNER).into_string(), "", "another process's");
+        assert_eq!(
+            moves(&status, &a_process(json!({ "pid": 8 })), &device, OWNER).into_string(),
+            "",
+            "another process's"
+        );
     }
 
     #[test]
     fn a_migration_is_drawn_as_the_step_that_its_device_is_in() {
-        let device = |state: &str| json!({ "name": "disk", "title": "lab3/disk", "state": state, "hold_ms": 4000 });
-        let drawn = |state: &str| moves(&with(json!([])), &Value::Null, &device(state), OWNER).into_string();
+        let device =
+            |state: &str| said(json!({ "name": "disk", "title": "lab3/disk", "state": state, "hold_ms": 4000 }));
+        let none = ProcessStatus::default();
+        let drawn = |state: &str| moves(&with(json!([])), &none, &device(state), OWNER).into_string();
         assert_eq!((drawn("attached"), drawn("held")), (String::new(), String::new()), "nobody migrates it");
         let html = drawn("following");
         assert!(html.contains("Step 2 of 4: wait until its user leaves. Its user waits 4000 ms at most."), "{html}");
         let on = json!({ "pid": 3, "name": "disk" });
-        let operation = json!({ "id": 1, "action": "migrate", "on": on, "state": "running", "pid": 7 });
-        let html = moves(&with(json!([operation])), &json!({ "pid": 3 }), &device("held"), OWNER).into_string();
+        let operation = json!({
+            "id": 1, "action": "migrate", "on": on, "command": "", "by": "page", "state": "running", "begun": "", "pid": 7,
+        });
+        let html =
+            moves(&with(json!([operation])), &a_process(json!({ "pid": 3 })), &device("held"), OWNER).into_string();
         assert!(html.contains("Step 3 of 4") && html.contains("kill 7"), "{html}");
     }
 
     #[test]
     fn swap_of_a_twin_and_a_move_that_has_ended_are_drawn_though_no_page_began_them() {
-        let process = json!({ "pid": 7, "role": "share" });
+        let process = a_process(json!({ "pid": 7, "role": "share" }));
         let none = with(json!([]));
         let device = |name: &str, state: &str, more: Value| {
             let mut moved =
                 json!({ "from": "usb:1-1", "to": "<rack>", "state": state, "begun": "2026-01-01T00:00:00Z" });
             moved.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-            json!({ "name": "scope", "bus_id": "1-1", "state": "in use", name: moved })
+            match name {
+                "swap" => said(json!({ "name": "scope", "bus_id": "1-1", "state": "in use", "swap": moved })),
+                _ => said(json!({ "name": "scope", "state": "attached", "migration": moved })),
+            }
         };
         let running = json!({ "phase": "switching", "total_bytes": 0, "elapsed_s": 2.0 });
         let html = moves(&none, &process, &device("swap", "running", running), OWNER).into_string();
@@ -411,23 +437,30 @@ mod tests {
         for name in ["swap", "migration"] {
             let html = moves(&none, &process, &device(name, "done", json!({ "elapsed_s": 1.26 })), OWNER).into_string();
             assert!(html.contains("is done: it took 1.3 s.") && !html.contains("<progress"), "{html}");
-            let failure = json!({ "failure": { "message": "it was <cancelled>\n  type: this\n" } });
+            let failure =
+                json!({ "failure": { "attribute": "gone", "message": "it was <cancelled>\n  type: this\n" } });
             let html = moves(&none, &process, &device(name, "failed", failure), OWNER).into_string();
             assert!(html.contains("failed:") && html.contains("it was &lt;cancelled&gt;"), "{html}");
             assert!(html.contains("type: this") && !html.contains("<progress"), "{html}");
         }
-        let waits = json!({ "name": "a", "bus_id": "1-1", "successor": "rack", "successor_left_ms": 1200 });
+        let waits = said(json!({ "name": "a", "bus_id": "1-1", "successor": "rack", "successor_left_ms": 1200 }));
         let html = moves(&none, &process, &waits, OWNER).into_string();
         assert!(html.contains("<bdi>rack</bdi> has 2 s to attach it"), "{html}");
     }
 
     #[test]
     fn numbers_of_a_swap_that_make_no_sense_are_drawn_without_a_panic() {
-        for number in [json!(0), json!(u64::MAX), json!(-1), json!("x"), Value::Null, json!(1e300)] {
-            let names = ["total_bytes", "left_bytes", "bytes_per_s", "elapsed_s", "quiet_ms", "round", "phase"];
-            let progress: serde_json::Map<_, _> =
-                names.iter().map(|name| ((*name).to_owned(), number.clone())).collect();
-            let html = swap(&Value::Object(progress)).into_string();
+        for (number, time) in [(0, 0.0), (u64::MAX, f64::MAX), (1, -1.0), (7, f64::INFINITY)] {
+            let html = swap(&SwapStatus {
+                total_bytes: number,
+                left_bytes: number / 2,
+                bytes_per_s: number,
+                round: u32::MAX,
+                elapsed_s: time,
+                quiet_ms: time,
+                ..SwapStatus::default()
+            });
+            let html = html.into_string();
             assert!(html.contains("<progress") && !html.contains("NaN"), "{html}");
         }
     }
@@ -437,9 +470,10 @@ mod tests {
         let evil = "<script>\"'\u{202e}";
         let status = with(json!([{
             "id": 1, "action": "observe", "on": { "pid": 7, "name": "a" }, "command": evil, "by": evil, "state": "failed",
-            "begun": evil, "failure": { "message": evil },
+            "begun": evil, "failure": { "attribute": "local", "message": evil },
         }]));
-        let html = recordings(&status, &json!({ "pid": 7 }), &json!({ "name": "a" }), OWNER).into_string();
+        let html =
+            recordings(&status, &a_process(json!({ "pid": 7 })), &said(json!({ "name": "a" })), OWNER).into_string();
         assert!(!html.contains("<script") && !html.contains('\u{202e}') && html.contains("&lt;script"), "{html}");
     }
 }

@@ -1,9 +1,10 @@
 //! The picture of a stream, while an operation of this page shows it.
 
+use farbus_control::process::{ProcessDevice, ProcessStatus};
 use farbus_io::trust::Scope;
 use maud::{Markup, html};
-use serde_json::Value;
 
+use super::super::operation::{DrawnOperation, State};
 use super::super::status::Status;
 use super::forms::Reader;
 use super::operations::{about, heading, list, stop};
@@ -12,18 +13,17 @@ use super::text::{theirs, whole};
 /// The greatest number that is believed to be a size of a picture.
 const SIDE_MAX: u64 = 16_384;
 
-fn is_picture(operation: &Value) -> bool {
-    operation["action"] == "picture"
+fn is_picture(operation: &DrawnOperation) -> bool {
+    operation.action == "picture"
 }
 
 /// The operations of this page that show a device's picture, and how to see it if none does; empty if it has none.
-pub fn pictures(status: &Status, process: &Value, device: &Value, reader: Reader<'_>) -> Markup {
-    let item = |operation: &Value| {
-        let id = operation["id"].as_u64().unwrap_or_default();
-        let progress = &operation["progress"];
-        let per_second = progress["per_second"].as_f64().unwrap_or_default();
+pub fn pictures(status: &Status, process: &ProcessStatus, device: &ProcessDevice, reader: Reader<'_>) -> Markup {
+    let item = |operation: &DrawnOperation| {
+        let (id, progress) = (operation.id, &operation.progress);
+        let per_second = progress.per_second;
         html! {
-            li id={ "picture-" (id) } data-number=(progress["pictures"].as_u64().unwrap_or_default()) {
+            li id={ "picture-" (id) } data-number=(progress.pictures) {
                 (heading(operation))
                 @if let Some((width, height)) = size_shown(operation).filter(|_| reader.may >= Scope::Observe) {
                     p {
@@ -31,7 +31,7 @@ pub fn pictures(status: &Status, process: &Value, device: &Value, reader: Reader
                         a href={ "/api/v1/operations/" (id) "/picture" } { "The picture of now" }
                     }
                 }
-                @if let Some(why) = progress["ended"].as_str() { p { "It has ended: " (theirs(why)) "." } }
+                @if let Some(why) = &progress.ended { p { "It has ended: " (theirs(why)) "." } }
                 (stop(operation, reader))
             }
         }
@@ -42,11 +42,11 @@ pub fn pictures(status: &Status, process: &Value, device: &Value, reader: Reader
 }
 
 /// What its owner does so that it can be seen; empty if that is offered, or it is nothing with a picture.
-fn hint(device: &Value) -> Markup {
-    let is_of_stream = device["stream"].as_str().is_some_and(|format| format != "bytes");
-    let mut interfaces = device["interfaces"].as_array().into_iter().flatten();
+fn hint(device: &ProcessDevice) -> Markup {
+    let stream = device.shared().filter(|shared| shared.stream.as_ref().is_some_and(|format| format != "bytes"));
+    let mut interfaces = device.interfaces().iter();
     html! {
-        @if is_of_stream && device["is_observable"] != true {
+        @if stream.is_some_and(|shared| !shared.is_observable) {
             p { "Its picture is shown here if it is shared with " code { "--observable" } "." }
         } @else if interfaces.any(|class| class == "video") {
             p {
@@ -59,23 +59,28 @@ fn hint(device: &Value) -> Markup {
 }
 
 /// Width and height of the picture that an operation shows now.
-fn size_shown(operation: &Value) -> Option<(u64, u64)> {
-    let progress = &operation["progress"];
-    let side = |name: &str| progress[name].as_u64().filter(|pixels| (1..=SIDE_MAX).contains(pixels));
-    let is_shown = operation["state"] == "running" && progress["ended"].is_null();
-    Some((side("width")?, side("height")?)).filter(|_| is_shown)
+fn size_shown(operation: &DrawnOperation) -> Option<(u64, u64)> {
+    let progress = &operation.progress;
+    let is_side = |pixels: u64| (1..=SIDE_MAX).contains(&pixels);
+    let is_shown = operation.state == State::Running && progress.ended.is_none();
+    Some((progress.width, progress.height)).filter(|(width, height)| is_shown && is_side(*width) && is_side(*height))
 }
 
 /// The pictures themselves: each a part by itself, so that it stays while numbers beside it change. The key of each.
-pub fn images(status: &Status, process: &Value, device: &Value, reader: Reader<'_>) -> Vec<(String, Markup)> {
+pub fn images(
+    status: &Status,
+    process: &ProcessStatus,
+    device: &ProcessDevice,
+    reader: Reader<'_>,
+) -> Vec<(String, Markup)> {
     if reader.may < Scope::Observe {
         return Vec::new();
     }
-    let image = |operation: &Value| {
+    let image = |operation: &DrawnOperation| {
         let (width, height) = size_shown(operation)?;
-        let id = operation["id"].as_u64()?;
+        let id = operation.id;
         let at = format!("/api/v1/operations/{id}/picture");
-        let name: String = device["name"].as_str().unwrap_or_default().chars().take(160).collect();
+        let name: String = device.name().chars().take(160).collect();
         let html = html! {
             figure id={ "image-" (id) } {
                 img class="live" src=(at) alt={ "What " (whole(&name)) " shows now" } width=(width) height=(height)
@@ -89,16 +94,16 @@ pub fn images(status: &Status, process: &Value, device: &Value, reader: Reader<'
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
-    use super::super::super::status::tests::status;
+    use super::super::super::status::tests::{device as said, process, status};
     use super::*;
 
     const OWNER: Reader<'static> = Reader { back: "/", may: Scope::Own };
 
     fn with(operation: Value) -> Status {
         let mut status = status(json!([]));
-        status.operations = vec![operation];
+        status.operations = vec![serde_json::from_value(operation).unwrap()];
         status
     }
 
@@ -112,12 +117,12 @@ mod tests {
     #[test]
     fn a_picture_is_drawn_while_its_operation_runs_and_has_one() {
         let progress = json!({ "pictures": 9, "width": 640, "height": 480, "per_second": 3.96, "type": "image/png" });
-        let device = json!({ "name": "cam" });
+        let device = said(json!({ "name": "cam" }));
         let status = with(operation("running", progress.clone()));
-        let html = pictures(&status, &json!({ "pid": 7 }), &device, OWNER).into_string();
+        let html = pictures(&status, &process(json!({ "pid": 7 })), &device, OWNER).into_string();
         assert!(html.contains("640 × 480, 4.0 pictures a second") && html.contains("kill 77"), "{html}");
         assert!(html.contains("id=\"picture-4\" data-number=\"9\""), "{html}");
-        let [(key, image)] = &images(&status, &json!({ "pid": 7 }), &device, OWNER)[..] else { panic!("one") };
+        let [(key, image)] = &images(&status, &process(json!({ "pid": 7 })), &device, OWNER)[..] else { panic!("one") };
         assert_eq!(key, "image-4");
         assert!(
             image.0.contains("src=\"/api/v1/operations/4/picture\" alt=\"What cam shows now\" width=\"640\""),
@@ -125,27 +130,35 @@ mod tests {
         );
         // One who may only look sees that it runs, and neither the picture nor a button.
         let looks = Reader { may: Scope::Read, ..OWNER };
-        let html = pictures(&status, &json!({ "pid": 7 }), &device, looks).into_string();
+        let html = pictures(&status, &process(json!({ "pid": 7 })), &device, looks).into_string();
         assert!(html.contains("id=\"picture-4\"") && !html.contains("<button") && !html.contains("href"), "{html}");
-        assert!(images(&status, &json!({ "pid": 7 }), &device, looks).is_empty());
-        for (state, progress) in [("running", Value::Null), ("done", progress.clone()), ("failed", progress.clone())] {
-            assert!(images(&with(operation(state, progress)), &json!({ "pid": 7 }), &device, OWNER).is_empty());
+        assert!(images(&status, &process(json!({ "pid": 7 })), &device, looks).is_empty());
+        for (state, progress) in [("running", json!({})), ("done", progress.clone()), ("failed", progress.clone())] {
+            assert!(
+                images(&with(operation(state, progress)), &process(json!({ "pid": 7 })), &device, OWNER).is_empty()
+            );
         }
         let mut ended = progress;
         ended["ended"] = json!("nobody has looked for 20 s");
         let status = with(operation("done", ended));
         assert!(
-            pictures(&status, &json!({ "pid": 7 }), &device, OWNER).0.contains("It has ended: <bdi>nobody has looked")
+            pictures(&status, &process(json!({ "pid": 7 })), &device, OWNER)
+                .0
+                .contains("It has ended: <bdi>nobody has looked")
         );
-        assert_eq!(pictures(&status, &json!({ "pid": 7 }), &json!({ "name": "disk" }), OWNER).into_string(), "");
+        assert_eq!(
+            pictures(&status, &process(json!({ "pid": 7 })), &said(json!({ "name": "disk" })), OWNER).into_string(),
+            ""
+        );
     }
 
     #[test]
     fn it_is_said_how_a_picture_can_be_seen_that_is_not_offered() {
-        let said = |device: Value| pictures(&with(json!({})), &Value::Null, &device, OWNER).into_string();
-        assert!(said(json!({ "name": "cam", "stream": "rgb24 640x480" })).contains("--observable"));
-        assert_eq!(said(json!({ "name": "cam", "stream": "rgb24 640x480", "is_observable": true })), "");
-        assert_eq!(said(json!({ "name": "cam", "stream": "bytes" })), "", "it is none");
+        let (none, process) = (status(json!([])), ProcessStatus::default());
+        let said = |device: Value| pictures(&none, &process, &said(device), OWNER).into_string();
+        assert!(said(json!({ "name": "cam", "bus_id": "1", "stream": "rgb24 640x480" })).contains("--observable"));
+        assert_eq!(said(json!({ "name": "cam", "bus_id": "1", "stream": "rgb24 640x480", "is_observable": true })), "");
+        assert_eq!(said(json!({ "name": "cam", "bus_id": "1", "stream": "bytes" })), "", "it is none");
         assert!(said(json!({ "name": "cam", "interfaces": ["audio", "video"] })).contains("USB camera"));
         assert_eq!(said(json!({ "name": "disk", "interfaces": ["disk"] })), "");
     }
@@ -153,18 +166,22 @@ mod tests {
     #[test]
     fn hostile_texts_and_numbers_of_a_picture_add_no_element() {
         let evil = "\"><script>\u{202e}";
-        for number in [json!(0), json!(u64::MAX), json!(-1), json!(evil), json!(1e300)] {
+        for (number, rate) in [(0, 0.0), (u64::MAX, f64::MAX), (1, -1.0)] {
             let progress =
-                json!({ "pictures": number, "width": number, "height": number, "per_second": number, "ended": evil });
+                json!({ "pictures": number, "width": number, "height": number, "per_second": rate, "ended": evil });
             let status = with(operation("running", progress));
-            let html = pictures(&status, &json!({ "pid": 7 }), &json!({ "name": "cam" }), OWNER).into_string();
+            let html =
+                pictures(&status, &process(json!({ "pid": 7 })), &said(json!({ "name": "cam" })), OWNER).into_string();
             assert!(!html.contains("<script") && !html.contains('\u{202e}'), "{html}");
-            assert!(images(&status, &json!({ "pid": 7 }), &json!({ "name": "cam" }), OWNER).is_empty(), "{number}");
+            assert!(
+                images(&status, &process(json!({ "pid": 7 })), &said(json!({ "name": "cam" })), OWNER).is_empty(),
+                "{number}"
+            );
         }
         let mut named = operation("running", json!({ "pictures": 1, "width": 8, "height": 8 }));
         named["subject"] = json!(evil);
         named["on"]["name"] = json!(evil);
-        let drawn = images(&with(named), &json!({ "pid": 7 }), &json!({ "name": evil }), OWNER);
+        let drawn = images(&with(named), &process(json!({ "pid": 7 })), &said(json!({ "name": evil })), OWNER);
         assert!(drawn.len() == 1 && !drawn[0].1.0.contains("<script"), "{drawn:?}");
     }
 }

@@ -3,10 +3,12 @@
 use std::collections::BTreeSet;
 use std::ptr;
 
+use farbus_control::process::{ProcessDevice, ProcessStatus};
 use maud::{Markup, html};
 use serde_json::{Value, json};
 
 use super::super::api::offers::{self, Offer};
+use super::super::api::schemas::ProcessPlace;
 use super::super::lab::{Lab, LabDevice, LabHost, Source};
 use super::super::shell::NAME_BYTES_MAX;
 use super::super::status::Status;
@@ -36,9 +38,9 @@ pub enum Row<'a> {
     /// A device that a process of this user shares or has attached.
     Own {
         /// The process.
-        process: &'a Value,
+        process: &'a ProcessStatus,
         /// The device, as that says it.
-        device: &'a Value,
+        device: &'a ProcessDevice,
         /// What its own host says of it, if it is attached from another one.
         there: Option<(&'a LabHost, &'a LabDevice)>,
     },
@@ -50,7 +52,7 @@ pub enum Row<'a> {
 pub fn rows(status: &Status) -> Vec<Row<'_>> {
     let lab = &*status.lab;
     let own = status.devices().map(|(process, device)| {
-        let target = device["title"].as_str().filter(|_| is_attached(process, device));
+        let target = Some(device.title()).filter(|_| is_attached(process, device));
         Row::Own { process, device, there: target.and_then(|target| lab.find(target)) }
     });
     let own: Vec<_> = own.collect();
@@ -61,9 +63,8 @@ pub fn rows(status: &Status) -> Vec<Row<'_>> {
 }
 
 /// Whether a process has attached this device.
-fn is_attached(process: &Value, device: &Value) -> bool {
-    let is_shared = matches!(device["state"].as_str(), Some("available" | "in use" | "moved away"));
-    device["bus_id"].is_null() && !is_shared && process["role"] != "nbd"
+fn is_attached(process: &ProcessStatus, device: &ProcessDevice) -> bool {
+    device.shared().is_none() && process.role != "nbd"
 }
 
 /// A time as people write it: the minute, of RFC 3339 in UTC.
@@ -75,10 +76,10 @@ fn moment(text: &str) -> String {
 }
 
 /// The state of a device in a word, as `farbus status` says it.
-pub fn state_of(device: &Value) -> &str {
-    match device["state"].as_str().unwrap_or_default() {
-        "available" if device["lease"].is_object() => "leased",
-        _ if device["successor"].is_string() => "handed over",
+pub fn state_of(device: &ProcessDevice) -> &str {
+    match device.state() {
+        "available" if device.lease().is_some() => "leased",
+        _ if device.shared().is_some_and(|shared| shared.successor.is_some()) => "handed over",
         state => state,
     }
 }
@@ -99,13 +100,16 @@ fn class_of<'a>(is_disk: bool, interfaces: impl Iterator<Item = &'a str>) -> &'s
 }
 
 /// The class of a device that a process has.
-fn class_of_own(device: &Value) -> &'static str {
-    let is_disk = device["size_bytes"].is_u64() || device["mode"].is_string() && device["bus_id"].is_null();
-    class_of(is_disk, device["interfaces"].as_array().into_iter().flatten().filter_map(Value::as_str))
+fn class_of_own(device: &ProcessDevice) -> &'static str {
+    let is_disk = match device.shared() {
+        Some(shared) => shared.size_bytes.is_some(),
+        None => device.mode().is_some(),
+    };
+    class_of(is_disk, device.interfaces().iter().map(String::as_str))
 }
 
 /// A sign for the device's class, and the class in words for those who do not see it.
-pub fn icon(device: &Value) -> Markup {
+pub fn icon(device: &ProcessDevice) -> Markup {
     icon_of(class_of_own(device))
 }
 
@@ -115,13 +119,13 @@ fn icon_of(class: &str) -> Markup {
 }
 
 /// The link to a device's own page; its name alone if that is too long for an address.
-fn link_to(process: &Value, device: &Value) -> Markup {
-    let name = device["name"].as_str().unwrap_or_default();
+fn link_to(process: &ProcessStatus, device: &ProcessDevice) -> Markup {
+    let name = device.name();
     // A daemon that is restarted has another number.
-    let role = if process["role"] == "daemon" { "&role=daemon" } else { "" };
-    match process["pid"].as_u64().filter(|_| name.len() <= NAME_BYTES_MAX) {
-        Some(pid) => html! { a href={ "/device/" (pid) "?name=" (encoded(name)) (role) } { (theirs(name)) } },
-        None => theirs(name),
+    let role = if process.role == "daemon" { "&role=daemon" } else { "" };
+    match name.len() <= NAME_BYTES_MAX {
+        true => html! { a href={ "/device/" (process.pid) "?name=" (encoded(name)) (role) } { (theirs(name)) } },
+        false => theirs(name),
     }
 }
 
@@ -162,13 +166,13 @@ impl<'a> Row<'a> {
     /// Its id in the document.
     pub fn key(&self) -> String {
         match self {
-            Row::Own { process, device, .. } => key_of("device", (process["pid"].as_u64(), device["name"].as_str())),
+            Row::Own { process, device, .. } => key_of("device", (process.pid, device.name())),
             Row::Other(host, device) => key_of("device", (&host.key, &host.name, &device.name)),
         }
     }
 
-    fn own_host(process: &'a Value) -> &'a str {
-        process["host"].as_str().unwrap_or(HERE)
+    fn own_host(process: &'a ProcessStatus) -> &'a str {
+        process.host().unwrap_or(HERE)
     }
 
     /// The host that has the device.
@@ -176,8 +180,7 @@ impl<'a> Row<'a> {
         match self {
             Row::Own { there: Some((host, _)), .. } => &host.name,
             Row::Own { process, device, .. } if is_attached(process, device) => {
-                let target = device["title"].as_str().unwrap_or_default();
-                target.rsplit_once('/').map_or(Self::own_host(process), |(host, _)| host)
+                device.title().rsplit_once('/').map_or(Self::own_host(process), |(host, _)| host)
             }
             Row::Own { process, .. } => Self::own_host(process),
             Row::Other(host, _) => &host.name,
@@ -208,17 +211,17 @@ impl<'a> Row<'a> {
     fn user(&self) -> Option<&'a str> {
         match self {
             Row::Own { process, device, .. } if is_attached(process, device) => {
-                let has_none = ["failed", "waiting", "another device"].iter().any(|state| device["state"] == *state);
+                let has_none = ["failed", "waiting", "another device"].contains(&device.state());
                 (!has_none).then(|| Self::own_host(process))
             }
-            Row::Own { device, .. } => device["user"].as_str().or(device["lease"]["host"].as_str()),
+            Row::Own { device, .. } => device.user().or(device.lease().map(|lease| lease.host.as_str())),
             Row::Other(_, device) => device.user.as_deref(),
         }
     }
 
     fn reason(&self) -> Option<&'a str> {
         match self {
-            Row::Own { device, .. } => device["reason"].as_str().or(device["lease"]["reason"].as_str()),
+            Row::Own { device, .. } => device.reason().or(device.lease().and_then(|lease| lease.reason.as_deref())),
             Row::Other(_, device) => device.reason.as_deref(),
         }
     }
@@ -230,15 +233,15 @@ impl<'a> Row<'a> {
         has_some
             || match self {
                 Row::Own { device, .. } => {
-                    let texts = ["name", "title", "state", "user", "reason", "ids", "place", "comment", "bus_id"];
-                    let contains = |value: &Value| value.as_str().is_some_and(has);
-                    texts.iter().any(|name| contains(&device[*name]))
-                        || device["interfaces"].as_array().into_iter().flatten().any(contains)
-                        || device["labels"]
-                            .as_object()
-                            .into_iter()
-                            .flatten()
-                            .any(|(name, value)| has(name) || contains(value))
+                    let texts = [device.name(), device.title(), device.state()].into_iter();
+                    let some = [device.user(), device.reason()].into_iter().flatten();
+                    let of_shared = device.shared().into_iter().flat_map(|shared| {
+                        let notes = [&shared.notes.place, &shared.notes.comment].into_iter().flatten();
+                        let labels = shared.notes.labels.iter().flat_map(|(name, value)| [name, value]);
+                        notes.chain([&shared.ids, &shared.bus_id]).chain(labels)
+                    });
+                    let interfaces = device.interfaces().iter();
+                    texts.chain(some).chain(of_shared.chain(interfaces).map(String::as_str)).any(has)
                 }
                 Row::Other(_, device) => {
                     let some = [&device.reason, &device.place, &device.comment];
@@ -262,13 +265,10 @@ impl<'a> Row<'a> {
     pub fn described(&self, lab: &Lab) -> Value {
         let mut described = match self {
             Row::Own { process, device, .. } => {
-                let number = |name: &str| device[name].as_array().map(Vec::len).unwrap_or_default();
-                let of = json!({ "pid": process["pid"], "role": process["role"], "address": process["address"] });
                 json!({
-                    "name": device["name"], "title": device["title"].as_str().unwrap_or_default(), "process": of,
-                    "waiting": number("waiting"), "queue": device["waiting"].as_array().cloned().unwrap_or_default(),
-                    "booked": device["booked"].as_array().cloned().unwrap_or_default(),
-                    "leased_until": device["lease"]["until"], "from": "here",
+                    "name": device.name(), "title": device.title(), "process": ProcessPlace::of(process),
+                    "waiting": device.waiting().len(), "queue": device.waiting(), "booked": device.booked(),
+                    "leased_until": device.lease().map(|lease| &lease.until), "from": "here",
                 })
             }
             Row::Other(host, device) => device.described(host),
@@ -286,20 +286,16 @@ impl<'a> Row<'a> {
     pub fn drawn(&self, key: &str, status: &Status, reader: Reader<'_>) -> Markup {
         let (name, title, since, waits, notes) = match self {
             Row::Own { process, device, .. } => {
-                let all = device["waiting"].as_array().map(Vec::as_slice).unwrap_or_default();
-                let queue = all.iter().filter_map(|waiting| {
-                    Some((waiting["host"].as_str()?, waiting["priority"].as_u64().unwrap_or_default()))
-                });
-                let booked = &device["booked"][0];
-                let booked = booked["host"].as_str().zip(booked["from"].as_str()).zip(booked["until"].as_str());
-                let booked = booked.map(|((host, from), until)| (host, from, until));
+                let all = device.waiting();
+                let queue = all.iter().map(|it| (it.host.as_str(), it.priority.unwrap_or_default().into()));
+                let booked = device.booked().first();
+                let booked = booked.map(|it| (it.host.as_str(), it.from.as_str(), it.until.as_str()));
                 let notes = html! {
-                    @if let Some(why) = device["failure"]["message"].as_str() { br; (theirs(why)) }
-                    (self.leased(device["lease"]["until"].as_str()))
+                    @if let Some(failure) = device.failure() { br; (theirs(&failure.message)) }
+                    (self.leased(device.lease().map(|lease| lease.until.as_str())))
                 };
-                let title = device["title"].as_str().unwrap_or_default();
-                let since = device["used_s"].as_f64().map(span);
-                (link_to(process, device), title, since, waiting(all.len(), queue, booked), notes)
+                let since = device.used_s().map(span);
+                (link_to(process, device), device.title(), since, waiting(all.len(), queue, booked), notes)
             }
             Row::Other(host, device) => {
                 let queue = device.queue.iter().map(|it| (it.host.as_str(), it.priority.into()));
