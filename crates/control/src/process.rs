@@ -69,9 +69,14 @@ impl ProcessStatus {
     }
 }
 
+/// All devices of these processes, with the processes that have them.
+pub fn devices_of(processes: &[ProcessStatus]) -> impl Iterator<Item = (&ProcessStatus, &ProcessDevice)> {
+    processes.iter().flat_map(|process| process.devices.iter().map(move |device| (process, device)))
+}
+
 impl<'de> Deserialize<'de> for ProcessDevice {
-    /// Reads a device by what only one kind says: a bus id, or a state of a shared device; a report; or a failure and no
-    /// more. Any other one is attached. What is left out has its default.
+    /// Reads a device by what only one kind says: a bus id, or a state of a shared device; a report; or a failure and
+    /// no more. Any other one is attached. What is left out has its default.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let said = Value::deserialize(deserializer)?;
         let state = said.get("state").and_then(Value::as_str);

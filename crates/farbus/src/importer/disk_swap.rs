@@ -65,7 +65,7 @@ use crate::importer::session::connection::{BLOCK_KIND, Linked};
 use crate::importer::session::status::{SessionStatus, StepAnswer};
 use crate::importer::session_disk::session_disk;
 
-/// EventKind of the snapshots of a disk that was moved to another host: where it is, and its snapshot there. A process of a
+/// Kind of the snapshots of a disk that was moved to another host: where it is, and its snapshot there. A process of a
 /// release that does not know it refuses it.
 pub const ELSEWHERE_KIND: u16 = 16;
 /// How often a swap's status is updated.

@@ -3,10 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use farbus_control::process::{ProcessDevice, ProcessStatus};
+use farbus_control::process::{ProcessDevice, ProcessStatus, devices_of};
 use farbus_control::session::LinkStatus;
-
-use super::status::devices_of;
 
 /// Devices and links whose rates are kept.
 const KEPT_MAX: usize = 16_384;

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use farbus_control::process::{ProcessDevice, ProcessStatus};
+use farbus_control::process::{ProcessDevice, ProcessStatus, devices_of};
 use farbus_control::swap::SwapStatus;
 use serde::{Deserialize, Serialize};
 
@@ -121,11 +121,6 @@ fn call_apart(processes: &mut [ProcessStatus]) {
             }
         }
     }
-}
-
-/// All devices of these processes, with the processes that have them.
-pub fn devices_of(processes: &[ProcessStatus]) -> impl Iterator<Item = (&ProcessStatus, &ProcessDevice)> {
-    processes.iter().flat_map(|process| process.devices.iter().map(move |device| (process, device)))
 }
 
 #[cfg(test)]

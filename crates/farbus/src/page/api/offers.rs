@@ -3,13 +3,12 @@
 use std::net::SocketAddr;
 
 use farbus_control::device::DeviceStatus;
-use farbus_control::process::{ProcessDevice, ProcessStatus};
+use farbus_control::process::{ProcessDevice, ProcessStatus, devices_of};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::super::lab::{LabDevice, LabHost};
-use super::super::status::devices_of;
 use super::forms;
 use super::table::action;
 use crate::common::host_address::DEFAULT_PORT;

@@ -1,9 +1,8 @@
 //! Which device of which process a command line is about: two processes may have devices of one name.
 
-use farbus_control::process::{ProcessDevice, ProcessStatus};
+use farbus_control::process::{ProcessDevice, ProcessStatus, devices_of};
 
 use super::super::operation::On;
-use super::super::status::devices_of;
 
 /// The number of the process and the name of the device that `action` does something with, when its command line calls
 /// it `subject`: as the command finds it, the first that has the name. `None`: no process has such a device.

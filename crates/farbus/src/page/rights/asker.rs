@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use farbus_control::process::{ProcessDevice, ProcessStatus};
+use farbus_control::process::{ProcessDevice, ProcessStatus, devices_of};
 use farbus_control::swap::SwapStatus;
 use serde_json::json;
 use tokio::sync::watch;
@@ -18,7 +18,7 @@ use super::super::api::journal::{Journal, Kind};
 use super::super::api::operations::Operations;
 use super::super::lab::Lab;
 use super::super::line::messages::Wanted;
-use super::super::status::{Processes, Swapping, devices_of};
+use super::super::status::{Processes, Swapping};
 use super::lab::Gatherer;
 use super::locking::lock;
 use crate::common::control::{Answer, Question, ask_all, ask_one};
