@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use farbus_control::process::{ProcessDevice, ProcessStatus};
-use farbus_control::session::{Latency, Spread};
+use farbus_control::session::Latency;
 
 use super::status::Status;
 
@@ -16,14 +16,9 @@ const DEVICES_MAX: usize = 1000;
 const LABEL_CHARS_MAX: usize = 128;
 
 /// Stages of a request, as a label names them.
-const STAGES: [(fn(&Latency) -> Spread, &str); 4] = [
-    (|latency| latency.all_us, "all"),
-    (|latency| latency.network_us, "network"),
-    (|latency| latency.bus_us, "exporter"),
-    (|latency| latency.back_end_us, "device"),
-];
+const STAGES: [&str; 4] = ["all", "network", "exporter", "device"];
 /// Percentiles of a stage, the same.
-const PERCENTILES: [(fn(Spread) -> f64, &str); 2] = [(|spread| spread.p50, "50"), (|spread| spread.p99, "99")];
+const PERCENTILES: [&str; 2] = ["50", "99"];
 
 /// One device's figures. Devices of one name and role are one series: process ids come and go.
 #[derive(Default)]
@@ -74,10 +69,10 @@ impl Figures {
             links.replaced = links.replaced.saturating_add(link.replaced);
             links.round_trip_ms = longer(links.round_trip_ms, link.round_trip_ms);
         }
-        let Some(latency) = device.latency() else { return };
-        for ((stage, _), kept) in STAGES.iter().zip(&mut self.latency_us) {
-            for ((percentile, _), kept) in PERCENTILES.iter().zip(kept) {
-                *kept = longer(*kept, Some(percentile(stage(latency))));
+        let Some(&Latency { all_us, network_us, bus_us, back_end_us, .. }) = device.latency() else { return };
+        for (stage, kept) in [all_us, network_us, bus_us, back_end_us].into_iter().zip(&mut self.latency_us) {
+            for (percentile, kept) in [stage.p50, stage.p99].into_iter().zip(kept) {
+                *kept = longer(*kept, Some(percentile));
             }
         }
     }
@@ -164,8 +159,8 @@ pub fn metrics(status: &Status, streams: usize) -> String {
     let (name, help) = ("farbus_device_latency_seconds", "How long the latest requests took, by stage and percentile.");
     head(&mut out, name, "gauge", help);
     for ((role, device), figures) in &devices {
-        for ((_, stage), kept) in STAGES.iter().zip(&figures.latency_us) {
-            for ((_, percentile), us) in PERCENTILES.iter().zip(kept) {
+        for (stage, kept) in STAGES.iter().zip(&figures.latency_us) {
+            for (percentile, us) in PERCENTILES.iter().zip(kept) {
                 let Some(us) = us else { continue };
                 let labels =
                     format!("role=\"{role}\",device=\"{device}\",stage=\"{stage}\",percentile=\"{percentile}\"");

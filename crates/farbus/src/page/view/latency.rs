@@ -12,12 +12,7 @@ use super::text::table;
 const SECONDS_MAX: u64 = 180;
 /// Rows of the table of seconds, the latest.
 const ROWS_MAX: usize = 30;
-const STAGES: [(&str, fn(&Second) -> Percentiles); 4] = [
-    ("All", |second| second.all_us),
-    ("Network", |second| second.network_us),
-    ("Exporter", |second| second.bus_us),
-    ("Device", |second| second.back_end_us),
-];
+const STAGES: [&str; 4] = ["All", "Network", "Exporter", "Device"];
 
 /// A time in its unit, from microseconds.
 fn span(us: f64) -> String {
@@ -27,6 +22,11 @@ fn span(us: f64) -> String {
         us if us < 1_000_000.0 => format!("{:.1} ms", us / 1000.0),
         us => format!("{:.2} s", us / 1_000_000.0),
     }
+}
+
+/// The stages of a second, in that order.
+fn stages_of(second: &Second) -> [Percentiles; 4] {
+    [second.all_us, second.network_us, second.bus_us, second.back_end_us]
 }
 
 /// The median, the 99th and the 99.9th percentile of a stage, within what is drawn.
@@ -42,11 +42,12 @@ pub fn drawn(said: &Seconds) -> Markup {
     let of_percentiles = |stage: Percentiles| times(stage).map(|us| html! { (span(us)) }).into_iter();
     let stages: Vec<Vec<Markup>> = STAGES
         .iter()
-        .map(|(name, stage)| {
-            let worst_of = |second: &Second| times(stage(second))[2];
+        .enumerate()
+        .map(|(at, name)| {
+            let worst_of = |second: &Second| times(stages_of(second)[at])[2];
             let worst = seconds.iter().max_by(|one, other| worst_of(one).total_cmp(&worst_of(other)));
             let worst = worst.map(|it| html! { (span(worst_of(it))) ", " (it.ago_s) " s ago" });
-            std::iter::once(html! { (name) }).chain(of_percentiles(stage(latest))).chain(worst).collect()
+            std::iter::once(html! { (name) }).chain(of_percentiles(stages_of(latest)[at])).chain(worst).collect()
         })
         .collect();
     let each: Vec<Vec<Markup>> = seconds
@@ -75,7 +76,7 @@ pub fn drawn(said: &Seconds) -> Markup {
 fn to_draw(seconds: &[&Second]) -> Markup {
     let rows = seconds.iter().map(|second| {
         let mut row = format!("[{},{}", second.number, second.ago_s);
-        for us in STAGES.into_iter().flat_map(|(_, stage)| times(stage(second))) {
+        for us in stages_of(second).into_iter().flat_map(times) {
             let _ = write!(row, ",{us:.1}");
         }
         row + "]"
