@@ -4,7 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The kind of a failure (N10), named in every message, exit code and JSON state.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[schemars(rename = "FailureKind")]
 #[serde(rename_all = "lowercase")]
 pub enum Attribute {
@@ -17,6 +17,7 @@ pub enum Attribute {
     /// The device or host is not there.
     Gone,
     /// This machine lacks something that is needed.
+    #[default]
     Local,
 }
 
@@ -45,8 +46,9 @@ impl Attribute {
 }
 
 /// A failure, as JSON reports it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[schemars(rename = "Failure", deny_unknown_fields)]
+#[serde(default)]
 pub struct FailureReport {
     /// The kind of the failure.
     pub attribute: Attribute,
