@@ -10,7 +10,7 @@
 //!
 //! **Start reading at** [`process`], whose types hold the others; then [`device`] and [`attachment`].
 //!
-//! **Why** a crate: whoever says something and whoever reads it use one type, so that neither knows the other's
+//! **Why** a crate: a process that says something and one that reads it use one type, and neither the other's
 //! strings. It changes by addition only: a field that an earlier release does not send has a default, a field or word
 //! that this release does not know is passed over.
 
