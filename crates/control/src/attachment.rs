@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
+#[cfg(feature = "schema")]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -13,8 +14,9 @@ use crate::session::{Latency, LinksStatus, Readings};
 use crate::swap::SwapStatus;
 
 /// What an attachment reports to `farbus status`.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[schemars(rename = "AttachedDevice")]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename = "AttachedDevice"))]
 #[serde(default)]
 pub struct AttachmentStatus {
     /// The device's name at its exporter.
@@ -103,7 +105,8 @@ impl AttachmentStatus {
 }
 
 /// The last migration of an attached device, as `farbus status --json` shows it (docs/control.md).
-#[derive(Default, Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Default, Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(default)]
 pub struct MigrationStatus {
     /// The other host, as its owner named it; its key if the command said no name.

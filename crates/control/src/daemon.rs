@@ -3,14 +3,17 @@
 use std::borrow::Cow;
 use std::path::PathBuf;
 
+#[cfg(feature = "schema")]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::failure::FailureReport;
+#[cfg(feature = "schema")]
 use crate::schema::or_null;
 
 /// What a daemon says of itself.
-#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 pub struct DaemonStatus {
     /// The path of its configuration.
     pub config: PathBuf,
@@ -28,12 +31,13 @@ pub struct DaemonStatus {
 }
 
 /// A device that a daemon is to share and cannot.
-#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 pub struct FailedDevice {
     /// The name under which it is to be shared.
     pub name: String,
     /// `failed`.
-    #[schemars(extend("const" = "failed"))]
+    #[cfg_attr(feature = "schema", schemars(extend("const" = "failed")))]
     pub state: Cow<'static, str>,
     /// Why.
     pub failure: FailureReport,
@@ -47,7 +51,8 @@ impl FailedDevice {
 }
 
 /// Where a daemon's page is, in its status.
-#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 pub struct PageStatus {
     /// `http://…`, or `unix:PATH`; null while it is not there.
     pub at: Option<String>,
@@ -55,12 +60,13 @@ pub struct PageStatus {
     pub failure: Option<String>,
     /// Where browsers of other machines find it, with `tls`; null while it is not there.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "or_null::<Elsewhere>")]
+    #[cfg_attr(feature = "schema", schemars(schema_with = "or_null::<Elsewhere>"))]
     pub elsewhere: Option<Option<Elsewhere>>,
 }
 
 /// Where a page is for browsers of other machines.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 pub struct Elsewhere {
     /// Its URL, without a path.
     pub url: String,
@@ -69,7 +75,8 @@ pub struct Elsewhere {
 }
 
 /// The directory, in a daemon's status.
-#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 pub struct DirectoryStatus {
     /// Where it is.
     pub at: String,
@@ -94,8 +101,9 @@ pub struct DirectoryStatus {
 }
 
 /// What is wrong with the directory.
-#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema, Deserialize)]
-#[schemars(rename = "DirectoryTrouble")]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename = "DirectoryTrouble"))]
 pub struct TroubleStatus {
     /// Its kind, in a word.
     pub kind: Cow<'static, str>,

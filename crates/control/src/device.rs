@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use farbus_model::Identity;
+#[cfg(feature = "schema")]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -14,8 +15,9 @@ use crate::session::{LinksStatus, Readings};
 use crate::swap::SwapStatus;
 
 /// One shared device, as `farbus status` shows it.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[schemars(rename = "SharedDevice")]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename = "SharedDevice"))]
 #[serde(default)]
 pub struct DeviceStatus {
     /// The name under which it is shared.
@@ -130,7 +132,8 @@ pub struct DeviceStatus {
 }
 
 /// The medium of a block device. The device may be a part of it.
-#[derive(Default, Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Default, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(default)]
 pub struct MediumStatus {
     /// `block:PATH` or `memory:SIZE`.
@@ -148,7 +151,8 @@ pub struct MediumStatus {
 }
 
 /// One of several users of a device.
-#[derive(Default, Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Default, Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(default)]
 pub struct UserStatus {
     /// The user, as people write it.
@@ -163,7 +167,8 @@ pub struct UserStatus {
 }
 
 /// A host that waits for a device.
-#[derive(Default, Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Default, Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(default)]
 pub struct WaitingStatus {
     /// The host.
@@ -179,7 +184,8 @@ pub struct WaitingStatus {
 }
 
 /// A use that is over.
-#[derive(Default, Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Default, Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(default)]
 pub struct PastStatus {
     /// The former user, as people write it.
@@ -199,7 +205,8 @@ pub struct PastStatus {
 }
 
 /// A device's identity, as `farbus status --json` shows it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 pub struct IdentityStatus {
     /// The device's id, 32 hexadecimal digits.
     pub id: DeviceId,
@@ -210,7 +217,8 @@ pub struct IdentityStatus {
 }
 
 /// Another device in a port than its share stands for.
-#[derive(Default, Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Default, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(default)]
 pub struct AnotherInPortStatus {
     /// The device that the share stands for: its make, and its serial number.
@@ -223,7 +231,8 @@ pub struct AnotherInPortStatus {
 }
 
 /// A disk that was moved away, as `farbus status` shows it.
-#[derive(Default, Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Default, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(default)]
 pub struct RetirementStatus {
     /// The host that moved it, by its name here.
@@ -235,7 +244,8 @@ pub struct RetirementStatus {
 }
 
 /// The identity of a disk of another host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 pub struct RemoteIdentity {
     /// The device's id.
     pub id: DeviceId,

@@ -1,11 +1,13 @@
 //! Failures, in the words that messages, exit codes and JSON share.
 
+#[cfg(feature = "schema")]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The kind of a failure (N10), named in every message, exit code and JSON state.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[schemars(rename = "FailureKind")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename = "FailureKind"))]
 #[serde(rename_all = "lowercase")]
 pub enum Attribute {
     /// The device failed.
@@ -46,8 +48,9 @@ impl Attribute {
 }
 
 /// A failure, as JSON reports it.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[schemars(rename = "Failure", deny_unknown_fields)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename = "Failure", deny_unknown_fields))]
 #[serde(default)]
 pub struct FailureReport {
     /// The kind of the failure.

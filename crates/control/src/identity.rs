@@ -1,12 +1,9 @@
 //! The id of a device.
 
-use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
 
 use farbus_model::Identity;
-use schemars::generate::SchemaGenerator;
-use schemars::{JsonSchema, Schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// Hexadecimal digits of an id.
@@ -76,19 +73,5 @@ impl Serialize for DeviceId {
 impl<'de> Deserialize<'de> for DeviceId {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
-    }
-}
-
-impl JsonSchema for DeviceId {
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn schema_name() -> Cow<'static, str> {
-        "DeviceId".into()
-    }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        String::json_schema(generator)
     }
 }

@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
+#[cfg(feature = "schema")]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The lease that a host requested and has.
-#[derive(Default, Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Default, Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(default)]
 pub struct LeaseStatus {
     /// The host, by its name at the exporter.
@@ -41,7 +43,8 @@ impl LeaseStatus {
 }
 
 /// A lease ahead of time.
-#[derive(Default, Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Default, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(default)]
 pub struct BookedStatus {
     /// The host, by its name at the exporter.
@@ -56,7 +59,8 @@ pub struct BookedStatus {
 }
 
 /// The answer to what was asked about a lease.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 pub struct LeaseAnswer {
     /// The device, by its name at the exporter.
     pub device: String,

@@ -28,6 +28,7 @@ pub mod pipe;
 pub mod process;
 pub mod question;
 pub mod reservation;
+#[cfg(feature = "schema")]
 pub mod schema;
 pub mod session;
 pub mod swap;

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+#[cfg(feature = "schema")]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -17,8 +18,9 @@ pub const COMMENT_BYTES_MAX: usize = 256;
 const RESERVED: [&str; 2] = ["place", "comment"];
 
 /// What an owner says of a device. As it comes from another host it may be anything: see [`DeviceNotes::readable`].
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[schemars(rename = "Notes")]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename = "Notes"))]
 pub struct DeviceNotes {
     /// The labels: each a name, as [`check_label_name`] permits it, and a value.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+#[cfg(feature = "schema")]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -11,8 +12,9 @@ const TRIED_PERCENT: u64 = 90;
 const RATE_NS_MIN: u64 = 1_000_000_000;
 
 /// A pipe in `farbus status`.
-#[derive(Default, Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[schemars(rename = "PipeDevice")]
+#[derive(Default, Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename = "PipeDevice"))]
 #[serde(default)]
 pub struct PipeStatus {
     /// The device's name.
@@ -30,7 +32,8 @@ pub struct PipeStatus {
 }
 
 /// How well a pipe kept its promise.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(default)]
 pub struct PipeReport {
     /// Its channel.
@@ -113,8 +116,9 @@ impl PipeReport {
 }
 
 /// Counters of a thread's jobs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[schemars(rename = "Jobs")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename = "Jobs"))]
 #[serde(default)]
 pub struct PipeJobs {
     /// Jobs that ran.
@@ -134,8 +138,9 @@ pub struct PipeJobs {
 }
 
 /// What a thread was granted.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[schemars(rename = "Granted")]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename = "Granted"))]
 #[serde(default)]
 pub struct PipeGrant {
     /// The scheduling policy.

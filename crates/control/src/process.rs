@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+#[cfg(feature = "schema")]
 use schemars::JsonSchema;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -18,8 +19,9 @@ use crate::session::{Latency, LinkStatus, Readings};
 use crate::swap::SwapStatus;
 
 /// A process, as `farbus status --json` has it.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[schemars(rename = "Process")]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename = "Process"))]
 #[serde(default)]
 pub struct ProcessStatus {
     /// Process id, as the kernel of this machine numbers it.
@@ -42,8 +44,9 @@ pub struct ProcessStatus {
 }
 
 /// A device of a process, as `farbus status --json` has it.
-#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
-#[schemars(rename = "Device")]
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename = "Device"))]
 #[serde(untagged)]
 pub enum ProcessDevice {
     /// A device that is shared.

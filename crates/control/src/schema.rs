@@ -1,7 +1,9 @@
 //! What schemas say of values whose types do not say it.
 
+use crate::identity::DeviceId;
 use schemars::generate::SchemaGenerator;
 use schemars::{JsonSchema, Schema, json_schema};
+use std::borrow::Cow;
 
 /// A `T`, or null: of a property that may be absent, too.
 pub fn or_null<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
@@ -11,4 +13,18 @@ pub fn or_null<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
 /// A moment: RFC 3339, UTC.
 pub fn moment(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "string", "format": "date-time" })
+}
+
+impl JsonSchema for DeviceId {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "DeviceId".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        String::json_schema(generator)
+    }
 }

@@ -1,10 +1,12 @@
 //! The figures of a session: its links, what passed through, and how long requests took.
 
+#[cfg(feature = "schema")]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// A session's links, as `farbus status` shows them.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(default)]
 pub struct LinksStatus {
     /// How many links are up.
@@ -14,7 +16,8 @@ pub struct LinksStatus {
 }
 
 /// The link of one lane.
-#[derive(Default, Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Default, Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(default)]
 pub struct LinkStatus {
     /// The number of the lane; the first is 0.
@@ -40,7 +43,8 @@ pub struct LinkStatus {
 }
 
 /// The counters at one moment.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(default)]
 pub struct Readings {
     /// Requests answered.
@@ -67,8 +71,9 @@ pub struct Readings {
 
 /// The durations of the stages of the latest timed requests. Their sum is what the session saw; the front end (FUSE,
 /// NBD, a kernel) adds its own time.
-#[derive(Default, Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[schemars(rename = "LatencyStatus")]
+#[derive(Default, Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename = "LatencyStatus"))]
 #[serde(default)]
 pub struct Latency {
     /// How many requests were timed.
@@ -87,23 +92,25 @@ pub struct Latency {
 }
 
 /// The distribution of many durations, in microseconds.
-#[derive(Default, Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Default, Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(default)]
 pub struct Spread {
     /// Median.
-    #[schemars(range(min = 0))]
+    #[cfg_attr(feature = "schema", schemars(range(min = 0)))]
     pub p50: f64,
     /// 90th percentile: nine of ten were not longer.
-    #[schemars(range(min = 0))]
+    #[cfg_attr(feature = "schema", schemars(range(min = 0)))]
     pub p90: f64,
     /// 99th percentile.
-    #[schemars(range(min = 0))]
+    #[cfg_attr(feature = "schema", schemars(range(min = 0)))]
     pub p99: f64,
 }
 
 /// How long the stages of an attachment's requests took lately.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[schemars(rename = "Latency")]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename = "Latency"))]
 #[serde(default)]
 pub struct Seconds {
     /// The last 180 seconds, the oldest first. A second without a timed request is left out.
@@ -111,7 +118,8 @@ pub struct Seconds {
 }
 
 /// The stages of a second's requests; microseconds.
-#[derive(Default, Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Default, Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(default)]
 pub struct Second {
     /// Its number, counted from the first timed request of the session, which is in second 0.
@@ -131,16 +139,17 @@ pub struct Second {
 }
 
 /// Percentiles of one stage in one second, in microseconds, each at most 1/16 too great.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(default)]
 pub struct Percentiles {
     /// Median.
-    #[schemars(range(min = 0))]
+    #[cfg_attr(feature = "schema", schemars(range(min = 0)))]
     pub p50: f32,
     /// 99th percentile.
-    #[schemars(range(min = 0))]
+    #[cfg_attr(feature = "schema", schemars(range(min = 0)))]
     pub p99: f32,
     /// 99.9th percentile; of fewer than a thousand requests the longest.
-    #[schemars(range(min = 0))]
+    #[cfg_attr(feature = "schema", schemars(range(min = 0)))]
     pub p999: f32,
 }

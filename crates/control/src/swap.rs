@@ -1,12 +1,14 @@
 //! The swap of a medium, or of a device for its twin.
 
+#[cfg(feature = "schema")]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::failure::FailureReport;
 
 /// The status of a swap, as `farbus swap --json` shows it.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(default)]
 pub struct SwapStatus {
     /// The device, by its name.
