@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, ensure};
 use farbus::{
-    internals::bare::{
+    importer::session::bare::{
         Clock,
         pipelines::{
             Pipeline,

@@ -127,48 +127,48 @@ const ALONE: &[&str] = &["smoke", "verdicts", "kernel-self", "kernel-testusb", "
 
 /// Combinations that ordinary tests cover: client, exporter, what was done, where.
 const TESTS: &[(Peer, Peer, &str, &str)] = &[
-    (FARBUS_FUSE, SHARE, "loop device, ext4, trees check out both ways", "crates/farbus/tests/command/disk.rs"),
+    (FARBUS_FUSE, SHARE, "loop device, ext4, trees check out both ways", "crates/cli/tests/command/disk.rs"),
     (
         Peer("`lsusb`, `usb-devices`, `script`, farbus itself as an exporter"),
         Peer("`farbus run` over `farbus share`"),
         "unmodified programs of an ordinary user see a device without kernel USB; a whole disk through usbfs, read and written",
-        "crates/farbus/tests/command/run.rs",
+        "crates/cli/tests/command/run.rs",
     ),
     (
         Peer("libusb by `python3-usb1` and `python3-usb`, nusb, a static program on usbfs"),
         Peer("`farbus run` over `farbus share`"),
         "a gibibyte each way, ten thousand cancellations, isochronous packets both ways, 32-bit commands, commands without sense, the tests of python3-usb1",
-        "crates/farbus/tests/command/run_programs.rs",
+        "crates/cli/tests/command/run_programs.rs",
     ),
     (
         Peer("`dfu-util`, `fastboot`, OpenOCD, pyOCD of Debian"),
         Peer("`farbus run` over `farbus share`, plain and paired"),
         "they flash a device and read it back; they halt a Cortex-M behind a debug probe, write its memory and read it back",
-        "crates/farbus/tests/command/run_tools.rs",
+        "crates/cli/tests/command/run_tools.rs",
     ),
     (
         Peer("libnbd (`nbdinfo`, `nbdcopy`)"),
         Peer("`farbus attach --via nbd` over `farbus share`"),
         "copied in and out over one and four connections, compared with the image; a dead exporter ends the copy with an error",
-        "crates/farbus/tests/command/nbd.rs",
+        "crates/cli/tests/command/nbd.rs",
     ),
     (
         Peer("libnbd (`nbdinfo --map`, `nbdcopy`), QEMU (`qemu-img map`)"),
         Peer("`farbus nbd`, and `farbus attach --via nbd` between paired hosts"),
         "a sparse image of 1 GiB: both see its holes, and its copy is as sparse and equal",
-        "crates/farbus/tests/command/nbd.rs",
+        "crates/cli/tests/command/nbd.rs",
     ),
     (
         Peer("QEMU (`qemu-img`, `qemu-io`)"),
         FARBUS_NBD,
         "converted, compared, written, zeroed, discarded, with patterns read back",
-        "crates/farbus/tests/command/nbd.rs",
+        "crates/cli/tests/command/nbd.rs",
     ),
     (
         Peer("fio's nbd engine"),
         FARBUS_NBD,
         "random writes of all sizes over four connections, verified",
-        "crates/farbus/tests/command/nbd.rs",
+        "crates/cli/tests/command/nbd.rs",
     ),
     (
         Peer("Wireshark's NBD dissector"),

@@ -20,7 +20,7 @@ pub struct Arguments {
 
 /// Those that meet no daemon: the package, its test, and which of them.
 const OTHERS: [(&str, &[&str]); 5] = [
-    ("farbus", &["--test", "command", "taken_over::"]),
+    ("farbus-cli", &["--test", "command", "taken_over::"]),
     ("farbus-io", &["--test", "confine"]),
     ("farbus-io", &["--lib", "sys::confine::tests"]),
     ("farbus-io", &["--test", "misbehaviour"]),
@@ -36,7 +36,7 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
 /// # Errors
 /// An attack cost too much, taught the attacker something, or kept an honest host out.
 pub fn run_for(seconds: u32) -> Result<(), String> {
-    let mut attack = cargo(&["test", "--package", "farbus", "--test", "command", "attack::", "--", "--nocapture"]);
+    let mut attack = cargo(&["test", "--package", "farbus-cli", "--test", "command", "attack::", "--", "--nocapture"]);
     attack.env("FARBUS_ATTACK_SECONDS", seconds.to_string()).env("FARBUS_REQUIRE_RIG", "1");
     cargo::run(attack)?;
     OTHERS.iter().try_for_each(|(package, which)| {

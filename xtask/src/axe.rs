@@ -18,7 +18,7 @@ const FILE: &str = "axe_playwright_python/axe.min.js";
 
 /// What a run without it leaves out.
 pub const LEFT_OUT: &str = "axe-core on the page's views: pip could not fetch it; to run it: \
-    FARBUS_AXE=/PATH/axe.min.js cargo test -p farbus --test command -- page_";
+    FARBUS_AXE=/PATH/axe.min.js cargo test -p farbus-cli --test command -- page_";
 
 /// The file of the program: the one that [`VARIABLE`] names, or one that was fetched before, or is now. `None`: it
 /// cannot be had, as on a machine without `pip`; that was printed, and the run lists it as left out.

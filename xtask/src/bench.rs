@@ -51,7 +51,7 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
     if let Some(revision) = &arguments.against {
         return compare_with(revision, &arguments.words());
     }
-    cargo::run(cargo(&["build", "--release", "--package", "farbus"]))?;
+    cargo::run(cargo(&["build", "--release", "--package", "farbus-cli"]))?;
     let mut command = benchmarks();
     command.args(arguments.words());
     cargo::run(command)

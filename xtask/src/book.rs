@@ -21,14 +21,14 @@ pub struct Arguments {
 
 /// The version that is built.
 const VERSION: &str = "0.4.52";
-const TEST: &str = "cli::help_tests::the_reference_lists_every_command_and_option";
+const TEST: &str = "help_tests::the_reference_lists_every_command_and_option";
 /// What the test takes as the order to write; it has the same name there.
 const BLESS: &str = "FARBUS_BLESS";
 
 /// # Errors
 /// The reference differs from the help, or mdBook failed.
 pub fn run(arguments: &Arguments) -> Result<(), String> {
-    let mut compare = cargo(&["test", "--package", "farbus", "--lib", "--", "--exact", TEST]);
+    let mut compare = cargo(&["test", "--package", "farbus-cli", "--lib", "--", "--exact", TEST]);
     if arguments.bless {
         compare.env(BLESS, "1");
     } else {

@@ -46,7 +46,7 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
 
 /// Builds the release program if it is not built; where it is, symbols and debug information included.
 pub fn unstripped() -> Result<PathBuf, String> {
-    let built = cargo::executables(cargo(&["build", "--release", "--package", "farbus", "--bin", PROGRAM]))?;
+    let built = cargo::executables(cargo(&["build", "--release", "--package", "farbus-cli", "--bin", PROGRAM]))?;
     cargo::program(&built, PROGRAM)
 }
 
@@ -61,7 +61,7 @@ impl Ahead {
     /// # Errors
     /// cargo cannot be started.
     pub fn start() -> Result<Ahead, String> {
-        let build = cargo(&["build", "--quiet", "--release", "--package", "farbus", "--bin", PROGRAM]);
+        let build = cargo(&["build", "--quiet", "--release", "--package", "farbus-cli", "--bin", PROGRAM]);
         let mut command = Command::new("nice");
         command.args(["-n", "10"]).arg(build.get_program()).args(build.get_args()).current_dir(workspace::root());
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -92,9 +92,14 @@ pub fn program() -> Result<PathBuf, String> {
     Ok(program)
 }
 
+/// The package of the program in the sources in `root`: of a commit of 0.1.0 it is the library's.
+pub fn package_in(root: &Path) -> &'static str {
+    if root.join("crates/cli").is_dir() { "farbus-cli" } else { "farbus" }
+}
+
 /// The program that is shipped of the sources in `root`, built with their lock file into the folder `target`.
 pub fn program_in(root: &Path, target: &Path) -> Result<PathBuf, String> {
-    let mut build = cargo(&["build", "--locked", "--release", "--package", "farbus", "--bin", PROGRAM]);
+    let mut build = cargo(&["build", "--locked", "--release", "--package", package_in(root), "--bin", PROGRAM]);
     build.current_dir(root).env("CARGO_TARGET_DIR", target);
     let built = cargo::program(&cargo::executables(build)?, PROGRAM)?;
     let folder = target.join("dist");
@@ -111,7 +116,7 @@ fn build_reproducibly(root: &Path, target: &Path) -> Result<PathBuf, String> {
     let flag = |from: &Path, to: &str| format!("--remap-path-prefix={}={to}", from.display());
     // The last one that fits counts.
     let flags = [flag(&home, "/cargo"), flag(root, "/farbus"), flag(target, "/farbus/target")].join("\x1f");
-    let mut build = cargo(&["build", "--locked", "--release", "--package", "farbus", "--bin", PROGRAM]);
+    let mut build = cargo(&["build", "--locked", "--release", "--package", "farbus-cli", "--bin", PROGRAM]);
     build.current_dir(root).env("CARGO_ENCODED_RUSTFLAGS", flags).env("CARGO_TARGET_DIR", target);
     build.env_remove("RUSTFLAGS").env("CARGO_INCREMENTAL", "0");
     let built = cargo::program(&cargo::executables(build)?, PROGRAM)?;

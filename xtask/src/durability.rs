@@ -37,7 +37,8 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> Result<(), String> {
-    let mut play = cargo(&["test", "--package", "farbus", "--test", "command", "durability::", "--", "--nocapture"]);
+    let mut play =
+        cargo(&["test", "--package", "farbus-cli", "--test", "command", "durability::", "--", "--nocapture"]);
     play.env("FARBUS_REQUIRE_RIG", "1").env("FARBUS_DURABILITY_SEED", arguments.seed.to_string());
     play.env("FARBUS_DURABILITY_STOP_S", arguments.stop_seconds.to_string());
     if arguments.previous {

@@ -1,5 +1,5 @@
 //! Processes that tests left behind: a test of the command ends what it started, and its guardian does so when the
-//! tests' process was killed (`crates/farbus/tests/command/processes.rs`). A run that leaves one fails.
+//! tests' process was killed (`crates/cli/tests/command/processes.rs`). A run that leaves one fails.
 
 use std::fs;
 use std::thread;

@@ -28,7 +28,7 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
 }
 
 fn farbus(arguments: &[&str]) -> std::process::Command {
-    let mut command = cargo(&["run", "--quiet", "--release", "--package", "farbus", "--"]);
+    let mut command = cargo(&["run", "--quiet", "--release", "--package", "farbus-cli", "--"]);
     command.args(arguments);
     command
 }

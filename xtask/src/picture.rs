@@ -31,7 +31,7 @@ const EDGE: usize = 18;
 /// # Errors
 /// A command failed; the picture cannot be written.
 pub fn run() -> Result<(), String> {
-    let built = cargo::executables(cargo(&["build", "--package", "farbus", "--bin", "farbus"]))?;
+    let built = cargo::executables(cargo(&["build", "--package", "farbus-cli", "--bin", "farbus"]))?;
     let program = cargo::program(&built, "farbus")?;
     let lines = lines(program.parent().ok_or("a program is in a folder")?)?;
     let path = workspace::root().join("docs/picture.svg");

@@ -211,10 +211,10 @@ failures:
 
 test result: FAILED. 230 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; finished in 1.00s
 
-error: test failed, to rerun pass `-p farbus --test command`
+error: test failed, to rerun pass `-p farbus-cli --test command`
 test result: ok. 7 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 1.00s
 error: 1 target failed:
-    `-p farbus --test command`
+    `-p farbus-cli --test command`
 ";
 
     #[test]

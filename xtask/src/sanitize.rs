@@ -19,11 +19,22 @@ const TARGET: &str = "x86_64-unknown-linux-gnu";
 const FLAG: &str = "-Zsanitizer=address";
 /// The crates with `unsafe` code, and those that handle what strangers send. The test that is left out locks all memory
 /// of its process, and the sanitizer's own is terabytes.
-const TESTED: [&[&str]; 4] = [
+const TESTED: [&[&str]; 5] = [
     &["--package", "farbus-io", "--lib", "--tests"],
     &["--package", "farbus-session", "--package", "farbus-wire", "--package", "farbus-model", "--lib"],
     &["--package", "farbus", "--test", "leases"],
-    &["--package", "farbus", "--lib", "--", "--skip", "a_bus_is_counted_for_a_second"],
+    &[
+        "--package",
+        "farbus",
+        "--package",
+        "farbus-daemon",
+        "--package",
+        "farbus-page",
+        "--package",
+        "farbus-pipe",
+        "--lib",
+    ],
+    &["--package", "farbus-cli", "--lib", "--", "--skip", "a_bus_is_counted_for_a_second"],
 ];
 /// The tests of `unsafe` code that makes no call which Miri does not know.
 const FOR_MIRI: [&str; 2] = [

@@ -155,7 +155,7 @@ fn bring_up() -> Result<(), String> {
     cargo::run(bring)?;
     let tests = ["topology::a_ring", "topology::a_cube"];
     tests.into_iter().try_for_each(|test| {
-        let mut bring = cargo(&["test", "--package", "farbus", "--test", "command", test, "--", "--nocapture"]);
+        let mut bring = cargo(&["test", "--package", "farbus-cli", "--test", "command", test, "--", "--nocapture"]);
         bring.env(TOPOLOGIES.0, TOPOLOGIES.1);
         cargo::run(bring)
     })
@@ -163,36 +163,37 @@ fn bring_up() -> Result<(), String> {
 
 fn cut_links() -> Result<(), String> {
     let mut cut =
-        cargo(&["test", "--package", "farbus", "--test", "command", "outlives_cut_links", "--", "--nocapture"]);
+        cargo(&["test", "--package", "farbus-cli", "--test", "command", "outlives_cut_links", "--", "--nocapture"]);
     cut.env(CUTS.0, CUTS.1).env("FARBUS_REQUIRE_RIG", "1");
     cargo::run(cut)
 }
 
 /// Each capability on each route of the table in `docs/interop.md`.
 fn prove_routes() -> Result<(), String> {
-    let mut prove = cargo(&["test", "--package", "farbus", "--test", "command", "routes::", "--", "--nocapture"]);
+    let mut prove = cargo(&["test", "--package", "farbus-cli", "--test", "command", "routes::", "--", "--nocapture"]);
     prove.env(ROUTES.0, ROUTES.1).env("FARBUS_REQUIRE_RIG", "1");
     cargo::run(prove)
 }
 
 fn cut_and_kill() -> Result<(), String> {
-    let mut play = cargo(&["test", "--package", "farbus", "--test", "command", "cuts_and_kills", "--", "--nocapture"]);
+    let mut play =
+        cargo(&["test", "--package", "farbus-cli", "--test", "command", "cuts_and_kills", "--", "--nocapture"]);
     play.env(FAULTS.0, FAULTS.1).env("FARBUS_REQUIRE_RIG", "1");
     cargo::run(play)
 }
 
 fn move_disks() -> Result<(), String> {
-    let mut chain = cargo(&["test", "--package", "farbus", "--test", "command", "moves", "--", "--nocapture"]);
+    let mut chain = cargo(&["test", "--package", "farbus-cli", "--test", "command", "moves", "--", "--nocapture"]);
     chain.env(MOVES.0, MOVES.1).env("FARBUS_REQUIRE_RIG", "1");
     cargo::run(chain)?;
-    let mut swaps = cargo(&["test", "--package", "farbus", "--test", "command", "swap_kills", "--", "--nocapture"]);
+    let mut swaps = cargo(&["test", "--package", "farbus-cli", "--test", "command", "swap_kills", "--", "--nocapture"]);
     swaps.env(SWAPS.0, SWAPS.1);
     cargo::run(swaps)
 }
 
 fn attach_many() -> Result<(), String> {
     let mut attach =
-        cargo(&["test", "--package", "farbus", "--test", "command", "thousand::hundreds", "--", "--nocapture"]);
+        cargo(&["test", "--package", "farbus-cli", "--test", "command", "thousand::hundreds", "--", "--nocapture"]);
     attach.env(ATTACHMENTS.0, ATTACHMENTS.1);
     cargo::run(attach)
 }
@@ -200,20 +201,21 @@ fn attach_many() -> Result<(), String> {
 /// Faults of an etcd of three members, while hosts take turns with a device.
 fn lose_members() -> Result<(), String> {
     let mut lose =
-        cargo(&["test", "--package", "farbus", "--test", "command", "directory_faults", "--", "--nocapture"]);
+        cargo(&["test", "--package", "farbus-cli", "--test", "command", "directory_faults", "--", "--nocapture"]);
     lose.env(MEMBERS_LOST.0, MEMBERS_LOST.1).env("FARBUS_REQUIRE_RIG", "1");
     cargo::run(lose)
 }
 
 fn carry_streams() -> Result<(), String> {
-    let mut carry = cargo(&["test", "--package", "farbus", "--test", "command", "far_streams", "--", "--nocapture"]);
+    let mut carry =
+        cargo(&["test", "--package", "farbus-cli", "--test", "command", "far_streams", "--", "--nocapture"]);
     carry.env(STREAMED.0, STREAMED.1).env("FARBUS_REQUIRE_RIG", "1");
     cargo::run(carry)
 }
 
 /// Programs inside `farbus run`.
 fn run_programs() -> Result<(), String> {
-    let mut run = cargo(&["test", "--package", "farbus", "--test", "command", "run_programs", "--", "--nocapture"]);
+    let mut run = cargo(&["test", "--package", "farbus-cli", "--test", "command", "run_programs", "--", "--nocapture"]);
     run.envs(PROGRAMS).env("FARBUS_REQUIRE_RIG", "1");
     cargo::run(run)
 }
@@ -231,7 +233,7 @@ fn compare_with_previous() -> Result<(), String> {
 
 /// A machine that is shared stalls, and misses what it would keep alone: a miss is printed, and ends no soak.
 fn measure_pace() -> Result<(), String> {
-    cargo::run(cargo(&["build", "--release", "--package", "farbus", "--package", "farbus-bench"]))?;
+    cargo::run(cargo(&["build", "--release", "--package", "farbus-cli", "--package", "farbus-bench"]))?;
     for name in PACE {
         let measure = cargo(&["run", "--release", "--package", "farbus-bench", "--", "--quick", name]);
         if let Err(trouble) = cargo::run(measure) {

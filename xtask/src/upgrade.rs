@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use crate::cargo::{self, cargo};
+use crate::dist;
 use crate::git;
 use crate::steps::Done;
 use crate::workspace;
@@ -86,7 +87,7 @@ fn program_of(root: &Path, previous: &Previous, commit: &str) -> Result<PathBuf,
     let trouble = |what: &str, trouble: std::io::Error| format!("{what}: {trouble}");
     let (sources, build) = (folder.join(commit), folder.join("build"));
     git::unpack(root, commit, &sources)?;
-    let mut command = cargo(&["build", "--locked", "--package", "farbus", "--bin", "farbus"]);
+    let mut command = cargo(&["build", "--locked", "--package", dist::package_in(&sources), "--bin", "farbus"]);
     command.current_dir(&sources).env("CARGO_TARGET_DIR", &build).env("CARGO_PROFILE_DEV_DEBUG", "false");
     cargo::run(command)?;
     let fresh = folder.join("farbus.new");

@@ -11,7 +11,7 @@ use farbus::{
     client::{self, Target as FarbusTarget},
     gadgets::zero::{Fill, SourceSink},
     host::Port,
-    internals::port::usbip::RemotePort,
+    importer::port::usbip::RemotePort,
     model::{Device, Speed},
 };
 

@@ -20,7 +20,7 @@ use anyhow::{Context, Result, bail, ensure};
 use farbus::{
     client::{Client, ClientConfig, Target as Exporter},
     host::Port,
-    internals::port::session::SessionPort,
+    importer::port::session::SessionPort,
     model::{EpAddr, IsoPacket, Payload, Setup, Status, Urb, UrbId},
     reservation::ReservationRequest,
 };

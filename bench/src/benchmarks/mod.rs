@@ -278,8 +278,8 @@ mod tests {
 
     #[test]
     fn the_command_completes_the_names_that_there_are() {
-        assert_eq!(ALL.map(|benchmark| benchmark.name), farbus::internals::command::bench::NAMES);
-        assert_eq!(GROUPS.map(|(name, _)| name), farbus::internals::command::bench::GROUPS);
+        assert_eq!(ALL.map(|benchmark| benchmark.name), farbus_cli::bench::NAMES);
+        assert_eq!(GROUPS.map(|(name, _)| name), farbus_cli::bench::GROUPS);
     }
 
     #[test]

@@ -9,7 +9,7 @@
 use std::{collections::BTreeMap, path::Path, process::Command, time::Duration};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use farbus::internals::bare::{
+use farbus::importer::session::bare::{
     pipelines::{
         Pipeline, Place, Settings,
         module::{Class, Module, Role},

@@ -2,7 +2,7 @@
 //! and exporter.
 
 use anyhow::{Result, anyhow, bail};
-use farbus::{client::Client, internals::port::usbip::RemotePort};
+use farbus::{client::Client, importer::port::usbip::RemotePort};
 
 use super::naming::{latencies, size};
 use crate::{

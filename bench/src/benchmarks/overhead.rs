@@ -6,7 +6,7 @@
 use anyhow::{Result, anyhow, ensure};
 use farbus::{
     gadgets::zero::{Fill, SourceSink},
-    internals::bare::{
+    importer::session::bare::{
         blocks::{SparseMemory, StoreDevice},
         native::{
             Attached, ExporterSession, ImporterSession, LaneLimits, RemoteBlock, RemoteUsb, Served, ServedBlock,

@@ -8,7 +8,7 @@
 use anyhow::{Result, bail};
 use farbus::{
     gadgets::zero::{Fill, SourceSink},
-    internals::{bare::blocks::StoreDevice, port::session::SessionPort},
+    importer::{port::session::SessionPort, session::bare::blocks::StoreDevice},
     model::{BlockDevice, BlockId, BlockRequest, BufferPool, Completions, Medium, Payload, Speed},
 };
 

@@ -10,10 +10,8 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use farbus::{
-    internals::usbfs::{Data, Reap, Transfer, Usbfs},
-    model::{Status, TransferType, UrbFlags},
-};
+use farbus::model::{Status, TransferType, UrbFlags};
+use farbus_io::sys::usbfs::{Data, Reap, Transfer, Usbfs};
 
 use crate::{load::Tally, usbip::Direction};
 

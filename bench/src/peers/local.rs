@@ -4,7 +4,7 @@ use std::{thread, time::Duration};
 
 use farbus::{
     host::{Port, PortError},
-    internals::bare::Clock,
+    importer::session::bare::Clock,
     model::{BufferPool, Completions, Device, Done, Instant, Payload, Urb, UrbId},
 };
 

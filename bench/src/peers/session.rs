@@ -2,8 +2,8 @@
 //! disk as a USB disk that it drives itself, and of a source/sink device; an importer that uses them, and one that
 //! serves the disk by NBD.
 //!
-//! The product speaks this protocol between paired hosts, over TLS; [`farbus::internals::bare`] has the same sessions
-//! with the same calls over a bare socket, as the peers for comparison use.
+//! The product speaks this protocol between paired hosts, over TLS; [`farbus::importer::session::bare`] has the same
+//! sessions with the same calls over a bare socket, as the peers for comparison use.
 
 use std::{
     net::{SocketAddr, TcpListener},
@@ -14,12 +14,15 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, ensure};
 use farbus::{
+    common::socket_place::Place,
+    frontend::nbd::{NbdServer, Offer},
     gadgets::{
         storage::{Options, Storage},
         zero::{Fill, SourceSink},
     },
     host::{DrivenDisk, Port},
-    internals::bare::{
+    importer::port::session::SessionPort,
+    importer::session::bare::{
         self, Clock, DeviceRecord,
         blocks::{MemoryMedium, SparseMemory, StoreDevice},
         native::{
@@ -27,10 +30,7 @@ use farbus::{
             control::{Cause, Class, End, Mode, Open},
         },
     },
-    internals::connection::{Linked, Terms},
-    internals::nbd::{NbdServer, Offer},
-    internals::port::session::SessionPort,
-    internals::socket_place::Place,
+    importer::session::connection::{Linked, Terms},
     model::{
         BlockDevice, BlockDone, BlockId, BlockRequest, BlockStore, BufferPool, Completions, Device, EpAddr, IsoPacket,
         Limits, Medium, Payload, Setup, Speed, Status, Urb, UrbId,

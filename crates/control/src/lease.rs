@@ -83,3 +83,86 @@ pub struct LeaseAnswer {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub is_new: Option<bool>,
 }
+
+/// What to do about the lease of a device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "do", rename_all = "lowercase")]
+pub enum LeaseAct {
+    /// Request it, or repeat a request that waits.
+    Request {
+        /// For how long, seconds.
+        for_s: u64,
+        /// The priority; 0 is everyone's.
+        #[serde(default, skip_serializing_if = "is_zero")]
+        priority: u8,
+        /// What for.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        reason: Option<String>,
+        /// Whether to take a place in the queue.
+        #[serde(default)]
+        waits: bool,
+        /// Whether the lease ends after 10 s unless it is confirmed. An earlier release does not know this, and grants
+        /// what needs no confirmation.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        provisional: bool,
+    },
+    /// Confirm a provisional lease.
+    Confirm,
+    /// Request it from a time of day on.
+    Book {
+        /// When it begins, milliseconds of Unix time.
+        from_unix_ms: u64,
+        /// For how long, seconds.
+        for_s: u64,
+        /// What for.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        reason: Option<String>,
+    },
+    /// Leave the queue.
+    Withdraw,
+    /// Move its end to so long from now, if that is later.
+    Extend {
+        /// Seconds.
+        for_s: u64,
+    },
+    /// Give the rest of it to another host.
+    Give {
+        /// The key of that host.
+        to: String,
+    },
+    /// End it.
+    Release {
+        /// Whether to end it even while its holder has the device attached.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        force: bool,
+    },
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
+fn is_zero(priority: &u8) -> bool {
+    *priority == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn acts_are_stable_json() {
+        for text in [
+            r#"{"do":"request","for_s":7200,"waits":true}"#,
+            r#"{"do":"request","for_s":60,"priority":3,"reason":"nightly","waits":false}"#,
+            r#"{"do":"request","for_s":60,"waits":false,"provisional":true}"#,
+            r#"{"do":"confirm"}"#,
+            r#"{"do":"book","from_unix_ms":1795000000000,"for_s":60}"#,
+            r#"{"do":"withdraw"}"#,
+            r#"{"do":"extend","for_s":60}"#,
+            r#"{"do":"give","to":"abc"}"#,
+            r#"{"do":"release"}"#,
+            r#"{"do":"release","force":true}"#,
+        ] {
+            let act: LeaseAct = serde_json::from_str(text).unwrap();
+            assert_eq!(serde_json::to_string(&act).unwrap(), text);
+        }
+    }
+}

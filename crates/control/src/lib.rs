@@ -32,3 +32,4 @@ pub mod reservation;
 pub mod schema;
 pub mod session;
 pub mod swap;
+pub mod units;

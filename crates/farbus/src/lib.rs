@@ -11,7 +11,7 @@
 //! | talk to an opened device | [`host`] |
 //! | attach a device to this machine's kernel, or show its disk as a file | [`attach`] |
 //! | read a stream of frames, such as a camera's | [`frames`] |
-//! | run a function once a period on a device's channel | [`tuned`] |
+//! | run a function once a period on a device's channel | the crate `farbus-pipe` |
 //! | admit only hosts that were paired, over encrypted links | [`trust`] |
 //!
 //! ```no_run
@@ -31,8 +31,6 @@
 //!
 //! # Features
 //!
-//! - `cli` (on by default): the `farbus` command. A program that uses the library alone turns it off, and with it the
-//!   crates that only the command needs: `farbus = { …, default-features = false }`.
 //! - `wasm` (on by default): modules that are WebAssembly programs.
 //!
 //! # Inside
@@ -49,28 +47,17 @@
 //!
 //! **Why** a library with a thin command on top: what the command can do, a program can do.
 
-// Without the feature `cli`, code that only the command uses is unused where it stands.
-#![cfg_attr(not(feature = "cli"), allow(dead_code, unused_imports))]
-
-mod broker;
-#[cfg(feature = "cli")]
-mod cli;
-mod common;
-#[cfg(feature = "cli")]
-mod daemon;
-mod devices;
-mod exporter;
-mod frontend;
+pub mod broker;
+pub mod common;
+pub mod devices;
+pub mod exporter;
+pub mod frontend;
 #[cfg(test)]
 #[path = "../../wire/tests/fuzzing/mod.rs"]
 mod fuzzing;
-mod hosts;
-mod importer;
-mod link;
-#[cfg(feature = "cli")]
-mod page;
-
-use farbus_io::saving;
+pub mod hosts;
+pub mod importer;
+pub mod link;
 
 pub use farbus_gadgets as gadgets;
 pub use farbus_host as host;
@@ -81,11 +68,11 @@ pub use importer::client::{self, ClientError};
 
 /// Offering devices to other hosts: what a [`Share`] reports.
 pub mod share {
-    pub use crate::common::host_address::DEFAULT_PORT;
     pub use crate::exporter::error::ShareError;
     pub use crate::exporter::share::Share;
     pub use farbus_control::device::{DeviceStatus, PastStatus, UserStatus, WaitingStatus};
     pub use farbus_control::reservation::ReservationStatus;
+    pub use farbus_io::link::host_address::DEFAULT_PORT;
 }
 
 /// Attaches a device of another host to this machine: to its kernel, as a file, to programs, to a virtual machine.
@@ -103,11 +90,6 @@ pub mod attach {
 /// Stream exports of another host, frame by frame.
 pub mod frames {
     pub use crate::frontend::stream::{Description, Format, Frame, Frames, PixelFormat, Wanted, open_stream};
-}
-
-/// Functions that run once a period at one end of a device's channel, with a bound on their delay.
-pub mod tuned {
-    pub use crate::frontend::tuned_pipe::*;
 }
 
 /// This host's key and the hosts that it is paired with.
@@ -128,24 +110,4 @@ pub mod reservation {
     pub use crate::devices::reservation::{ReservationRequest, together};
     pub use farbus_control::reservation::ReservationStatus;
     pub use farbus_session::reserve::{Claim, Criticality, Reservation};
-}
-
-/// What farbus's own tests, benchmarks and command need beyond the public API. It changes without notice.
-#[doc(hidden)]
-pub mod internals {
-    pub use crate::broker::SystemAccess;
-    pub use crate::common::{control, socket_access, socket_place};
-    pub use crate::devices::media_journal;
-    pub use crate::frontend::{StopSignal, hold, nbd, open_users};
-    pub use crate::importer::session::{bare, connection, status};
-    pub use crate::importer::{disk, port};
-    pub use farbus_io::saving;
-    pub use farbus_io::sys::usbfs;
-
-    /// The `farbus` command.
-    #[cfg(feature = "cli")]
-    pub mod command {
-        pub use crate::cli::{Cli, bench, end_by, report, run};
-        pub use crate::common::log_limit::LogLimit;
-    }
 }

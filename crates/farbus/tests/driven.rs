@@ -4,7 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use farbus::internals::connection::{Dial, Linked};
+use farbus::importer::session::connection::{Dial, Linked};
 use farbus::share::Share;
 use farbus_gadgets::keyboard::Keyboard;
 use farbus_gadgets::storage::{Options, Storage};

@@ -11,14 +11,14 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use farbus::attach::{Attachment, Ended, FRONT_ENDS, FrontEnd, Handle, Migration, Need, Refused, Request, Status, Via};
+use farbus::broker::SystemAccess;
 use farbus::client::{Client, ClientConfig, Target};
-use farbus::internals::SystemAccess;
-use farbus::internals::open_users::Act;
-use farbus::internals::saving::Saved;
-use farbus::internals::socket_place::Place;
+use farbus::common::socket_place::Place;
+use farbus::frontend::open_users::Act;
 use farbus::share::Share;
 use farbus_gadgets::storage::{Options, Storage};
 use farbus_io::frontend::fuse::DiskMount;
+use farbus_io::saving::Saved;
 use farbus_io::trust::Fingerprint;
 use farbus_model::Device;
 use farbus_session::block::{BlockExport, MemoryMedium, SparseMemory, StoreDevice, View};

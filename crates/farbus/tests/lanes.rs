@@ -4,7 +4,7 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use farbus::internals::connection::{Dial, Linked, Terms};
+use farbus::importer::session::connection::{Dial, Linked, Terms};
 use farbus::share::Share;
 use farbus_gadgets::zero::{Fill, SourceSink};
 use farbus_io::link::Link;

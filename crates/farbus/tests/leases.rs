@@ -6,8 +6,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use farbus::internals::connection::{Dial, Linked};
-use farbus::internals::status::Discarded;
+use farbus::importer::session::connection::{Dial, Linked};
+use farbus::importer::session::status::Discarded;
 use farbus::share::Share;
 use farbus_gadgets::keyboard::Keyboard;
 use farbus_io::link::Link;

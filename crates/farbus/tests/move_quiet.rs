@@ -16,11 +16,11 @@ use std::time::{Duration, Instant};
 use std::{fs, io};
 
 use farbus::attach::Ended;
-use farbus::internals::StopSignal;
-use farbus::internals::connection::Linked;
-use farbus::internals::hold::{Granted, HoldHandle};
-use farbus::internals::nbd::{NbdServer, Offer};
-use farbus::internals::socket_place::SocketListener;
+use farbus::common::socket_place::SocketListener;
+use farbus::frontend::StopSignal;
+use farbus::frontend::hold::{Granted, HoldHandle};
+use farbus::frontend::nbd::{NbdServer, Offer};
+use farbus::importer::session::connection::Linked;
 use farbus::share::Share;
 use farbus::trust::Trust;
 use farbus_gadgets::keyboard::Keyboard;

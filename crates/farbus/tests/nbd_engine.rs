@@ -9,9 +9,9 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant as Moment};
 
 use farbus::attach::Ended;
-use farbus::internals::StopSignal;
-use farbus::internals::nbd::{ClientBudget, NbdServer, Offer};
-use farbus::internals::socket_place::SocketListener;
+use farbus::common::socket_place::SocketListener;
+use farbus::frontend::StopSignal;
+use farbus::frontend::nbd::{ClientBudget, NbdServer, Offer};
 use farbus::model::block::MemoryStore;
 use farbus::model::limits::NBD_CONNECTIONS_MAX;
 use farbus::model::{

@@ -15,7 +15,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use farbus::internals::media_journal as journal;
+use farbus::devices::media_journal as journal;
 use farbus_io::store::FileStore;
 use farbus_model::{BlockStore, Medium, StoreError};
 use farbus_session::block::swap::{Journal, Milestone, Options, Phase, Step};

@@ -20,6 +20,7 @@ pub mod frontend;
 #[path = "../../wire/tests/fuzzing/mod.rs"]
 mod fuzzing;
 pub mod link;
+pub mod local;
 pub mod module;
 mod mounts;
 pub mod saving;

@@ -1,5 +1,5 @@
 //! Synced writes survive every cut and kill, with the kernel's own front end. The tests of the command do the same with
-//! FUSE and NBD (`crates/farbus/tests/command/cuts_and_kills.rs`).
+//! FUSE and NBD (`crates/cli/tests/command/cuts_and_kills.rs`).
 
 use super::case::Case;
 use super::storage;

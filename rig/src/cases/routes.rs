@@ -1,5 +1,5 @@
 //! The ways of use that only a kernel with `vhci_hcd` has, from the table of routes: the tests of the command
-//! (`crates/farbus/tests/command/routes`), run in the machine that the rig boots.
+//! (`crates/cli/tests/command/routes`), run in the machine that the rig boots.
 
 use super::case::{Case, expect};
 use super::storage;

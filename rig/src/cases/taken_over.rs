@@ -1,5 +1,5 @@
 //! What a process of farbus can do that was taken over, on the kernel that the rig boots. The same on this machine's
-//! kernel is `crates/farbus/tests/command/taken_over.rs`.
+//! kernel is `crates/cli/tests/command/taken_over.rs`.
 
 use super::case::{Case, expect};
 use super::storage;
@@ -16,7 +16,7 @@ pub(super) const CASES: &[Case] = &[Case {
 }];
 
 /// The calls that may reach the kernel, and which of them take a path.
-const REACHED: &str = include_str!("../../../crates/farbus/tests/programs/reached.txt");
+const REACHED: &str = include_str!("../../../crates/cli/tests/programs/reached.txt");
 /// The numbers of all calls.
 const NUMBERS: &str = "/usr/include/x86_64-linux-gnu/asm/unistd_64.h";
 /// `uretprobe` and `uprobe`: the kernel lets them pass by itself (Linux 6.11).

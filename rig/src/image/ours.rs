@@ -14,7 +14,7 @@ const PROGRAMS: [(&str, &str); 6] = [
     ("measure", include_str!("../../guest/measure.c")),
     ("usbfs", include_str!("../../guest/usbfs.c")),
     ("flushed", include_str!("../../guest/flushed.c")),
-    ("inject", include_str!("../../../crates/farbus/tests/programs/inject.c")),
+    ("inject", include_str!("../../../crates/cli/tests/programs/inject.c")),
 ];
 
 /// Compiles all of them into the folder.

@@ -201,7 +201,7 @@ fn static_program(out: &Path) -> Result<PathBuf, String> {
     }
     // Rust brings its own copy of the C library and links it; musl-gcc only compiles what is written in C. A program
     // that musl-gcc had linked crashed.
-    let mut build = cargo(&["build", "--release", "--package", "farbus", "--bin", "farbus", "--target", MUSL]);
+    let mut build = cargo(&["build", "--release", "--package", "farbus-cli", "--bin", "farbus", "--target", MUSL]);
     build.env("CC_x86_64_unknown_linux_musl", "musl-gcc");
     let built = cargo::program(&cargo::executables(build)?, "farbus")?;
     let program = out.join(format!("farbus-{}-x86_64-static", version()));

@@ -271,11 +271,11 @@ failures:
 ---- a::red stdout ----
     a::quick
 
-thread 'a::red' (77) panicked at crates/farbus/tests/command/a.rs:3:5:
+thread 'a::red' (77) panicked at crates/cli/tests/command/a.rs:3:5:
 assertion failed: is_there
 note: run with `RUST_BACKTRACE=1`
 
-thread 'a::red' (77) panicked at crates/farbus/tests/command/harness.rs:9:9:
+thread 'a::red' (77) panicked at crates/cli/tests/command/harness.rs:9:9:
 a consequence
 
 ---- b::also_red stdout ----
@@ -294,7 +294,7 @@ test result: FAILED. 2 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; 
         let seconds: Vec<_> = report.seconds.iter().map(|(name, seconds)| (name.as_str(), *seconds)).collect();
         assert_eq!(seconds, [("a::quick", 0.012), ("a::red", 3.5), ("b::also_red", 0.1)]);
         assert_eq!(report.failed.keys().collect::<Vec<_>>(), ["a::red", "b::also_red"]);
-        assert_eq!(report.failed["a::red"], "assertion failed: is_there (crates/farbus/tests/command/a.rs:3:5)");
+        assert_eq!(report.failed["a::red"], "assertion failed: is_there (crates/cli/tests/command/a.rs:3:5)");
         assert_eq!(report.failed["b::also_red"], "it says nothing; see the log");
     }
 

@@ -1,12 +1,13 @@
-//! Rule `wait`: a test of farbus's crate waits for an event. Where it lets time pass all the same, the comment above
-//! says `waits:` and why: what it waits for between two looks, or why its result does not depend on how long that is.
+//! Rule `wait`: a test of the product's crates waits for an event. Where it lets time pass all the same, the comment
+//! above says `waits:` and why: what it waits for between two looks, or why its result does not depend on how long that
+//! is.
 
 use super::tree::Tree;
 use super::violation::Violation;
 use std::collections::BTreeMap;
 
 /// Tests whose processes and sockets depend on time.
-const TESTS: &str = "crates/farbus/tests/";
+const TESTS: [&str; 3] = ["crates/farbus/tests/", "crates/pipe/tests/", "crates/cli/tests/"];
 /// A call that lets time pass.
 const CALL: &str = "::sleep(";
 /// What begins the reason.
@@ -23,8 +24,8 @@ pub fn table(tree: &Tree) -> String {
     let mut by_reason: BTreeMap<&str, BTreeMap<&str, usize>> = BTreeMap::new();
     for wait in all(tree) {
         let reason = wait.reason.unwrap_or("without a reason");
-        *by_reason.entry(reason).or_default().entry(wait.path.strip_prefix(TESTS).unwrap_or(wait.path)).or_default() +=
-            1;
+        let file = TESTS.iter().find_map(|tests| wait.path.strip_prefix(tests)).unwrap_or(wait.path);
+        *by_reason.entry(reason).or_default().entry(file).or_default() += 1;
     }
     let mut rows: Vec<_> = by_reason.into_iter().collect();
     rows.sort_by_key(|(_, files)| std::cmp::Reverse(files.values().sum::<usize>()));
@@ -44,7 +45,9 @@ struct Wait<'a> {
 
 fn all(tree: &Tree) -> Vec<Wait<'_>> {
     let mut waits = Vec::new();
-    for (path, text) in tree.iter().filter(|(path, _)| path.starts_with(TESTS) && path.ends_with(".rs")) {
+    for (path, text) in
+        tree.iter().filter(|(path, _)| TESTS.iter().any(|tests| path.starts_with(tests)) && path.ends_with(".rs"))
+    {
         let lines: Vec<&str> = text.lines().collect();
         for (at, line) in lines.iter().enumerate() {
             if line.trim_start().starts_with("//") || !line.contains(CALL) {
@@ -71,7 +74,7 @@ mod tests {
     #[test]
     fn a_wait_by_time_has_a_reason_above_it() {
         let said = complaints(&workspace_with(&[
-            ("crates/farbus/tests/command/a.rs", WITH),
+            ("crates/cli/tests/command/a.rs", WITH),
             ("crates/farbus/tests/b.rs", WITHOUT),
             ("crates/wire/tests/c.rs", WITHOUT),
         ]));
@@ -82,7 +85,7 @@ mod tests {
 
     #[test]
     fn the_table_has_a_row_for_each_reason() {
-        let files = [("crates/farbus/tests/command/a.rs", WITH), ("crates/farbus/tests/b.rs", WITHOUT)];
+        let files = [("crates/cli/tests/command/a.rs", WITH), ("crates/farbus/tests/b.rs", WITHOUT)];
         let twice = WITH.repeat(2);
         let files = [files[0], files[1], ("crates/farbus/tests/d.rs", twice.as_str())];
         let told = table(&workspace_with(&files));

@@ -6,10 +6,10 @@ use anyhow::{Context, Result, anyhow};
 use farbus::{
     gadgets::can::{Can, Settings},
     model::Direction,
-    tuned::{
-        End, Endpoint, Flow, Pipe, Processors, Quality, Report, Strictness, Terms, Turn, can, here, scheduling::now_ns,
-        tpipe,
-    },
+};
+use farbus_pipe::{
+    End, Endpoint, Flow, Pipe, Processors, Quality, Report, Strictness, Terms, Turn, can, here, scheduling::now_ns,
+    tpipe,
 };
 
 use super::{

@@ -11,7 +11,7 @@ use std::{
 };
 
 use anyhow::{Result, bail};
-use farbus::tuned::{
+use farbus_pipe::{
     STILL_NS_MAX,
     scheduling::{Policy, Reservation, now_ns, sleep_until},
 };

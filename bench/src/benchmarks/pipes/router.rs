@@ -21,22 +21,22 @@ use anyhow::{Result, anyhow};
 use farbus::{
     gadgets::{Context, Emulated, Function, Received, Sent},
     host::RemoteDevice,
-    internals::bare::{
+    importer::session::bare::{
         self, Clock,
         native::{
             RemoteUsb, Served, ServedUsb, Services,
             control::{Class, End as Refusal, Mode, Open},
         },
     },
-    internals::connection::Linked,
+    importer::session::connection::Linked,
     model::{
         BufferPool, Completions, Definition, Device, Direction, EpAddr, Instant, Limits, Payload, Speed,
         definition::InterfaceDefinition,
     },
-    tuned::{
-        End, Endpoint, Flow, InSession, Inlet, PathDelay, Patient, PiLock, Pipe, ProcessorShare, Processors, Quality,
-        Reserve, Shape, Stage, Strictness, Terms, Turn, job::Roster, scheduling::now_ns, tpipe, worst_ns,
-    },
+};
+use farbus_pipe::{
+    End, Endpoint, Flow, InSession, Inlet, PathDelay, Patient, PiLock, Pipe, ProcessorShare, Processors, Quality,
+    Reserve, Shape, Stage, Strictness, Terms, Turn, job::Roster, scheduling::now_ns, tpipe, worst_ns,
 };
 
 use super::{

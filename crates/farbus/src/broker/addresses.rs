@@ -9,9 +9,8 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
+use farbus_io::link::host_address::SECURE_PORT;
 use tracing::warn;
-
-use crate::common::host_address::SECURE_PORT;
 
 /// Addresses that are remembered for one host.
 const DIALLED_MAX: usize = 16;

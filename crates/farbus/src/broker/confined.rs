@@ -1,12 +1,12 @@
 //! Drops the rights of a process before it reads the first byte from the network.
 
+use farbus_control::failure::Failure;
 use farbus_io::store::boot_number;
 use farbus_io::sys::confine::{Needs, confine};
 use farbus_io::sys::writeback::Protection;
 use tracing::{debug, warn};
 
 use super::{Broker, BrokerPolicy};
-use crate::common::failure::Failure;
 
 /// Starts the broker.
 ///

@@ -405,7 +405,7 @@ impl Broker {
     ///
     /// # Errors
     /// The broker has ended, or was told before.
-    pub(crate) fn note_shared(&self, devices: Vec<DeviceId>) -> io::Result<()> {
+    pub fn note_shared(&self, devices: Vec<DeviceId>) -> io::Result<()> {
         self.ask::<Value>(&Question::Shared { devices }, None).map(|_| ())
     }
 

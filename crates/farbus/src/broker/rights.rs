@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use farbus_io::frontend::fuse::{Keeper, Mounter, OwnMounter};
 use farbus_io::link::Link;
+use farbus_io::local::control_socket::{Question as OwnerQuestion, ask_all, running};
 use farbus_io::store::{FileStore, OtherUsers, frames};
 use farbus_io::sys::cpuset::Exclusive;
 use farbus_io::sys::passing::Passage;
@@ -42,7 +43,6 @@ use super::system_access::{
     attached_device, drivers, keep_attached_device, may_plug, notes_of, retirement_of, word_of,
 };
 use super::taken::Taken;
-use crate::common::control::{Question as OwnerQuestion, ask_all, running};
 use crate::common::processor_leases::ask_for;
 use crate::common::socket_access::SocketAccess;
 use crate::common::socket_place::Place;

@@ -11,6 +11,7 @@ use std::time::Duration;
 use farbus_control::device::RemoteIdentity;
 use farbus_io::frontend::fuse::{Keeper, Left, MountError, Mounted, Mounter, OwnMounter};
 use farbus_io::link::{Link, LinkError};
+use farbus_io::local::control_socket::{Question as OwnerQuestion, ask_all, running};
 use farbus_io::store::{FileStore, OtherUsers, frames};
 use farbus_io::sys::scheduling::{set_deadline, this_thread};
 use farbus_io::sys::tcp_owner::{PeerOwner, peer_owner};
@@ -25,7 +26,6 @@ use serde_json::Value;
 
 use super::line::Broker;
 use super::protocol::{MountedAt, Question, in_ms};
-use crate::common::control::{Question as OwnerQuestion, ask_all, running};
 use crate::common::processor_leases::ask_for;
 use crate::common::socket_access::SocketAccess;
 use crate::common::socket_place::{Place, SocketListener};

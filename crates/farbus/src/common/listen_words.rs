@@ -3,8 +3,9 @@
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::Path;
 
-use crate::common::failure::Failure;
-use crate::common::host_address::{LOCAL, address_with_port};
+use farbus_control::failure::Failure;
+use farbus_io::link::host_address::{LOCAL, address_with_port};
+
 use crate::common::socket_place::{Place, Protocol};
 
 /// The word for the loopback address, which only this machine reaches.

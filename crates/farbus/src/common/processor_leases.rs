@@ -8,12 +8,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::Duration;
 
+use farbus_control::failure::{Attribute, FailureReport};
 use farbus_io::link::{Wake, wait_for_ends};
+use farbus_io::local::control_socket::{Answer, Question, ask_one};
 use farbus_realtime::vcpu::{Overload, Reserve};
 use serde_json::json;
-
-use crate::common::control::{Answer, Question, ask_one};
-use crate::common::failure::{Attribute, FailureReport};
 
 /// The most owners at once. One descriptor is kept for each: its last lease. One thread watches all of them.
 const OWNERS_MAX: usize = 64;

@@ -7,11 +7,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use farbus_io::link::host_address::LOCAL;
 use farbus_io::link::{Connection, Link, Listener, LocalConnection, LocalListener};
+use farbus_io::local::runtime_folder::{self, path as folder};
 use serde::{Deserialize, Serialize};
 
-use crate::common::host_address::LOCAL;
-use crate::common::runtime_folder::{self, path as folder};
 use crate::common::socket_access::SocketAccess;
 
 /// A protocol of such programs. None of these authenticates or encrypts here.
@@ -221,7 +221,7 @@ impl SocketListener {
     ///
     /// # Errors
     /// The error of the system.
-    pub(crate) fn never_wait(&self) -> io::Result<()> {
+    pub fn never_wait(&self) -> io::Result<()> {
         match self {
             SocketListener::Local(_) => Ok(()),
             SocketListener::Tcp(listener) => listener.never_wait(),

@@ -18,7 +18,7 @@ impl StopSignal {
     ///
     /// # Errors
     /// If the system has no more descriptors.
-    pub(crate) fn new() -> io::Result<Self> {
+    pub fn new() -> io::Result<Self> {
         Ok(Self::waking(Arc::new(Wake::new()?)))
     }
 
@@ -33,7 +33,7 @@ impl StopSignal {
     }
 
     /// The event that the thread waits on.
-    pub(crate) fn wake(&self) -> &Wake {
+    pub fn wake(&self) -> &Wake {
         &self.wake
     }
 
@@ -45,7 +45,7 @@ impl StopSignal {
 
     /// Whether the thread is to end. Clears the event, so check afterwards every other reason for which the thread may
     /// have been woken.
-    pub(crate) fn hears(&self) -> bool {
+    pub fn hears(&self) -> bool {
         self.wake.clear();
         self.was_asked()
     }

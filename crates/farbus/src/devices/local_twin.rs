@@ -4,11 +4,11 @@ use std::fmt::Display;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
+use farbus_control::failure::{Attribute, FailureReport};
 use farbus_control::swap::SwapStatus;
 use farbus_io::usb::{Found, Inventory, Obstacle, UsbDevice};
 use farbus_session::twin::{DRAIN_TIME_MAX, PREPARE_TIME_MAX};
 
-use crate::common::failure::{Attribute, FailureReport};
 use crate::devices::swap_run::RUNNING;
 
 /// How long an exchange may take: its stages, and the engine that has the device.

@@ -162,7 +162,7 @@ impl Listed {
     }
 
     /// Who waits, in the order in which they are served; of many the first three.
-    pub(crate) fn queue_in_words(&self) -> String {
+    pub fn queue_in_words(&self) -> String {
         let first: Vec<&str> = self.queue.iter().take(3).map(|waiting| waiting.host.as_str()).collect();
         match self.waiting.saturating_sub(first.len()) {
             0 => first.join(", "),

@@ -7,15 +7,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
+use farbus_control::failure::{Attribute, FailureReport};
 use farbus_control::swap::SwapStatus;
+use farbus_io::local::control_socket::Question;
+use farbus_io::local::events::{Event, EventKind, publish};
+use farbus_io::local::passed_files::Files;
 use farbus_io::store::FileStore;
 use farbus_io::trust::{Peer, timestamp};
 use farbus_session::block::swap::{Options, Progress, Side, SwapError};
-
-use crate::common::control::Question;
-use crate::common::events::{Event, EventKind, publish};
-use crate::common::failure::{Attribute, FailureReport};
-use crate::common::passed_files::Files;
 
 /// What a swap of a disk's medium is to do.
 #[derive(Debug)]

@@ -7,6 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use farbus_io::link::{Clock, Link};
+use farbus_io::local::events::{Event, EventKind, publish};
 use farbus_io::trust::{Fingerprint, Protocol};
 use farbus_model::Instant;
 use farbus_model::budget::{Account, Allowance};
@@ -14,7 +15,6 @@ use farbus_session::native::hello;
 use farbus_session::{Ending, Exporter};
 use tracing::{debug, error, info, warn};
 
-use crate::common::events::{Event, EventKind, publish};
 use crate::common::socket_place::Origin;
 use crate::exporter::access::encrypted::ConnectionHandler;
 use crate::exporter::access::listener::Listening;

@@ -10,9 +10,11 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, UNIX_EPOCH};
 
-use crate::devices::lease::lease_status;
+use farbus_control::failure::{Attribute, FailureReport};
+use farbus_control::lease::LeaseAct;
 use farbus_control::lease::{LeaseAnswer, LeaseStatus};
 use farbus_io::link::unix_ms;
+use farbus_io::local::events::{Event, EventKind, publish};
 use farbus_io::trust::{Fingerprint, timestamp};
 use farbus_model::Instant;
 use farbus_session::Registry;
@@ -21,9 +23,7 @@ use farbus_session::claims::lease::{Due, Lease, LeaseRefusal, Party, Request, Re
 use farbus_session::claims::{Claims, Ending};
 use tracing::{debug, info, warn};
 
-use crate::common::events::{Event, EventKind, publish};
-use crate::common::failure::{Attribute, FailureReport};
-use crate::common::lease_words::LeaseAct;
+use crate::devices::lease::lease_status;
 use crate::exporter::owner::end_users_of;
 use crate::exporter::state::lease_limits::{Exceeded, held_by};
 use crate::exporter::state::registry::DeviceRegistry;

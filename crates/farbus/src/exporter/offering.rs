@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use farbus_io::evidence::derive_from;
+use farbus_io::local::events::{Event, EventKind, publish};
 use farbus_io::trust::DeviceId;
 use farbus_model::{Device, Identity};
 use farbus_session::DeviceRecord;
 use farbus_session::registry::{Entry, StreamClass, name_of};
 
 use crate::broker::SystemAccess;
-use crate::common::events::{Event, EventKind, publish};
 use crate::devices::identities::Identified;
 use crate::devices::identities::labels::{DeviceClass, Label, Which};
 use crate::devices::identities::naming::Naming;
@@ -83,17 +83,17 @@ impl Share {
     }
 
     /// Keeps in this way what becomes of disks that hosts move to their own machines.
-    pub(crate) fn keep_retirements(&self, system: SystemAccess) {
+    pub fn keep_retirements(&self, system: SystemAccess) {
         self.shared.registry.retirements.ask_through(system);
     }
 
     /// The ids of all devices.
-    pub(crate) fn identified(&self) -> Vec<DeviceId> {
+    pub fn identified(&self) -> Vec<DeviceId> {
         self.shared.registry.lock().entries().filter_map(|entry| entry.identity).map(DeviceId::of).collect()
     }
 
     /// The id of the device with this name.
-    pub(crate) fn id_of(&self, name: &str) -> Option<DeviceId> {
+    pub fn id_of(&self, name: &str) -> Option<DeviceId> {
         self.shared.registry.id_of(name)
     }
 
@@ -103,7 +103,7 @@ impl Share {
     }
 
     /// Sets whether the owner chose the name that the device has now.
-    pub(crate) fn set_named(&self, name: &str, is_named: bool) {
+    pub fn set_named(&self, name: &str, is_named: bool) {
         if let Ok(bus_id) = self.shared.registry.bus_id_of(name) {
             self.shared.registry.labels.put(&bus_id, Label { is_named, ..self.shared.registry.labels.of(&bus_id) });
         }

@@ -8,8 +8,8 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::devices::status::device_status;
 use farbus_control::device::DeviceStatus;
+use farbus_io::local::events::{Event, EventKind, publish};
 use farbus_model::{BufferPool, Command, CommandError, Completions};
 use farbus_session::Ending;
 use farbus_session::claims::shortened;
@@ -18,8 +18,8 @@ use farbus_session::native::control as native;
 use farbus_session::registry::Entry;
 use tracing::warn;
 
-use crate::common::events::{Event, EventKind, publish};
 use crate::devices::status::Counted;
+use crate::devices::status::device_status;
 use crate::exporter::error::ShareError;
 use crate::exporter::opening::device_use::offer_again;
 use crate::exporter::session::entry::Session;

@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use farbus_control::device::DeviceStatus;
+use farbus_control::failure::{Attribute, FailureReport};
 use farbus_control::process::{ProcessDevice, ProcessStatus};
+use farbus_io::local::control_socket::{Answer, Question};
+use farbus_io::local::passed_files::Files;
 use farbus_model::{Command, Identity};
 
 use super::share::{Share, ShareError};
 use super::swap_answers;
-use crate::common::control::{Answer, Question};
-use crate::common::failure::{Attribute, FailureReport};
-use crate::common::passed_files::Files;
 
 /// Where devices are served.
 #[derive(Debug, Default)]

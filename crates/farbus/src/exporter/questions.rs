@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farbus_control::device::DeviceStatus;
+use farbus_control::failure::{Attribute, FailureReport};
+use farbus_control::lease::LeaseAct;
 use farbus_control::lease::LeaseAnswer;
 use farbus_io::link::Link;
 use farbus_io::trust::host_name;
 use farbus_session::claims::lease::Party;
 use farbus_session::claims::shortened;
 
-use crate::common::failure::{Attribute, FailureReport};
-use crate::common::lease_words::LeaseAct;
 use crate::exporter::access::paired_host::Guest;
 use crate::exporter::access::quota::Visitor;
 use crate::exporter::leasing::{self, Asking};

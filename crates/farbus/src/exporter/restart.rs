@@ -4,9 +4,9 @@ use std::io;
 use std::sync::Arc;
 use std::thread;
 
+use farbus_io::local::runtime_folder;
 use tracing::warn;
 
-use crate::common::runtime_folder;
 use crate::exporter::access::paired_host::Guest;
 use crate::exporter::access::quota::Visitor;
 use crate::exporter::session::saved::{self, Credentials, Owner, SavedSession};

@@ -8,8 +8,11 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+pub use farbus_control::device::DeviceStatus;
 use farbus_control::reservation::BusStatus;
 use farbus_io::link::Listener;
+pub use farbus_io::link::host_address::DEFAULT_PORT;
+use farbus_io::saving::Asked;
 use farbus_io::trust::{AuditRecorder, DeviceNotes};
 use farbus_model::budget::Budget;
 use farbus_model::{Command, Device, Limits};
@@ -21,7 +24,6 @@ use farbus_session::reserve::Reservation;
 use farbus_session::stream::Stage;
 
 use crate::broker::{Broker, SystemAccess};
-pub use crate::common::host_address::DEFAULT_PORT;
 use crate::common::processor_leases::Beside;
 use crate::common::processor_leases::ProcessorLeases;
 use crate::common::socket_place::{Place, SocketListener};
@@ -40,8 +42,6 @@ use crate::exporter::state::shared::{Neighbourhood, STACK_BYTES, Shared};
 use crate::exporter::swap::Swaps;
 use crate::exporter::{connections, leasing, owner, restart};
 use crate::hosts::trust::Trust;
-use crate::saving::Asked;
-pub use farbus_control::device::DeviceStatus;
 
 /// How many leases a broker stores at once. The disk stores those of many devices together.
 const LEASES_STORED_AT_ONCE: usize = 64;
@@ -109,18 +109,18 @@ impl Share {
 
     /// Lets hosts in these networks reserve with high criticality without proving a key. Programs of this machine may
     /// if their user is served ([`Share::serve_local_users`]).
-    pub(crate) fn allow_reserve_high(&self, from: Vec<Network>) {
+    pub fn allow_reserve_high(&self, from: Vec<Network>) {
         self.shared.reservations.allow_high(from);
     }
 
     /// Sets which users of this machine are served at TCP ports besides the owner and root. Existing connections stay.
-    pub(crate) fn serve_local_users(&self, users: LocalUsers) {
+    pub fn serve_local_users(&self, users: LocalUsers) {
         self.shared.permissions.local_peers.serve(users);
     }
 
     /// Asks the kernel through `system` which user made a connection, and for processor time for threads that serve
     /// devices, for a process without these rights.
-    pub(crate) fn ask_through(&self, system: SystemAccess) {
+    pub fn ask_through(&self, system: SystemAccess) {
         self.shared.permissions.local_peers.ask_through(system.clone());
         self.shared.registry.notes.read_through(system.clone());
         self.shared.reservations.ask_through(system);
@@ -130,29 +130,29 @@ impl Share {
     ///
     /// # Errors
     /// The system has no more descriptors or threads.
-    pub(crate) fn write_leases_through(&self, broker: &Broker) -> io::Result<()> {
+    pub fn write_leases_through(&self, broker: &Broker) -> io::Result<()> {
         let lines = broker.lines_up_to(LEASES_STORED_AT_ONCE)?;
         self.shared.registry.store.write_through(SystemAccess::Through(Arc::new(lines)));
         Ok(())
     }
 
     /// Shows what `farbus label` stored of devices that are offered from now on.
-    pub(crate) fn show_labels(&self, system: SystemAccess) {
+    pub fn show_labels(&self, system: SystemAccess) {
         self.shared.registry.notes.read_through(system);
     }
 
     /// Sets how many devices one host may have here, and for how long.
-    pub(crate) fn limit_leases(&self, own: LeaseLimit) {
+    pub fn limit_leases(&self, own: LeaseLimit) {
         self.shared.lease_limits.configure(own);
     }
 
     /// Keeps the limits of the directory, too. Only the first call has an effect.
-    pub(crate) fn limit_leases_by(&self, site: Arc<dyn Site>) {
+    pub fn limit_leases_by(&self, site: Arc<dyn Site>) {
         self.shared.lease_limits.ask(site);
     }
 
     /// Sets what the configuration says of devices.
-    pub(crate) fn configure_notes(&self, configured: ConfiguredNotes) {
+    pub fn configure_notes(&self, configured: ConfiguredNotes) {
         self.shared.registry.notes.configure(configured);
     }
 
@@ -175,7 +175,7 @@ impl Share {
     }
 
     /// A ledger of processor time for tuned pipes of this process, shared with the reservations of devices here: see
-    /// [`Processors::beside`](crate::tuned::Processors::beside). The pipes are listed under the name `owner`.
+    /// `Processors::beside` of `farbus-pipe`. The pipes are listed under the name `owner`.
     pub fn beside(&self, owner: &str) -> impl Beside + use<> {
         (Arc::downgrade(&self.shared.reservations), owner.to_owned())
     }
@@ -224,7 +224,7 @@ impl Share {
     }
 
     /// The listening sockets.
-    pub(crate) fn addresses(&self) -> &Addresses {
+    pub fn addresses(&self) -> &Addresses {
         &self.shared.listeners
     }
 
@@ -273,7 +273,7 @@ impl Share {
     ///
     /// # Errors
     /// The system has no more threads or descriptors.
-    pub(crate) fn listen_secure_on(&self, listener: Listener, trust: Trust) -> io::Result<QuicBeside> {
+    pub fn listen_secure_on(&self, listener: Listener, trust: Trust) -> io::Result<QuicBeside> {
         listener.never_wait()?;
         self.record_by(trust.audit());
         if let Err(error) = trust.peers() {
@@ -294,7 +294,7 @@ impl Share {
     }
 
     /// Sets who writes the audit log for users that prove no key. Only the first call has an effect.
-    pub(crate) fn record_by(&self, recorder: Arc<dyn AuditRecorder>) {
+    pub fn record_by(&self, recorder: Arc<dyn AuditRecorder>) {
         let _ = self.shared.permissions.recorder.set(recorder);
     }
 
@@ -304,7 +304,7 @@ impl Share {
     }
 
     /// Sets how much memory peers may make this process hold. Connected peers keep their budget.
-    pub(crate) fn set_budget(&self, budget: Budget) {
+    pub fn set_budget(&self, budget: Budget) {
         self.shared.sessions.accounts.set_budget(budget);
     }
 
@@ -316,24 +316,24 @@ impl Share {
 
     /// Sets the devices, by name, that only one host may use, whatever else hosts are allowed. All other devices lose
     /// that restriction.
-    pub(crate) fn lend(&self, lent: BTreeMap<String, ExclusiveUse>) {
+    pub fn lend(&self, lent: BTreeMap<String, ExclusiveUse>) {
         self.shared.permissions.lend(lent);
     }
 
     /// Sets who answers the questions of neighbouring hosts about links between hosts. Only the first call has an
     /// effect.
-    pub(crate) fn answer_neighbours(&self, neighbourhood: Arc<dyn Neighbourhood>) {
+    pub fn answer_neighbours(&self, neighbourhood: Arc<dyn Neighbourhood>) {
         let _ = self.shared.serving.neighbourhood.set(neighbourhood);
     }
 
     /// Whether the device of this name was in use in the process before this one, and its session is yet to continue.
-    pub(crate) fn is_inherited(&self, name: &str) -> bool {
+    pub fn is_inherited(&self, name: &str) -> bool {
         self.shared.predecessor.uses(name)
     }
 
     /// Writes each session's last taps to `file` when the session ends, one line of JSON each. The key (connection,
     /// endpoint, sequence number) is the same at every stage, so the latency of each stage can be computed.
-    pub(crate) fn trace_to(&self, file: File) {
+    pub fn trace_to(&self, file: File) {
         self.shared.serving.trace.write_to(file);
     }
 
@@ -343,7 +343,7 @@ impl Share {
     }
 
     /// What is reserved on each bus.
-    pub(crate) fn buses(&self) -> Vec<BusStatus> {
+    pub fn buses(&self) -> Vec<BusStatus> {
         self.shared.reservations.ledger().buses()
     }
 
@@ -383,7 +383,7 @@ impl Share {
     }
 
     /// Asks every session to save itself for another process.
-    pub(crate) fn ask_sessions(&self) -> Vec<Asked<Vec<u8>>> {
+    pub fn ask_sessions(&self) -> Vec<Asked<Vec<u8>>> {
         self.shared.native.ask_all()
     }
 
@@ -391,17 +391,17 @@ impl Share {
     ///
     /// # Errors
     /// The saved bytes describe no possible session, or the system has no more descriptors.
-    pub(crate) fn inherit(&self, saved: &[u8], trust: Option<&Trust>) -> io::Result<()> {
+    pub fn inherit(&self, saved: &[u8], trust: Option<&Trust>) -> io::Result<()> {
         restart::inherit(&self.shared, saved, trust)
     }
 
     /// Continues the restored sessions.
-    pub(crate) fn take_up(&self) {
+    pub fn take_up(&self) {
         restart::take_up(&self.shared);
     }
 
     /// What a replacement process could not continue: one sentence for each device.
-    pub(crate) fn unmovable(&self) -> Vec<String> {
+    pub fn unmovable(&self) -> Vec<String> {
         let registry = self.shared.registry.lock();
         let is_lost = |entry: &Entry<'_>| {
             let is_used = !entry.claims.holders().is_empty();
@@ -414,7 +414,7 @@ impl Share {
     }
 
     /// Whether the frames of the stream of this name are being read.
-    pub(crate) fn is_being_read(&self, name: &str) -> bool {
+    pub fn is_being_read(&self, name: &str) -> bool {
         let registry = self.shared.registry.lock();
         registry.entries().any(|entry| entry.name == name && entry.stream.is_some_and(Stage::is_busy))
     }
@@ -432,7 +432,7 @@ impl Share {
 
     /// Ends all sessions before another process shares the same devices. Importers are told nothing, and reconnect to
     /// that process. Returns whether all sessions ended in time.
-    pub(crate) fn stop_for_another(&self) -> bool {
+    pub fn stop_for_another(&self) -> bool {
         self.end(true)
     }
 }
@@ -444,7 +444,7 @@ impl Drop for Share {
 }
 
 /// Serves the paired hosts of a listening socket by QUIC, at the UDP port of the same number.
-pub(crate) struct QuicBeside {
+pub struct QuicBeside {
     listening: Arc<Listening>,
     listener: Arc<SecureListener<Shared>>,
 }

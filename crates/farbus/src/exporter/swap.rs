@@ -6,16 +6,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use farbus_control::failure::{Attribute, FailureReport};
 use farbus_control::swap::SwapStatus;
 use farbus_io::link::Clock;
+use farbus_io::local::events::{Event, EventKind, publish};
 use farbus_io::usb::Found;
 use farbus_model::Instant;
 use farbus_session::block::swap::{Phase, Report, Step, SwapError};
 use farbus_session::block::{BlockExport, Swap};
 use tracing::{info, warn};
 
-use crate::common::events::{Event, EventKind, publish};
-use crate::common::failure::{Attribute, FailureReport};
 use crate::devices::media_journal::Notes;
 use crate::devices::swap_run::{DONE, Destination, FAILED, RUNNING, Run, SwapOrder, report};
 

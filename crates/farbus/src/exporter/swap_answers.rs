@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
+use farbus_control::failure::{Attribute, FailureReport};
+use farbus_io::local::control_socket::{Answer, Question};
+use farbus_io::local::passed_files::Files;
 use farbus_session::block::BlockExport;
 use serde_json::{Value, json};
 
 use super::share::{Share, ShareError};
 use super::swap::Swaps;
 use super::twin;
-use crate::common::control::{Answer, Question};
-use crate::common::failure::{Attribute, FailureReport};
-use crate::common::passed_files::Files;
 use crate::devices::swap_run::SwapOrder;
 
 /// Answers a question about the swaps of shared devices; `files` came along with it.

@@ -6,11 +6,11 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Instant;
 
+use farbus_control::failure::{Attribute, FailureReport};
 use farbus_control::swap::SwapStatus;
 use farbus_model::{Command, Exchange, Twin};
 use tracing::{info, warn};
 
-use crate::common::failure::{Attribute, FailureReport};
 use crate::devices::local_twin::{self, EXCHANGE_TIME_MAX, not_begun};
 use crate::devices::swap_run::{DONE, FAILED, Run};
 use crate::exporter::share::{Share, ShareError};

@@ -1,12 +1,13 @@
 //! The default front end: this machine's kernel if it accepts devices.
 
+use farbus_io::saving::Saved;
+
 use super::fuse::Fuse;
 use super::kernel::Quickest;
 use super::{Attachment, FrontEnd, Need, Prepared, Request, Restored};
 use crate::broker::SystemAccess;
 use crate::frontend::redir::Redir;
 use crate::importer::client::{Client, ClientError};
-use crate::saving::Saved;
 
 /// `--via auto`: the kernel; otherwise a file, or a usbredir socket if `request` names a place to listen at.
 pub struct Auto;

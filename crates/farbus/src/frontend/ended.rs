@@ -1,11 +1,10 @@
 //! Why attachments end, and what is said of it.
 
-use crate::common::failure::report_of;
+use farbus_control::failure::{Failure, FailureReport};
+use farbus_io::local::events::{Event, EventKind};
 use farbus_session::Reject;
 use farbus_session::native::control::{Cause, End, HANDED_OVER};
 
-use crate::common::events::{Event, EventKind};
-use crate::common::failure::{Failure, FailureReport};
 use crate::importer::client::{Attribute, Client, Target};
 
 /// Why an attachment ended.
@@ -39,7 +38,7 @@ impl Ended {
     }
 
     /// The event that its owner sees.
-    pub(crate) fn event(&self, target: &Target) -> Event {
+    pub fn event(&self, target: &Target) -> Event {
         let event = Event::of(EventKind::Detached, target.to_string());
         match self {
             Ended::Asked => event.how("asked"),
@@ -88,4 +87,21 @@ pub fn over(target: &Target, FailureReport { attribute, message, limit }: &Failu
 /// The message for a disk that was detached before all writes were durable.
 pub fn undurable(what: &str, why: &str) -> String {
     format!("{what} was detached, and something may be lost: {why}")
+}
+
+/// Reports why a session ended.
+pub fn report_of(end: &End) -> FailureReport {
+    let attribute = match end.cause {
+        Cause::Device => Attribute::Device,
+        Cause::Network => Attribute::Network,
+        Cause::Gone => Attribute::Gone,
+        Cause::Refused
+        | Cause::Busy
+        | Cause::Stale
+        | Cause::Asked
+        | Cause::Class
+        | Cause::Module
+        | Cause::Reservation => Attribute::Refused,
+    };
+    FailureReport { attribute, message: end.message.clone(), limit: end.limit().map(str::to_owned) }
 }

@@ -4,12 +4,13 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use farbus_io::local::runtime_folder;
+use farbus_io::saving::Saved;
 use farbus_modules::{Asked, Recipe};
 use farbus_session::reserve::Reservation;
 
 use super::{Attachment, Restored};
 use crate::broker::{BrokerPolicy, SystemAccess};
-use crate::common::runtime_folder;
 use crate::common::socket_access::SocketAccess;
 use crate::common::socket_place::{Place, Protocol, SocketListener};
 use crate::devices::follow::Follow;
@@ -18,7 +19,6 @@ use crate::importer::disk::DiskMode;
 use crate::importer::options::ahead::Ahead;
 use crate::importer::options::cache::Cache;
 use crate::importer::options::transport::Over;
-use crate::saving::Saved;
 
 /// A way for devices of other machines to appear on this one.
 pub trait FrontEnd: Sync {

@@ -5,14 +5,15 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use farbus_control::units::format_bytes;
 use farbus_io::frontend::fuse::{DiskMount, Health, Resting};
 use farbus_io::link::{Interest, Link, wait};
+use farbus_io::saving::Saved;
 use tracing::warn;
 
 use super::shown_disk::{CountedDisk, ShownDisk};
 use super::{Attachment, Ended, FrontEnd, Handle, Introduction, Need, Prepared, Request, Restored, Status, StopSignal};
 use crate::broker::SystemAccess;
-use crate::common::units::format_bytes;
 use crate::common::write_out::write_out_file_systems;
 use crate::frontend::open_users::OpenUsers;
 use crate::importer::client::{Client, ClientError, Target, local};
@@ -21,7 +22,6 @@ use crate::importer::port::Cutter;
 use crate::importer::port::session::{Seen, SessionPort};
 use crate::importer::session::status::SessionStatus;
 use crate::link::meters::Meters;
-use crate::saving::Saved;
 
 /// The name of the file in the mounted folder.
 const DISK_FILE: &str = "disk.img";

@@ -344,7 +344,7 @@ impl Handle {
     }
 
     /// The last migration of an attachment that has ended.
-    pub(crate) fn migration_at_end(&self, ended: &Ended) -> Option<MigrationStatus> {
+    pub fn migration_at_end(&self, ended: &Ended) -> Option<MigrationStatus> {
         self.migrations.status_at_end(ended)
     }
 

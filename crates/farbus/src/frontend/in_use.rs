@@ -7,11 +7,11 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use farbus_control::failure::{Attribute, Failure};
 use farbus_io::frontend::holders::{self, Holder};
+use farbus_io::local::control_socket::{Answer, Question, ask_all};
 use serde_json::Value;
 
-use crate::common::control::{Answer, Question, ask_all};
-use crate::common::failure::{Attribute, Failure};
 use crate::importer::client::{HOLD, Target};
 
 /// How long a disk may stay open after its file systems were unmounted: the kernel closes it a moment later.

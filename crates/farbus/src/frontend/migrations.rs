@@ -4,10 +4,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use farbus_control::attachment::MigrationStatus;
+use farbus_control::failure::{Attribute, FailureReport};
 use farbus_io::trust::timestamp;
 
 use super::Ended;
-use crate::common::failure::{Attribute, FailureReport};
 
 /// How long an engine may take to show that it carries out an order.
 const SHOWN_WITHIN: Duration = Duration::from_secs(1);

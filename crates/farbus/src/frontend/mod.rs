@@ -16,15 +16,15 @@
 
 mod attachment;
 mod auto;
-pub(crate) mod drivers;
+pub mod drivers;
 mod ended;
 mod front_end;
 mod fuse;
 mod handle;
 pub mod hold;
-pub(crate) mod in_use;
+pub mod in_use;
 mod kernel;
-pub(crate) mod machine;
+
 mod migrations;
 pub mod nbd;
 pub mod open_users;
@@ -35,13 +35,13 @@ mod shown_disk;
 mod steering;
 pub mod stream;
 mod table;
-pub mod tuned_pipe;
-pub(crate) mod usb_swap;
+
+pub mod usb_swap;
 pub mod usbfs;
 
 pub use crate::common::stop_signal::StopSignal;
 pub use attachment::{Attachment, Export, Introduction, Restored, Status};
-pub use ended::{Ended, over, undurable};
+pub use ended::{Ended, over, report_of, undurable};
 pub use front_end::{FrontEnd, Need, Prepared, Request, Via, explain, tell_reason};
 pub use fuse::FileAttachment;
 pub use handle::{Handle, Migration, Refused};

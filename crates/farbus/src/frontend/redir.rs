@@ -7,8 +7,8 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::frontend::hold::Granted;
 use farbus_io::link::{Clock, Interest, Link, Lockstep, Watched, wait};
+use farbus_io::saving::{SaveRequest, SaveRequester, Saved, Verdict};
 use farbus_io::sys::unread::is_all_read;
 use farbus_io::trust::Traffic;
 use farbus_model::{Device, Instant, Limits};
@@ -21,6 +21,7 @@ use tracing::{debug, info, warn};
 
 use crate::broker::SystemAccess;
 use crate::common::socket_place::{Place, Protocol, SocketListener, plain_name};
+use crate::frontend::hold::Granted;
 use crate::frontend::hold::{
     Answer, Arrival, FOLLOWS_ALREADY, FOLLOWS_NOT, HoldCommand, HoldHandle, Order, QUIET_WITHIN,
 };
@@ -33,7 +34,6 @@ use crate::frontend::{
 use crate::importer::client::{Client, ClientError, GRACE, Target, local};
 use crate::importer::session::status::SessionStatus;
 use crate::link::meters::{Calls, Meters};
-use crate::saving::{SaveRequest, SaveRequester, Saved, Verdict};
 
 /// The name of a guest that has none.
 const GUEST: &str = "a guest";

@@ -1,13 +1,13 @@
 //! Answers what an owner asks of an attachment on the control socket, for commands and the daemon.
 
+use farbus_control::failure::{Attribute, FailureReport};
 use farbus_control::session::Seconds;
+use farbus_io::local::control_socket::{Answer, Question};
+use farbus_io::local::passed_files::Files;
 use farbus_io::trust::Fingerprint;
 use serde_json::{Value, json};
 
 use super::{Handle, Migration, Refused};
-use crate::common::control::{Answer, Question};
-use crate::common::failure::{Attribute, FailureReport};
-use crate::common::passed_files::Files;
 use crate::devices::swap_run::SwapOrder;
 use crate::frontend::usb_swap::UsbSwap;
 use crate::importer::client::Target;

@@ -3,15 +3,14 @@
 use std::collections::VecDeque;
 use std::{fmt, io};
 
-use crate::common::failure::report_of;
 use farbus_session::native::control::{Cause, Mode};
 use farbus_session::native::{RemoteStream, stream};
+pub use stream::{Description, Format, Frame, PixelFormat};
 
+use super::ended::report_of;
 use crate::common::stop_signal::StopSignal;
 use crate::importer::client::{Attribute, Client, ClientError, FailureReport, Target};
 use crate::importer::session::connection::Linked;
-
-pub use stream::{Description, Format, Frame, PixelFormat};
 
 /// Which frames a reader wants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

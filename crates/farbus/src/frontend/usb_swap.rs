@@ -25,8 +25,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant as WallInstant};
 
+use farbus_control::failure::{Attribute, FailureReport};
 use farbus_control::swap::SwapStatus;
 use farbus_io::link::{Clock, Wake};
+use farbus_io::local::events::{Event, EventKind, publish};
+use farbus_io::local::passed_files::Files;
 use farbus_io::trust::Peer;
 use farbus_io::usb::UsbDevice;
 use farbus_model::{
@@ -39,9 +42,6 @@ use farbus_session::snapshot::{Reader, Writer};
 use farbus_session::twin::Twinned;
 use tracing::{info, warn};
 
-use crate::common::events::{Event, EventKind, publish};
-use crate::common::failure::{Attribute, FailureReport};
-use crate::common::passed_files::Files;
 use crate::devices::class_words::classes_of;
 use crate::devices::local_twin::{self, EXCHANGE_TIME_MAX, not_begun};
 use crate::devices::swap_run::{DONE, FAILED, Run};

@@ -5,13 +5,12 @@ use std::net::{SocketAddr, UdpSocket};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use farbus_io::link::Link;
+use farbus_io::link::host_address::{DEFAULT_PORT, LOCAL, SECURE_PORT, address_with_port};
 use farbus_io::trust::{
     Accepts, Fingerprint, Folder, HandshakeError, Peer, Peers, Protocol, QuicPool, Secured, StateError, Traffic,
 };
-
 use tracing::info;
 
-use crate::common::host_address::{DEFAULT_PORT, LOCAL, SECURE_PORT, address_with_port};
 use crate::hosts::trust::Trust;
 
 /// Why there is no link to a paired host.

@@ -9,6 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use farbus_control::failure::{Attribute, Failure};
+use farbus_io::link::host_address::SECURE_PORT;
 use farbus_io::link::{Clock, Connection, Link, LinkError, Listener};
 use farbus_io::trust::limits::{CODE_TIME_MAX, CODES_A_PAIRING, EXCHANGE_TIME_MAX, TRIES_A_CODE};
 use farbus_io::trust::{
@@ -19,8 +21,6 @@ use farbus_model::Instant;
 use farbus_session::pairing::{Event, Pairing, Refusal, Role};
 use tracing::warn;
 
-use crate::common::failure::Attribute;
-use crate::common::host_address::SECURE_PORT;
 use crate::hosts::questions::send_all;
 use crate::hosts::reach::ANSWER_TIME_MAX;
 use crate::hosts::trust::{Trust, likely_address};
@@ -64,6 +64,12 @@ impl PairError {
             PairError::Local(_) => Attribute::Local,
             _ => Attribute::Refused,
         }
+    }
+}
+
+impl From<PairError> for Failure {
+    fn from(error: PairError) -> Self {
+        Failure::new(error.attribute(), error)
     }
 }
 

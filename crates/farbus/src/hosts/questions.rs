@@ -18,12 +18,11 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use farbus_control::device::DeviceStatus;
+use farbus_control::failure::FailureReport;
+use farbus_control::lease::LeaseAct;
 use farbus_control::lease::LeaseAnswer;
 use farbus_io::link::{Clock, Interest, Link, wait};
 use serde::{Deserialize, Serialize};
-
-use crate::common::failure::FailureReport;
-use crate::common::lease_words::LeaseAct;
 
 /// The longest question.
 const QUESTION_BYTES_MAX: usize = 256 << 10;

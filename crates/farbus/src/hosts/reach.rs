@@ -7,11 +7,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use farbus_io::discovery::{self, Kind};
+use farbus_io::link::host_address::{DEFAULT_PORT, LOCAL};
 use farbus_io::link::{Link, LinkError, dial_local};
+use farbus_io::local::runtime_folder;
 use serde::{Deserialize, Serialize};
 
-use crate::common::host_address::{DEFAULT_PORT, LOCAL};
-use crate::common::runtime_folder;
 use crate::common::socket_place::Place;
 use crate::hosts::known_host::KnownHost;
 

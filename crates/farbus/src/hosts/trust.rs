@@ -5,13 +5,12 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use farbus_io::link::host_address::SECURE_PORT;
 use farbus_io::trust::{
     Accepts, Audit, AuditRecorder, Event, Fingerprint, Folder, Identity, Outcome, Peer, Peers, Protocol, StateError,
     Terms, host_name, limits, timestamp,
 };
 use tracing::error;
-
-use crate::common::host_address::SECURE_PORT;
 
 /// This host's key, and the hosts it is paired with. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -95,7 +94,7 @@ impl Trust {
     }
 
     /// The names of the paired hosts by their keys, as of now. An unreadable list is reported where hosts are asked.
-    pub(crate) fn names_by_key(&self) -> BTreeMap<String, String> {
+    pub fn names_by_key(&self) -> BTreeMap<String, String> {
         let peers = self.peers();
         peers.map_or_else(
             |_| BTreeMap::new(),

@@ -39,8 +39,10 @@ use std::thread;
 use std::time::Duration;
 
 use farbus_control::device::MediumStatus;
+use farbus_control::failure::{Attribute, FailureReport};
 use farbus_control::swap::SwapStatus;
 use farbus_io::link::{Clock, Gathering, Wake};
+use farbus_io::local::events::{Event, EventKind, publish};
 use farbus_io::store::FileStore;
 use farbus_io::trust::{Peer, Traffic};
 use farbus_model::{
@@ -53,8 +55,6 @@ use farbus_session::native::{Attached, RemoteBlock};
 use farbus_session::snapshot::{self, Reader, Writer};
 use tracing::{info, warn};
 
-use crate::common::events::{Event, EventKind, publish};
-use crate::common::failure::{Attribute, FailureReport};
 use crate::common::stop_signal::StopSignal;
 use crate::devices::media_journal::Notes;
 use crate::devices::swap_run::{DONE, Destination, FAILED, RUNNING, Run, SwapOrder, report};

@@ -19,7 +19,7 @@ use farbus_model::{
 use farbus_session::Reject;
 
 /// Why a disk cannot be restored.
-pub(crate) struct Wrong(pub io::Error);
+pub struct Wrong(pub io::Error);
 
 impl From<io::Error> for Wrong {
     fn from(error: io::Error) -> Self {

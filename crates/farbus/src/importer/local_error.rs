@@ -3,8 +3,9 @@
 use std::fmt;
 use std::net::IpAddr;
 
-use crate::common::failure::Attribute;
-use crate::common::runtime_folder;
+use farbus_control::failure::Attribute;
+use farbus_io::local::runtime_folder;
+
 use crate::common::socket_place::Place;
 
 /// Why a device is not found on this machine.

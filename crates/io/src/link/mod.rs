@@ -4,6 +4,7 @@ mod clock;
 mod end;
 mod ends;
 mod gather;
+pub mod host_address;
 mod listener;
 mod local;
 mod lockstep;

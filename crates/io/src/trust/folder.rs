@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 use std::{env, fmt};
 
+use farbus_control::failure::Failure;
 use rustix::fs::{FlockOperation, flock};
 
 use super::spare_room;
@@ -77,6 +78,12 @@ impl fmt::Display for StateError {
 }
 
 impl std::error::Error for StateError {}
+
+impl From<StateError> for Failure {
+    fn from(error: StateError) -> Self {
+        Failure::local(error)
+    }
+}
 
 impl From<FolderError> for StateError {
     fn from(FolderError { path, why }: FolderError) -> Self {

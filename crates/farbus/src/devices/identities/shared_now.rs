@@ -1,10 +1,9 @@
 //! The devices that this user's processes share now, with their identities.
 
 use farbus_control::device::IdentityStatus;
+use farbus_io::local::control_socket::{Answer, Question, ask_all};
 use farbus_io::trust::DeviceId;
 use serde_json::Value;
-
-use crate::common::control::{Answer, Question, ask_all};
 
 /// A device that is shared.
 #[derive(Clone, Debug, PartialEq, Eq)]

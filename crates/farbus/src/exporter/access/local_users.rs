@@ -11,10 +11,10 @@ use std::sync::{Mutex, PoisonError};
 use std::{fmt, io};
 
 use farbus_io::link::Link;
+use farbus_io::local::runtime_folder;
 use farbus_io::sys::tcp_owner::PeerOwner;
 
 use crate::broker::SystemAccess;
-use crate::common::runtime_folder;
 use crate::common::socket_place::Origin;
 
 /// A user of this machine, or all of them, as a person names it.

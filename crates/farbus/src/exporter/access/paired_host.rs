@@ -30,7 +30,7 @@ impl Guest {
         self.fingerprint == other.fingerprint
     }
 
-    pub fn fingerprint(&self) -> Fingerprint {
+    pub(crate) fn fingerprint(&self) -> Fingerprint {
         self.fingerprint
     }
 

@@ -21,8 +21,8 @@ const NOT_STREAM: &str = "it is no stream of frames";
 
 /// The shared devices, as the peer of one session may see and claim them.
 pub struct Offer<'a> {
-    pub shared: &'a Shared,
-    pub session: &'a Session,
+    pub(crate) shared: &'a Shared,
+    pub(crate) session: &'a Session,
 }
 
 impl Offers<Box<dyn Device>> for Offer<'_> {

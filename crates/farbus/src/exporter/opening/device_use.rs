@@ -8,6 +8,7 @@ use std::thread;
 
 use farbus_host::driven_disk::DrivenDisk;
 use farbus_io::link::{Wake, Watched};
+use farbus_io::local::events::{Event, EventKind, publish};
 use farbus_io::trust::Folder;
 use farbus_model::{BlockDevice, BufferPool, Command, Completions, Device, Instant, Readiness};
 use farbus_session::block::{BlockExport, make_durable};
@@ -20,7 +21,6 @@ use farbus_session::stream::Policy;
 use farbus_session::{DeviceRecord, Ending, Offers, OpStatus};
 use tracing::{info, warn};
 
-use crate::common::events::{Event, EventKind, publish};
 use crate::devices::identities::durability_of;
 use crate::exporter::access::quota::{self, Place};
 use crate::exporter::opening::claim::Offer;

@@ -39,7 +39,7 @@ struct Order {
 }
 
 impl Mailbox {
-    pub fn new() -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         Ok(Self { orders: Mutex::default(), numbers: AtomicU64::new(0), wake: Wake::new()? })
     }
 
@@ -128,13 +128,13 @@ pub enum End {
 
 /// Joins a link and an exporter, with what they need.
 pub struct Engine<'a, D, O> {
-    pub link: &'a Link,
-    pub exporter: Exporter<D>,
-    pub offers: O,
-    pub clock: Clock,
-    pub mailbox: &'a Mailbox,
-    pub meters: &'a Meters,
-    pub calls: Calls,
+    pub(crate) link: &'a Link,
+    pub(crate) exporter: Exporter<D>,
+    pub(crate) offers: O,
+    pub(crate) clock: Clock,
+    pub(crate) mailbox: &'a Mailbox,
+    pub(crate) meters: &'a Meters,
+    pub(crate) calls: Calls,
 }
 
 impl<D: Device, O: Offers<D>> Engine<'_, D, O> {

@@ -35,20 +35,20 @@ pub struct Session {
     pub peer: String,
     /// The paired host, if the peer proved a key.
     pub guest: Option<Guest>,
-    pub visitor: Visitor,
-    pub place: Place,
+    pub(crate) visitor: Visitor,
+    pub(crate) place: Place,
     /// The account of its peer. `taken` is what this entry took from it, for itself or for its device.
     pub account: Arc<Account>,
-    pub taken: Mutex<Option<Taken>>,
-    pub credit_bytes: AtomicUsize,
+    pub(crate) taken: Mutex<Option<Taken>>,
+    pub(crate) credit_bytes: AtomicUsize,
     pub(crate) mailbox: Mailbox,
     pub(crate) meters: Arc<Meters>,
     /// The links of the session that this entry is, or belongs to.
     pub links: Links,
-    pub bus_id: Mutex<Option<String>>,
+    pub(crate) bus_id: Mutex<Option<String>>,
     /// The bus id of the device that it observes.
     pub observes: OnceLock<String>,
-    pub is_taken_back: AtomicBool,
+    pub(crate) is_taken_back: AtomicBool,
     /// How the lease ended under which it used the device, if that is why the device was taken back.
     pub lease_end: OnceLock<Ending>,
     /// The owner's remark on taking its device back.

@@ -29,6 +29,7 @@ pub struct Owner {
 pub enum Credentials {
     /// As a paired host.
     Host {
+        /// Its key.
         fingerprint: Fingerprint,
         /// Its name here.
         name: String,

@@ -43,7 +43,7 @@ pub struct SessionTable {
 }
 
 impl SessionTable {
-    pub fn new(clock: Clock) -> Self {
+    pub(crate) fn new(clock: Clock) -> Self {
         Self {
             sessions: Mutex::default(),
             numbers: AtomicU64::new(0),

@@ -11,6 +11,8 @@ use std::thread;
 use std::time::Duration;
 
 use farbus_io::link::{Clock, Gathering, Link, LinkEnd, Wake, wait_exactly};
+use farbus_io::local::events::{Event, EventKind, publish};
+use farbus_io::saving::{Asked, SaveRequest, SaveRequester, Verdict};
 use farbus_model::limits::LANES_MAX;
 use farbus_model::{Identity, Instant, Readiness};
 use farbus_session::native::control::{Cause, End, Inherit, Open};
@@ -22,7 +24,6 @@ use farbus_session::reserve::{Reservation, ReservationReport};
 use farbus_session::{Ending, Reject};
 use tracing::{debug, info, warn};
 
-use crate::common::events::{Event, EventKind, publish};
 use crate::exporter::access::quota::Visitor;
 use crate::exporter::session::priority::{LOOK_EVERY, PrioritizedDevices};
 use crate::exporter::session::provider::limits_of;
@@ -31,7 +32,6 @@ use crate::exporter::session::saved;
 use crate::exporter::session::thread_time::SessionThread;
 use crate::link::greeting;
 use crate::link::link_set::LinkSet;
-use crate::saving::{Asked, SaveRequest, SaveRequester, Verdict};
 
 /// How long the hello and welcome of a link may take.
 const GREETING_TIME_MAX: Duration = Duration::from_secs(10);

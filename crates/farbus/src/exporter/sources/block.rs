@@ -69,6 +69,7 @@ impl fmt::Display for Medium {
 
 /// A block device that was opened.
 pub struct Opened {
+    /// The device.
     pub device: Box<dyn BlockDevice>,
     /// Whether writing zeros is faster than writing data.
     pub zeroes_fast: bool,
@@ -274,7 +275,7 @@ impl fmt::Display for BlockSpec {
 }
 
 /// Parses a size: `512`, `64K`, `10G`, `16T`, in powers of 1024, 16 TiB at most.
-pub(crate) fn bytes_from(text: &str) -> Result<u64, String> {
+pub fn bytes_from(text: &str) -> Result<u64, String> {
     let (digits, shift) = match text.find(|c: char| !c.is_ascii_digit()) {
         None => (text, Some(0)),
         Some(at) => {

@@ -3,6 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use farbus_control::failure::Failure;
 use farbus_gadgets::audio::Audio;
 use farbus_gadgets::bridge;
 use farbus_gadgets::can::Can;
@@ -23,7 +24,6 @@ use super::stream::StreamSpec;
 use super::usb;
 use super::what::What;
 use crate::broker::SystemAccess;
-use crate::common::failure::Failure;
 use crate::devices::identities::labels::{DeviceClass, Which};
 use crate::devices::identities::naming::Naming;
 use crate::exporter::share::Share;

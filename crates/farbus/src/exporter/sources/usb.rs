@@ -11,6 +11,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use farbus_control::device::AnotherInPortStatus;
+use farbus_control::failure::Attribute;
 use farbus_io::link::{Interest, Wake, wait};
 use farbus_io::trust::AttachedDevice;
 use farbus_io::usb::{Found, Hotplug, Inventory, Obstacle, OpenError, Selector, UsbDevice};
@@ -20,7 +21,6 @@ use farbus_session::twin::Twinned;
 use tracing::{info, warn};
 
 use crate::broker::Broker;
-use crate::common::failure::Attribute;
 use crate::devices::follow::Follow;
 use crate::devices::identities::labels::{DeviceClass, Which};
 use crate::devices::identities::naming::Naming;

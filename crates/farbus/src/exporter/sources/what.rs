@@ -17,30 +17,49 @@ use crate::devices::follow::{Follow, FollowWord};
 /// A device to be shared.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum What {
-    /// A disk; `kind` is its default name.
+    /// A disk.
     Disk {
+        /// Its medium, and how it is offered.
         spec: BlockSpec,
+        /// Bytes of a sector.
         sector_bytes: u32,
+        /// Its default name.
         kind: &'static str,
     },
+    /// A source and sink of data.
     Zero {
+        /// Its speed.
         speed: Speed,
+        /// What it sends.
         fill: Fill,
+        /// Whether it checks what it is sent.
         verify: bool,
     },
+    /// A keyboard that types what it is told.
     Keyboard,
+    /// A device with new firmware to receive (USB DFU).
     Dfu,
+    /// A device in Android's boot loader.
     Fastboot,
+    /// A debug probe.
     CmsisDap,
+    /// A serial port.
     Serial {
+        /// Its speed.
         speed: Speed,
     },
+    /// A sound card.
     Audio {
+        /// Its speed.
         speed: Speed,
     },
+    /// A CAN adapter.
     Can(can::Settings),
+    /// Two ends of a cable between hosts.
     Bridge(bridge::Settings),
+    /// A stream of frames.
     Stream(StreamSpec),
+    /// Real devices.
     Usb(UsbSpec),
 }
 

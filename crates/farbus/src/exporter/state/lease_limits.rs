@@ -17,13 +17,12 @@ use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
+use farbus_control::failure::{Attribute, FailureReport};
 use farbus_io::trust::Fingerprint;
 use farbus_model::Instant;
 use farbus_session::Registry;
 use farbus_session::claims::lease::{NOTICE, Party};
 use farbus_session::claims::shortened;
-
-use crate::common::failure::{Attribute, FailureReport};
 
 /// The most devices that a limit of the configuration may allow.
 pub const PEER_LEASES_MAX: u32 = 65_536;

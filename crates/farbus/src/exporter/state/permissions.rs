@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use farbus_io::local::events::{Event, EventKind, publish};
 use farbus_io::trust::{AuditRecorder, Event as Recorded, Fingerprint, Outcome, Peer};
 use farbus_session::leases::Key;
 
-use crate::common::events::{Event, EventKind, publish};
 use crate::exporter::access::local_users::LocalPeers;
 use crate::exporter::access::quota::Visitor;
 use crate::exporter::session::entry::Session;
@@ -165,7 +165,7 @@ mod tests {
     #[test]
     fn this_host_s_own_device_is_only_for_local_users_who_are_served() {
         let peers = LocalPeers::default();
-        let us = crate::common::runtime_folder::owner();
+        let us = farbus_io::local::runtime_folder::owner();
         let loopback = [127, 0, 0, 1].into();
         for own in [Visitor::User(us), Visitor::User(0), Visitor::Own(loopback, us)] {
             assert!(ExclusiveUse::Own.is_for(own, &peers), "{own:?}");

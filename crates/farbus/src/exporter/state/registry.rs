@@ -86,7 +86,7 @@ impl PresenceRefusal {
 
 /// A device that its user handed over and that waits for its successor.
 pub struct HandedOver {
-    pub bus_id: String,
+    pub(crate) bus_id: String,
     /// The holder of the claim, as the registry names it.
     pub who: String,
     /// The USB device; `None` for a block device, which is opened anew.

@@ -54,7 +54,11 @@ pub struct DeviceReservations {
 }
 
 impl DeviceReservations {
-    pub fn new(registry: Arc<DeviceRegistry>, sessions: Arc<SessionTable>, local_peers: Arc<LocalPeers>) -> Self {
+    pub(crate) fn new(
+        registry: Arc<DeviceRegistry>,
+        sessions: Arc<SessionTable>,
+        local_peers: Arc<LocalPeers>,
+    ) -> Self {
         let (high_from, buses) = (Mutex::default(), Mutex::default());
         let (ledger, system) = (Reservations::default(), Mutex::default());
         Self { ledger, high_from, buses, registry, sessions, local_peers, system }

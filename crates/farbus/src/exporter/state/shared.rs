@@ -51,28 +51,28 @@ pub const STACK_BYTES: usize = 256 << 10;
 /// `opening` opens devices for sessions, `owner` does what the owner of this process asks for, and `restart` continues
 /// sessions of another process.
 pub struct Shared {
-    pub registry: Arc<DeviceRegistry>,
-    pub sessions: Arc<SessionTable>,
-    pub permissions: Permissions,
-    pub reservations: Arc<DeviceReservations>,
-    pub lease_limits: LeaseLimits,
-    pub listeners: Addresses,
+    pub(crate) registry: Arc<DeviceRegistry>,
+    pub(crate) sessions: Arc<SessionTable>,
+    pub(crate) permissions: Permissions,
+    pub(crate) reservations: Arc<DeviceReservations>,
+    pub(crate) lease_limits: LeaseLimits,
+    pub(crate) listeners: Addresses,
     /// Sessions of farbus's own protocol.
     pub native: Sessions,
-    pub predecessor: Predecessor<Shared>,
-    pub swaps: Swaps,
-    pub serving: Serving,
+    pub(crate) predecessor: Predecessor<Shared>,
+    pub(crate) swaps: Swaps,
+    pub(crate) serving: Serving,
 }
 
 /// What every connection is served with.
 pub struct Serving {
-    pub clock: Clock,
-    pub limits: Limits,
+    pub(crate) clock: Clock,
+    pub(crate) limits: Limits,
     /// The modules that importers may ask for; if none were set, those that need nothing of this host.
     modules: Mutex<Option<Arc<Allowed>>>,
     /// Answers the questions of neighbouring hosts about links between hosts.
     pub neighbourhood: OnceLock<Arc<dyn Neighbourhood>>,
-    pub trace: TraceWriter,
+    pub(crate) trace: TraceWriter,
 }
 
 /// Answers the hosts that this one is linked with about the links between hosts.
@@ -85,7 +85,7 @@ pub trait Neighbourhood: Send + Sync {
 }
 
 impl Shared {
-    pub fn new(limits: Limits) -> Self {
+    pub(crate) fn new(limits: Limits) -> Self {
         let clock = Clock::start();
         let (registry, sessions) = (Arc::<DeviceRegistry>::default(), Arc::new(SessionTable::new(clock)));
         let local_peers = Arc::<LocalPeers>::default();

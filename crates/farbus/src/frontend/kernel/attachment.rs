@@ -14,6 +14,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use farbus_io::link::{Interest, Link, wait_exactly};
+use farbus_io::saving::{SaveRequester, Saved, Verdict};
 use farbus_io::sys::vhci::Port;
 use farbus_io::trust::Traffic;
 use farbus_model::{Device, Speed};
@@ -32,7 +33,6 @@ use crate::frontend::{
 };
 use crate::importer::client::{Client, ClientError, GRACE, Target, local};
 use crate::link::meters::Meters;
-use crate::saving::{SaveRequester, Saved, Verdict};
 
 /// Kind of the snapshots of a device in a session.
 const SNAPSHOT_KIND: u16 = 1;

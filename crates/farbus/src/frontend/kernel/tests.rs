@@ -7,10 +7,13 @@ use std::os::fd::OwnedFd;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant as WallInstant};
 
+use farbus_control::failure::{Attribute, FailureReport};
 use farbus_gadgets::serial::Serial;
 use farbus_gadgets::zero::{Fill, SourceSink};
 use farbus_host::{Enumerate, IdSource, Port as _, run};
 use farbus_io::link::{Link, Watched, wait};
+use farbus_io::local::passed_files::Files;
+use farbus_io::saving::Saved;
 use farbus_io::sys::vhci::Port;
 use farbus_model::{
     BufferPool, Completions, Device, Direction, Done, EpAddr, IsoPacket, Limits, Payload, Setup, Speed, Status, Urb,
@@ -23,15 +26,12 @@ use super::attachment::{KernelAttachment, restore_device};
 use super::device_relay::DeviceRelay;
 use super::relay_loop::KERNEL;
 use crate::broker::SystemAccess;
-use crate::common::failure::{Attribute, FailureReport};
-use crate::common::passed_files::Files;
 use crate::exporter::share::Share;
 use crate::frontend::remote_usb::{FarDevice, PlainDevice};
 use crate::frontend::usb_swap::{SwapUsb, UsbSwap};
 use crate::frontend::{Attachment, Ended, Handle, StopSignal};
 use crate::importer::client::{Client, ClientConfig, Target};
 use crate::importer::port::usbip::{HoldingLink, RemotePort};
-use crate::saving::Saved;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const GRACE: Duration = Duration::from_secs(60);

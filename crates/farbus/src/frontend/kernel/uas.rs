@@ -1,6 +1,7 @@
 //! A remote disk as the disk that the kernel drives fastest: a USB Attached SCSI gadget, which takes many commands at a
 //! time, whatever the exporter's disk is.
 
+use farbus_io::saving::Saved;
 use farbus_session::snapshot;
 use tracing::debug;
 
@@ -10,7 +11,6 @@ use crate::frontend::{Attachment, FrontEnd, Need, Prepared, Request, Restored, S
 use crate::importer::client::{Client, ClientError, Target, local};
 use crate::importer::disk::{DiskMode, OpenedDisk};
 use crate::importer::options::ahead::Ahead;
-use crate::saving::Saved;
 
 /// Kind of its snapshots.
 const SNAPSHOT_KIND: u16 = 12;

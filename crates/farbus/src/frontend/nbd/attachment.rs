@@ -1,12 +1,13 @@
 //! A disk of another machine as an NBD export of this one.
 
+use farbus_control::units::format_bytes;
 use farbus_io::link::{Clock, Link};
+use farbus_io::saving::Saved;
 
 use super::engine::{NbdServer, Offer};
 use super::uri::uri;
 use crate::broker::SystemAccess;
 use crate::common::socket_place::{Protocol, SocketListener};
-use crate::common::units::format_bytes;
 use crate::frontend::open_users::OpenUsers;
 use crate::frontend::shown_disk::ShownDisk;
 use crate::frontend::{
@@ -15,7 +16,6 @@ use crate::frontend::{
 use crate::importer::client::{Client, ClientError, Target, local};
 use crate::importer::disk::{OpenedDisk, Way};
 use crate::importer::session::status::SessionStatus;
-use crate::saving::Saved;
 
 /// What its clients speak; IANA assigned the port.
 pub const PROTOCOL: Protocol = Protocol { name: "NBD", word: "nbd", port: 10809 };

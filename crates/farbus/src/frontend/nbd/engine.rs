@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farbus_io::link::{Clock, INTERESTS_MAX, Interest, Link, Watched, wait};
+use farbus_io::saving::{SaveRequest, SaveRequester, Saved, Verdict};
 use farbus_model::limits::NBD_CONNECTIONS_MAX;
 use farbus_model::{
     BlockDevice, BlockDone, BlockId, BlockOp, BlockRequest, BufferPool, Completions, Instant, Limits, LossCursor,
@@ -17,16 +18,14 @@ use farbus_session::snapshot::{self, Reader, Writer};
 use farbus_session::{Counters, Reject};
 use tracing::{debug, info, warn};
 
+use super::memory::{ClientBudget, ClientMemory};
+use super::moving::{Clients, Moving};
 use crate::common::socket_place::{Place, SocketListener};
 use crate::frontend::hold::HoldHandle;
 use crate::frontend::open_users::{Connected, OpenClients, process_of};
 use crate::frontend::{Ended, StopSignal};
 use crate::importer::session::status::SessionStatus;
 use crate::link::meters::{Calls, Meters};
-use crate::saving::{SaveRequest, SaveRequester, Saved, Verdict};
-
-use super::memory::{ClientBudget, ClientMemory};
-use super::moving::{Clients, Moving};
 
 /// A device that is offered under a name.
 pub struct Offer {

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
+use farbus_control::failure::FailureReport;
 use farbus_gadgets::Emulated;
 use farbus_gadgets::root_hub::{PORTS_MAX, RootHub, SUPER_PORTS_MAX};
 use farbus_io::link::{Clock, Wake};
@@ -15,7 +16,6 @@ use farbus_session::usbfs::Place;
 use tracing::warn;
 
 use super::tree::{LOCAL, bus_of};
-use crate::common::failure::FailureReport;
 use crate::devices::follow::Follow;
 use crate::frontend::Ended;
 use crate::frontend::remote_usb::FarDevice;

@@ -4,16 +4,17 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::sync::Arc;
 
+use farbus_control::attachment::AttachmentStatus;
+use farbus_control::process::ProcessStatus;
+use farbus_io::local::control_socket::{Answer, ControlSocket, ControlSocketError, Question};
+use farbus_io::local::passed_files::Files;
+
 use super::bus::Source;
-use crate::common::control::{Answer, ControlSocket, ControlSocketError, Question};
-use crate::common::passed_files::Files;
 use crate::frontend::ANOTHER_DEVICE;
 use crate::frontend::running::program_status;
 use crate::frontend::steering::{latency, swap_usb};
 use crate::importer::client::Target;
 use crate::importer::discovery::local_shares::is_same;
-use farbus_control::attachment::AttachmentStatus;
-use farbus_control::process::ProcessStatus;
 
 /// Answers as long as the socket is kept.
 ///

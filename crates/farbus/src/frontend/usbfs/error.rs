@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use crate::common::failure::Attribute;
+use farbus_control::failure::Attribute;
+
 use crate::importer::client::ClientError;
 
 /// Why a program did not run.

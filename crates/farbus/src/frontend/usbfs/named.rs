@@ -10,6 +10,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
+use farbus_control::failure::Attribute;
+use farbus_io::local::runtime_folder::{self, RuntimeFolder};
 use farbus_io::sys::{event_sockets, own_mounts, passing};
 use tracing::debug;
 
@@ -17,8 +19,6 @@ use super::error::RunError;
 use super::events::EventSource;
 use super::program;
 use crate::common::child_program::{NOT_RUN, exit_code_of_error, not_run};
-use crate::common::failure::Attribute;
-use crate::common::runtime_folder::{self, RuntimeFolder};
 
 /// Those who joined and have yet to pass their listener; more are not kept.
 const JOINING_MAX: usize = 16;

@@ -9,6 +9,7 @@ use std::process::{Child, Command, ExitStatus};
 use std::sync::Arc;
 use std::thread;
 
+use farbus_control::failure::FailureReport;
 use farbus_io::sys::{inherited, passing};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open, pidfd_send_signal};
@@ -25,7 +26,6 @@ use super::named::Named;
 use super::program;
 use super::tree::Tree;
 use crate::common::child_program::{MEANT_SIGNALS, NOT_FOUND, NOT_RUN, exit_code_of, passed_on};
-use crate::common::failure::FailureReport;
 use crate::common::stop_signal::StopSignal;
 use crate::importer::client::{ClientError, Target};
 

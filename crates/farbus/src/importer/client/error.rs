@@ -4,16 +4,16 @@ use std::fmt;
 use std::io;
 use std::time::{Duration, SystemTime};
 
+use farbus_control::failure::{Attribute, Failure};
 use farbus_host::PortError;
 use farbus_io::link::LinkError;
+use farbus_io::link::host_address::{DEFAULT_PORT, LOCAL, SECURE_PORT, port_of, shown};
 use farbus_io::trust::{HandshakeError, timestamp};
 use farbus_model::Identity;
 use farbus_session::registry::InUse;
 use farbus_session::{OpStatus, Reject};
 
 use super::target::Target;
-use crate::common::failure::{Attribute, Failure};
-use crate::common::host_address::{DEFAULT_PORT, LOCAL, SECURE_PORT, port_of, shown};
 use crate::hosts::known_host::KnownHostError;
 use crate::importer::local_error::{HereError, hint};
 use crate::importer::port::usbip::LOST;

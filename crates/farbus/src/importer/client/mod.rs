@@ -35,12 +35,11 @@ mod strings;
 mod target;
 mod usbip;
 
+pub use farbus_control::failure::{Attribute, FailureReport};
 use farbus_host::RemoteDisk;
-
+pub use farbus_io::link::host_address::address_of;
 use farbus_session::{DeviceRecord, RemoteDevice};
 
-pub use crate::common::failure::{Attribute, FailureReport};
-pub use crate::common::host_address::address_of;
 pub use crate::devices::class_words::name_of;
 pub use crate::devices::offer::{Listed, ListedUser, ListedWaiting};
 pub use crate::hosts::reach::ANSWER_TIME_MAX;
@@ -53,7 +52,7 @@ pub(crate) use connector::local_address;
 pub use error::ClientError;
 pub(crate) use error::local;
 pub use opening::Client;
-pub(crate) use remembered::{RememberedDevice, Reopener};
+pub use remembered::{RememberedDevice, Reopener};
 pub(crate) use selector::DeviceSelector;
 pub use target::Target;
 

@@ -9,9 +9,12 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use farbus_control::failure::{Attribute, FailureReport};
+use farbus_control::lease::LeaseAct;
 use farbus_control::lease::LeaseAnswer;
 use farbus_host::storage::{BULK_ONLY, NO_DISK};
 use farbus_host::{DiskError, Options, RemoteDisk, RemoteError};
+use farbus_io::link::host_address::LOCAL;
 use farbus_io::link::{Clock, Link};
 use farbus_io::trust::{AttachedDevice, Peer, Traffic};
 use farbus_model::{BufferPool, Completions, Device, Identity};
@@ -33,9 +36,6 @@ use super::strings::with_strings;
 use super::target::Target;
 use super::{offers, usbip};
 use crate::broker::{Broker, SystemAccess};
-use crate::common::failure::{Attribute, FailureReport};
-use crate::common::host_address::LOCAL;
-use crate::common::lease_words::LeaseAct;
 use crate::devices::media_journal::UNFINISHED;
 use crate::devices::offer::Listed;
 use crate::hosts::questions::HostStatus;
@@ -166,7 +166,7 @@ impl Client {
 
     /// The same; it opens a target again only if the device is there that it was.
     #[must_use]
-    pub(crate) fn remembering(self, remembered: RememberedDevice) -> Self {
+    pub fn remembering(self, remembered: RememberedDevice) -> Self {
         Self { remembered: Some(remembered), ..self }
     }
 
@@ -250,7 +250,7 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError`].
-    pub(crate) fn host_status(&self, address: &str, time_max: Duration) -> Result<HostStatus, ClientError> {
+    pub fn host_status(&self, address: &str, time_max: Duration) -> Result<HostStatus, ClientError> {
         offers::host_status(&self.connector, address, time_max)
     }
 
@@ -267,11 +267,7 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError`].
-    pub(crate) fn lease(
-        &self,
-        target: &Target,
-        act: LeaseAct,
-    ) -> Result<Result<LeaseAnswer, FailureReport>, ClientError> {
+    pub fn lease(&self, target: &Target, act: LeaseAct) -> Result<Result<LeaseAnswer, FailureReport>, ClientError> {
         self.lease_within(target, act, ANSWER_TIME_MAX)
     }
 
@@ -279,7 +275,7 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError`].
-    pub(crate) fn lease_within(
+    pub fn lease_within(
         &self,
         target: &Target,
         act: LeaseAct,
@@ -292,12 +288,12 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError`].
-    pub(crate) fn key_of(&self, address: &str) -> Result<Option<String>, ClientError> {
+    pub fn key_of(&self, address: &str) -> Result<Option<String>, ClientError> {
         Ok(self.connector.known(address)?.map(|known| known.fingerprint().to_string()))
     }
 
     /// A link on which a paired host answers many questions; `None` if `address` names no paired host.
-    pub(crate) fn question_link(&self, address: &str, time_max: Duration) -> Result<Option<Link>, ClientError> {
+    pub fn question_link(&self, address: &str, time_max: Duration) -> Result<Option<Link>, ClientError> {
         offers::question_link(&self.connector, address, time_max)
     }
 
@@ -398,7 +394,7 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError`].
-    pub(crate) fn session_reserving(
+    pub fn session_reserving(
         &self,
         target: &Target,
         reservation: Reservation,
@@ -419,7 +415,7 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError`].
-    pub(crate) fn is_farbus(&self, target: &Target) -> Result<bool, ClientError> {
+    pub fn is_farbus(&self, target: &Target) -> Result<bool, ClientError> {
         Ok(is_of_farbus(&offers::resolve(&self.connector, target)?))
     }
 
@@ -506,7 +502,7 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError::Moved`].
-    pub(crate) fn check_has_not_moved(&self, target: &Target, identity: Option<Identity>) -> Result<(), ClientError> {
+    pub fn check_has_not_moved(&self, target: &Target, identity: Option<Identity>) -> Result<(), ClientError> {
         let why = self.system().objection_to_attaching(&target.to_string(), identity.map(Into::into));
         why.map_or(Ok(()), |what| Err(ClientError::Moved { what, identity }))
     }
@@ -691,7 +687,7 @@ impl Client {
     }
 
     /// The error of a refusal. Who uses the device, or what there is instead, is asked of the exporter now.
-    pub(crate) fn refusal(&self, target: &Target, end: &native::End) -> ClientError {
+    pub fn refusal(&self, target: &Target, end: &native::End) -> ClientError {
         let (target, what) = (target.clone(), end.message.clone());
         if let Some(remembered) = self.remembered(&target).filter(|remembered| remembered.expectation().is_some()) {
             // Its exporter compared it. A device that is not there at all is not another one.

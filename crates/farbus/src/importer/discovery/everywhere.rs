@@ -7,10 +7,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use farbus_io::discovery::{self, Kind};
+use farbus_io::link::host_address::DEFAULT_PORT;
+use farbus_io::local::control_socket::{Answer, Question, ask_all};
 use tracing::{debug, warn};
 
-use crate::common::control::{Answer, Question, ask_all};
-use crate::common::host_address::DEFAULT_PORT;
 use crate::common::socket_place::Place;
 use crate::devices::offer::Listed;
 use crate::hosts::trust::Trust;

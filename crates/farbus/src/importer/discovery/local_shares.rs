@@ -13,11 +13,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use farbus_io::link::Link;
+use farbus_io::link::host_address::{LOCAL, address_of};
+use farbus_io::local::runtime_folder::{self, RuntimeFolder};
 use farbus_io::sys::tcp_owner::listener_owner;
 use tracing::debug;
 
-use crate::common::host_address::{LOCAL, address_of};
-use crate::common::runtime_folder::{self, RuntimeFolder};
 use crate::common::socket_place::Place;
 use crate::devices::offer::Listed;
 use crate::hosts::known_host::KnownHost;

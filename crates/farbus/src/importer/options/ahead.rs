@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 /// Whether a far device is asked for data before its user asks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
+
 pub enum Ahead {
     /// As far as its class allows, and its distance makes it worth while.
     #[default]

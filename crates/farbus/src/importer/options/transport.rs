@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 /// What the links of a session run over.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
+
 pub enum Over {
     /// TLS over TCP.
     #[default]

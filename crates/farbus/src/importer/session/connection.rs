@@ -10,6 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use farbus_io::link::{Clock, Link, LinkEnd};
+use farbus_io::local::events::{Event, EventKind, publish};
 use farbus_model::{
     BlockDone, BlockLayer, Command, CommandError, Completions, DeviceLayer, Identity, Instant, Readiness,
 };
@@ -23,7 +24,6 @@ use farbus_session::native::{
 use farbus_session::snapshot::{Reader, Writer};
 use tracing::{debug, info, warn};
 
-use crate::common::events::{Event, EventKind, publish};
 use crate::common::stop_signal::StopSignal;
 use crate::common::write_out::WriteOut;
 use crate::devices::reservation::in_words;

@@ -1,0 +1,124 @@
+//! What both commands have in common: options, and how results are shown.
+
+use std::time::Duration;
+
+use farbus_conform::{Check, CheckResult, Report, Severity, Verdict};
+use serde_json::{Value, json};
+
+use crate::Failure;
+use crate::output::{print_json, print_table, say, table};
+
+/// Options of both commands.
+#[derive(Debug, clap::Args)]
+pub(super) struct Common {
+    /// Run only the check of this name; may be given several times.
+    #[arg(long, value_name = "ID")]
+    pub only: Vec<String>,
+    /// Show the checks and run none.
+    #[arg(long)]
+    pub list: bool,
+    /// How long an answer may take, in s.
+    #[arg(long, value_name = "SECONDS", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=600))]
+    pub timeout: u64,
+    /// Print JSON, for programs.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// The exit code of a run that could not take place.
+const COULD_NOT_RUN: u8 = 2;
+
+pub(super) fn could_not_run(why: impl std::fmt::Display) -> Failure {
+    Failure::local(format!("could not run: {why}")).with_exit_code(COULD_NOT_RUN)
+}
+
+impl Common {
+    pub fn patience(&self) -> Duration {
+        Duration::from_secs(self.timeout)
+    }
+
+    /// Checks that each name of `--only` is one.
+    pub fn known(&self, checks: &[Check]) -> Result<(), Failure> {
+        match self.only.iter().find(|id| checks.iter().all(|check| check.id != *id)) {
+            Some(unknown) => {
+                Err(could_not_run(format!("there is no check '{unknown}'; 'farbus conform … --list' names all")))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Shows the checks that are chosen.
+    pub fn show_checks(&self, checks: &[Check]) -> Result<(), Failure> {
+        let is_chosen = |check: &&Check| self.only.is_empty() || self.only.iter().any(|id| id == check.id);
+        let chosen: Vec<&Check> = checks.iter().filter(is_chosen).collect();
+        if self.json {
+            return print_json(&chosen.iter().map(|check| json_of(check)).collect::<Vec<_>>());
+        }
+        let mut table = table(&["CHECK", "", "CLAIM", "SOURCE"]);
+        for check in chosen {
+            table.add_row([check.id, check.severity.as_str(), check.claim, check.source]);
+        }
+        print_table(&table);
+        Ok(())
+    }
+
+    /// Shows the results, as JSON or as a table, and says whether the peer conforms.
+    pub fn show(&self, role: &str, subject: &Value, report: &Report) -> Result<(), Failure> {
+        match self.json {
+            true => print_json(&json!({
+                "role": role,
+                "subject": subject,
+                "conforms": report.conforms(),
+                "counts": counts(report),
+                "checks": report.results.iter().map(json_of_result).collect::<Vec<_>>(),
+            }))?,
+            false => show_table(report),
+        }
+        let failed = report.count(Severity::Must, Verdict::Fail);
+        let of = if role == "session" { "session's exporter" } else { role };
+        if failed == 0 {
+            return Ok(());
+        }
+        let failure = Failure::local(format!("{failed} of the claims that bind are false for this {of}"));
+        Err(if self.json { failure.told() } else { failure })
+    }
+}
+
+fn json_of(check: &Check) -> Value {
+    json!({ "id": check.id, "severity": check.severity.as_str(), "claim": check.claim, "source": check.source })
+}
+
+fn json_of_result(line: &CheckResult) -> Value {
+    let mut value = json_of(&line.check);
+    (value["result"], value["seen"]) = (json!(line.verdict.as_str()), json!(line.seen));
+    value
+}
+
+const VERDICTS: [Verdict; 4] = [Verdict::Pass, Verdict::Fail, Verdict::NotApplicable, Verdict::Skipped];
+
+fn counts(report: &Report) -> Value {
+    let of = |severity| -> Value {
+        VERDICTS.iter().map(|&verdict| (verdict.as_str().to_owned(), json!(report.count(severity, verdict)))).collect()
+    };
+    json!({ "must": of(Severity::Must), "should": of(Severity::Should) })
+}
+
+fn show_table(report: &Report) {
+    let mut table = table(&["CHECK", "", "RESULT", "CLAIM", "SEEN"]);
+    for line in &report.results {
+        let result = line.verdict.as_str();
+        table.add_row([line.check.id, line.check.severity.as_str(), result, line.check.claim, &line.seen]);
+    }
+    print_table(&table);
+    for severity in [Severity::Must, Severity::Should] {
+        let of = |verdict| report.count(severity, verdict);
+        let words: Vec<String> = VERDICTS
+            .iter()
+            .filter(|&&v| of(v) > 0)
+            .map(|&verdict| format!("{} {}", of(verdict), verdict.as_str()))
+            .collect();
+        if !words.is_empty() {
+            say(format!("{}: {}", severity.as_str(), words.join(", ")));
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! The `farbus` command.
+
+use std::process::ExitCode;
+
+use farbus_cli::{self as command, Cli, LogLimit};
+use farbus_io::sys::{inherited, startup_memory};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+
+fn main() -> ExitCode {
+    // Before this process opens anything: descriptors that are open now are inherited.
+    inherited::note();
+    startup_memory::permit();
+    let cli = Cli::of_command_line();
+    if cli.is_started_by_farbus() {
+        inherited::close();
+    }
+    let filter = EnvFilter::try_from_env("FARBUS_LOG").unwrap_or_else(|_| EnvFilter::new(cli.log_level()));
+    // https://no-color.org: any value but the empty one.
+    let is_plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let styled = !is_plain && std::io::IsTerminal::is_terminal(&std::io::stderr());
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        // The message about a failed log line would go to the same full disk, and panic: drop the line instead.
+        .log_internal_errors(false)
+        .with_ansi(styled)
+        .with_target(false)
+        .without_time()
+        .finish()
+        .with(LogLimit::default())
+        .init();
+    let as_json = cli.is_for_programs();
+    let (code, signal) = match command::run(cli) {
+        Ok(()) => (ExitCode::SUCCESS, None),
+        Err(failure) => (command::report(&failure, as_json), failure.signal()),
+    };
+    // Last words over TCP are the kernel's.
+    farbus_io::trust::end_quic();
+    signal.into_iter().for_each(command::end_by);
+    code
+}

@@ -1,0 +1,229 @@
+//! `farbus nbd`: block devices of this machine for programs that speak NBD.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread;
+use std::time::Instant;
+
+use farbus::broker::confined::{give_rights_away, report_protection, start_broker};
+use farbus::broker::{BrokerPolicy, SystemAccess};
+use farbus::devices::status::medium_status;
+use farbus::exporter::sources::block::BlockSpec;
+use farbus::exporter::swap::Swaps;
+use farbus::exporter::swap_answers::{answer_disk, asked_of};
+use farbus::frontend::nbd::{NbdServer, Offer, PROTOCOL, uri};
+use farbus::frontend::{Ended, Export, StopSignal, undurable};
+use farbus::importer::client::Attribute;
+use farbus::link::meters::Meters;
+use farbus_control::attachment::AttachmentStatus;
+use farbus_control::process::{ProcessDevice, ProcessStatus};
+use farbus_io::local::control_socket::{Answer, ControlSocket, Question};
+use farbus_io::local::passed_files::Files;
+use farbus_io::sys::confine::Needs;
+use farbus_io::sys::startup_memory;
+use farbus_io::sys::writeback::protect_writeback_path;
+use farbus_session::block::BlockExport;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use super::Failure;
+use super::listen::{SocketAccessArgs, place_told};
+use super::served::say_served;
+
+/// Serve block devices of this machine to programs that speak NBD.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "WHAT is one of:\n  \
+        block:PATH[,ro][,offset=BYTES][,size=BYTES][,scratch[=BYTES|=/PATH]]\n      \
+        a file or block device, or a range of it; with scratch, changes are kept\n      \
+        in memory or in a file, and go away\n  \
+        memory:SIZE[,ro]\n      \
+        so much memory, which goes away\n\n\
+        BYTES and SIZE may end in K, M, G or T.\n\n\
+        Examples:\n  \
+        farbus nbd block:disk.img &\n  \
+        nbdinfo 'nbd+unix:///?socket=/run/farbus/nbd-disk.img.sock'\n\n  \
+        farbus nbd block:/dev/sdb,ro memory:1G --socket /tmp/disks.sock\n  \
+        farbus nbd block:disk.img --socket /srv/vm/disk.sock --socket-group kvm\n  \
+        farbus nbd memory:1G --listen 127.0.0.1      at NBD's port, 10809\n\n\
+        A disk of another machine: 'farbus attach HOST/disk --via nbd'.")]
+pub struct Args {
+    /// What to serve; the first is also the default export.
+    #[arg(required = true)]
+    what: Vec<BlockSpec>,
+    /// The Unix socket.
+    ///
+    /// Only its owner and root may connect, unless --socket-mode or --socket-group says otherwise.
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    #[command(flatten)]
+    access: SocketAccessArgs,
+    /// Serve a disk that this machine uses itself.
+    ///
+    /// Without it, farbus refuses to let others write an image that is mounted, a loop device, swap, or open in another
+    /// program here: two that write it destroy what is on it. As the word 'force' behind its path.
+    #[arg(long)]
+    force: bool,
+    /// A TCP address instead, ADDR[:PORT].
+    ///
+    /// The port is 10809 unless you name another. There is no password and no encryption: every program that reaches
+    /// the address may use the disks.
+    #[arg(long, value_name = "ADDR", conflicts_with = "socket")]
+    listen: Option<String>,
+    /// Print the address, and failures, as JSON.
+    #[arg(long)]
+    pub json: bool,
+    /// Keep the rights of the user who started it.
+    ///
+    /// Without it, the process that reads from its clients runs as a user without rights, sees no other files and
+    /// makes no connections by itself.
+    #[arg(long)]
+    no_sandbox: bool,
+}
+
+pub fn run(args: &Args) -> Result<(), Failure> {
+    if args.what.iter().any(|what| what.images().next().is_some()) {
+        // Before any thread starts: threads inherit what is granted here.
+        report_protection(&protect_writeback_path());
+    }
+    // Catch signals before any program can know where this one listens.
+    let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::local)?;
+    if args.what.len() > NbdServer::offers_max() {
+        return Err(Failure::local(format!("at most {} at once", NbdServer::offers_max())));
+    }
+    let names = names(&args.what);
+    let access = args.access.access()?;
+    let place = place_told(PROTOCOL, args.socket.as_deref(), args.listen.as_deref(), &names[0])?;
+    let (control_socket, control_listener) = ControlSocket::bind().map_err(Failure::local)?;
+    let (remove, places) = (vec![control_socket.path().to_owned()], vec![(place.clone(), access.clone())]);
+    let system = match args.no_sandbox {
+        true => SystemAccess::Own,
+        false => {
+            SystemAccess::Through(Arc::new(start_broker(&BrokerPolicy { remove, places, ..BrokerPolicy::default() })?))
+        }
+    };
+    let offers = args.what.iter().zip(&names).map(|(what, name)| {
+        let what = if args.force { &what.clone().forced() } else { what };
+        let opened = what.open(&SystemAccess::Own).map_err(Failure::local)?;
+        let (name, description) = (name.clone(), what.to_string());
+        let offer = Offer { name, description, device: opened.device, zeroes_fast: opened.zeroes_fast };
+        Ok((offer, opened.export))
+    });
+    let (offers, exports): (Vec<_>, Vec<_>) = offers.collect::<Result<Vec<_>, Failure>>()?.into_iter().unzip();
+    let sizes: Vec<u64> = offers.iter().map(|offer| offer.device.info().size_bytes).collect();
+    let listener = system.listen_at(&place, &access).map_err(Failure::local)?;
+    let place = listener.place().map_err(Failure::local)?;
+    let is_alone = names.len() == 1;
+    let served = names.iter().zip(sizes).map(|(name, size_bytes)| {
+        let name = if is_alone { String::new() } else { name.clone() };
+        Export { uri: uri(&place, &name), name, size_bytes }
+    });
+    let served: Vec<Export> = served.collect();
+    let server = NbdServer::new(listener, offers, None).map_err(Failure::local)?;
+    if !args.no_sandbox {
+        give_rights_away(&Needs::default())?;
+    }
+    let shown = Arc::new(Shown {
+        names,
+        exports,
+        swaps: Swaps::default(),
+        uri: served[0].uri.clone(),
+        what: args.what.iter().map(BlockSpec::to_string).collect(),
+        since: Instant::now(),
+        stop: server.stop(),
+        meters: server.meters(),
+    });
+    let for_control_socket = Arc::clone(&shown);
+    control_socket
+        .open(control_listener, move |question, files| for_control_socket.answer(question, files))
+        .map_err(Failure::local)?;
+    let stop = server.stop();
+    thread::spawn(move || {
+        if signals.forever().next().is_some() {
+            stop.end();
+        }
+    });
+    startup_memory::give_back_soon();
+    say_served(&served, args.json)?;
+    let ended = server.run();
+    shown.swaps.stop();
+    drop(system);
+    match ended {
+        Ended::Asked | Ended::Released | Ended::HandedOver | Ended::Moved => Ok(()),
+        Ended::Undurable(why) => Err(Failure::new(Attribute::Device, undurable("the disk", &why))),
+        Ended::Lost(why) => Err(Failure::new(Attribute::Device, why)),
+        Ended::Over(report) => Err(Failure::new(report.attribute, report.message)),
+        Ended::Broken(reject) => Err(Failure::local(reject)),
+    }
+}
+
+/// A distinct name for each.
+fn names(what: &[BlockSpec]) -> Vec<String> {
+    let mut seen: BTreeMap<String, u32> = BTreeMap::new();
+    what.iter()
+        .map(|spec| {
+            let name = spec.name();
+            let count = seen.entry(name.clone()).or_default();
+            *count += 1;
+            if *count == 1 { name } else { format!("{name}-{count}") }
+        })
+        .collect()
+}
+
+/// What the status shows.
+struct Shown {
+    names: Vec<String>,
+    exports: Vec<Arc<BlockExport>>,
+    /// The swaps, by name.
+    swaps: Swaps,
+    uri: String,
+    what: Vec<String>,
+    since: Instant,
+    stop: StopSignal,
+    meters: Arc<Meters>,
+}
+
+impl Shown {
+    fn answer(&self, question: Question, files: &Files) -> Answer {
+        let is_meant = |asked: &str| self.names.iter().chain(&self.what).any(|name| name == asked);
+        if let Some(asked) = asked_of(&question) {
+            let found = self.names.iter().zip(&self.exports).find(|(name, _)| *name == asked);
+            let Some((name, export)) = found else { return Answer::Unknown };
+            return answer_disk(&self.swaps, name, export, (question, files), || {});
+        }
+        match question {
+            Question::Status => self.status(),
+            Question::Detach { device, .. } if device.as_deref().is_none_or(is_meant) => {
+                self.stop.end();
+                Answer::Ok(serde_json::Value::Null)
+            }
+            _ => Answer::Unknown,
+        }
+    }
+
+    fn status(&self) -> Answer {
+        let all = self.names.iter().zip(&self.what).zip(&self.exports);
+        let devices = all.enumerate().map(|(at, ((name, what), export))| AttachmentStatus {
+            at: self.uri.clone(),
+            used_s: self.since.elapsed().as_secs_f64(),
+            // All exports are counted together.
+            meters: (at == 0).then(|| self.meters.read()),
+            medium: medium_status(export),
+            ..AttachmentStatus::named(name, what, "served")
+        });
+        let devices = devices.map(ProcessDevice::from).collect();
+        Answer::of(&ProcessStatus::new(std::process::id(), "nbd", self.uri.clone(), devices))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exports_of_one_server_have_names_of_their_own() {
+        let what: Vec<BlockSpec> =
+            ["block:/a/disk.img", "memory:1M", "block:/b/disk.img"].iter().map(|text| text.parse().unwrap()).collect();
+        assert_eq!(names(&what), ["disk.img", "memory", "disk.img-2"]);
+    }
+}

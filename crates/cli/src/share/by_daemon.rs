@@ -1,0 +1,491 @@
+//! `farbus share` beside a daemon of the same user, which shares the devices then; `farbus unshare`.
+
+use std::collections::BTreeSet;
+use std::fs::OpenOptions;
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::thread;
+
+use farbus::broker::SystemAccess;
+use farbus::common::stop_signal::StopSignal;
+use farbus::devices::follow::Follow;
+use farbus::exporter::sources::usb::{self, UsbError};
+use farbus::exporter::sources::what::{UsbSpec, What};
+use farbus::hosts::questions::NOT_A_QUESTION;
+use farbus::hosts::trust::Trust;
+use farbus::importer::discovery::local_shares::place_of_daemon;
+use farbus_control::failure::Attribute;
+use farbus_daemon::check_config;
+use farbus_io::link::{self, Interest};
+use farbus_io::local::asking::{hear_owner, heard};
+use farbus_io::local::control_socket::{Answer, HAS_ENDED, IS_UNPLUGGED, Question, ask_one, own_daemon};
+use farbus_io::store::FileStore;
+use farbus_io::trust::{DeviceId, host_name};
+use farbus_io::usb::{Found, Selector};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use super::super::Failure;
+use super::super::output::{print_json, say};
+use super::replugged::Replugged;
+use super::words::{Called, Reach, quoted_all, say_device, say_what_to_type};
+
+/// Stop sharing a device that a daemon shares.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "A device that 'farbus share' asked the daemon to share is shared no longer, and that command ends. A device of the configuration is shared again after the next 'farbus daemon reload'.\n\n\
+    A device in use is refused: 'farbus detach' on its user's host first, or --force, which ends the session. What the user's programs have not written out is lost then.\n\n\
+    Examples:\n  farbus unshare backup\n  farbus unshare 1-3 --force"
+)]
+pub struct UnshareArgs {
+    /// Name or bus id of the shared device.
+    device: String,
+    /// End the sessions of its users, too.
+    #[arg(long)]
+    force: bool,
+    /// Print the result as JSON, for programs.
+    #[arg(long)]
+    pub json: bool,
+}
+
+pub fn unshare(args: &UnshareArgs) -> Result<(), Failure> {
+    let UnshareArgs { device, force, json } = args;
+    let question = Question::Unshare { device: device.clone(), force: *force };
+    let of_daemon = match own_daemon().map_err(Failure::local)? {
+        Some((pid, _)) => ask_one(pid, &question, &[]).map_err(Failure::local)?,
+        None => Answer::Unknown,
+    };
+    let value = match of_daemon {
+        Answer::Unknown => hear_owner(device, question)?,
+        answer => heard(device, [answer])?,
+    };
+    if *json {
+        return print_json(&value);
+    }
+    let names: Vec<&str> = value["unshared"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    let until = if value["until_reload"] == true { ", until the next 'farbus daemon reload'" } else { "" };
+    say(format!("not shared any more: {}{until}", names.join(", ")));
+    Ok(())
+}
+
+/// The daemon of this user.
+pub struct Daemon {
+    pid: u32,
+    config: PathBuf,
+    status: Value,
+}
+
+/// How long the daemon is to share a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Until {
+    /// Until this command ends.
+    Interrupted,
+    /// Until somebody says `farbus unshare`, or the daemon ends.
+    Unshared,
+    /// As [`Until::Unshared`], and from the daemon's next start on it is in the configuration.
+    Saved,
+}
+
+/// What the daemon answers.
+#[derive(Deserialize)]
+struct Shared {
+    devices: Vec<SharedDevice>,
+    listening: Vec<Listening>,
+}
+
+#[derive(Deserialize)]
+pub struct SharedDevice {
+    pub name: String,
+    pub bus_id: String,
+    pub ids: String,
+    pub speed: String,
+    id: Option<DeviceId>,
+}
+
+#[derive(Deserialize)]
+struct Listening {
+    at: String,
+    is_secure: bool,
+}
+
+/// A device that the daemon shares for this command.
+struct Leased {
+    name: String,
+    /// What was typed.
+    text: String,
+    lease: UnixStream,
+}
+
+/// What is passed to a daemon: the words of the device, and its open files.
+struct Opened {
+    words: String,
+    files: Vec<OwnedFd>,
+    /// Whether a device in the same port was passed before.
+    is_again: bool,
+}
+
+/// Why the daemon does not share.
+enum Refusal {
+    /// It is of a release that cannot.
+    TooOld,
+    Failure(Failure),
+}
+
+impl Daemon {
+    /// The running daemon; `None` if there is none.
+    ///
+    /// # Errors
+    /// The runtime folder cannot be read.
+    pub fn find() -> Result<Option<Self>, Failure> {
+        let found = own_daemon().map_err(Failure::local)?;
+        Ok(found.map(|(pid, status)| {
+            let config = status["config"].as_str().map(PathBuf::from).unwrap_or_default();
+            Self { pid, config, status }
+        }))
+    }
+
+    /// Whether the daemon knows how to share such a device with what is passed to it. An earlier release knows images
+    /// only.
+    pub fn takes(&self, what: &What) -> bool {
+        let kind = match what {
+            What::Stream(_) if what.frames().is_some() => "frames",
+            What::Usb(_) => "usb",
+            _ => return true,
+        };
+        self.status["takes"].as_array().into_iter().flatten().any(|taken| taken == kind)
+    }
+
+    /// Lets the daemon share these devices. Returns whether it did: a daemon of an earlier release cannot.
+    ///
+    /// # Errors
+    /// [`Failure`]: nothing is shared then.
+    pub fn share(&self, what: &[Called], until: Until, as_json: bool) -> Result<bool, Failure> {
+        // Before anything is shared: this is what may fail.
+        if until == Until::Saved {
+            what.iter().try_for_each(check_lasting)?;
+        }
+        let file = if until == Until::Saved { Some(open_config(&self.config)?) } else { None };
+        // Caught before any program can know that the devices are shared.
+        let signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::local)?;
+        let (mut devices, mut listening, mut leases) = (Vec::new(), Vec::new(), Vec::new());
+        let mut places = BTreeSet::new();
+        for called in what {
+            devices.push(Vec::new());
+            let shared = self.open(called, until, &mut places).map_err(Refusal::Failure).and_then(|all| {
+                all.into_iter().try_for_each(|opened| {
+                    let (shared, lease) = self.share_one(called, opened, until)?;
+                    leases.extend(lease);
+                    if let Some(of_it) = devices.last_mut() {
+                        Vec::extend(of_it, shared.devices);
+                    }
+                    listening = shared.listening;
+                    Ok(())
+                })
+            });
+            if let Err(refusal) = shared {
+                self.withdraw(&devices);
+                return match refusal {
+                    Refusal::TooOld => Ok(false),
+                    Refusal::Failure(failure) => Err(failure),
+                };
+            }
+        }
+        if let Some(file) = file
+            && let Err(failure) = self.save(file, what, &devices)
+        {
+            self.withdraw(&devices);
+            return Err(failure);
+        }
+        let all: Vec<&SharedDevice> = devices.iter().flatten().collect();
+        if as_json {
+            let shared = all.iter().map(|device| {
+                json!({ "name": device.name, "bus_id": device.bus_id, "ids": device.ids, "speed": device.speed,
+                        "id": device.id })
+            });
+            let places = listening.iter().map(|it| json!({ "at": it.at, "is_secure": it.is_secure }));
+            let (shared, places): (Vec<_>, Vec<_>) = (shared.collect(), places.collect());
+            let saved = (until == Until::Saved).then_some(&self.config);
+            print_json(&json!({ "daemon": self.pid, "devices": shared, "listening": places, "saved": saved }))?;
+        } else {
+            self.tell(what, &all, &listening, until)?;
+        }
+        if until == Until::Interrupted {
+            wait(leases, Replugged::new(what, places), signals)?;
+        }
+        Ok(true)
+    }
+
+    /// Opens what was typed with the rights of this process; several devices may match a selector of real ones. Adds
+    /// the places of those.
+    fn open(
+        &self,
+        called: &Called,
+        until: Until,
+        places: &mut BTreeSet<(String, u32)>,
+    ) -> Result<Vec<Opened>, Failure> {
+        if let What::Usb(UsbSpec { selector, follow }) = &called.what {
+            let failed = |error: UsbError| Failure::new(error.attribute(), error);
+            let found = usb::find(selector, called.name.as_deref()).map_err(failed)?;
+            if until == Until::Saved && found.len() > 1 {
+                let next = "save each by its bus id: see 'farbus share --list'";
+                let message = format!("{} USB devices are {selector}, and an entry names one\n  {next}", found.len());
+                return Err(Failure::new(Attribute::Refused, message));
+            }
+            places.extend(found.iter().map(Replugged::place_of));
+            return found.iter().map(|found| open_usb(found, follow).map_err(failed)).collect();
+        }
+        let words = called.what.absolute(&called.words).map_err(Failure::local)?;
+        let what = words.parse().unwrap_or_else(|_| called.what.clone());
+        let mut files: Vec<OwnedFd> = Vec::new();
+        for (path, read_only) in what.images() {
+            let opened =
+                SystemAccess::Own.open_image(path, read_only, what.is_forced()).map(FileStore::into_descriptor);
+            files.push(opened.map_err(|error| self.not_opened(path, &error.to_string()))?);
+        }
+        if let Some(path) = what.frames() {
+            let opened = SystemAccess::Own.open_frames(path);
+            files.push(opened.map_err(|error| Failure::local(format!("{}: {error}", path.display())))?);
+        }
+        Ok(vec![Opened { words, files, is_again: false }])
+    }
+
+    /// Lets the daemon share what was opened. Returns the lease, too, unless the daemon is to keep it.
+    fn share_one(&self, called: &Called, opened: Opened, until: Until) -> Result<(Shared, Option<Leased>), Refusal> {
+        let failed = |failure| Refusal::Failure(failure);
+        let Opened { words, files, is_again } = opened;
+        let keep = until != Until::Interrupted;
+        let lease = if keep { None } else { Some(UnixStream::pair().map_err(|error| failed(Failure::local(error)))?) };
+        let (ours, theirs) = lease.unzip();
+        let fds: Vec<_> = files.iter().map(AsFd::as_fd).chain(theirs.as_ref().map(AsFd::as_fd)).collect();
+        let question = Question::Share { what: words, name: called.name.clone(), keep, is_again };
+        let answer = ask_one(self.pid, &question, &fds);
+        match answer.map_err(|error| failed(Failure::local(format!("the daemon does not answer: {error}"))))? {
+            Answer::Ok(value) => {
+                let shared: Shared = serde_json::from_value(value).map_err(|error| failed(Failure::local(error)))?;
+                let name = shared.devices.first().map(|device| device.name.clone()).unwrap_or_default();
+                let leased = ours.map(|lease| Leased { name, text: called.text.clone(), lease });
+                Ok((shared, leased))
+            }
+            Answer::Refused(why) if why.starts_with(NOT_A_QUESTION) => Err(Refusal::TooOld),
+            Answer::Refused(why) => Err(failed(Failure::new(Attribute::Refused, why))),
+            Answer::Failed(report) => Err(failed(Failure::new(report.attribute, report.message))),
+            Answer::Unknown => {
+                let why = "another process takes the daemon's place at this moment\n  try again";
+                Err(failed(Failure::new(Attribute::Refused, why)))
+            }
+        }
+    }
+
+    /// The failure of a file that cannot be opened. The daemon itself may have it.
+    fn not_opened(&self, path: &Path, why: &str) -> Failure {
+        let at = format!("block:{}", path.display());
+        let devices = self.status["devices"].as_array().into_iter().flatten();
+        match devices.into_iter().find(|device| device["medium"]["at"] == at.as_str()) {
+            Some(device) => {
+                let name = device["name"].as_str().unwrap_or_default();
+                Failure::new(
+                    Attribute::Refused,
+                    format!("{} is shared by the daemon already, as '{name}'", path.display()),
+                )
+            }
+            None => Failure::local(why),
+        }
+    }
+
+    /// Ends shares that are not to stay.
+    fn withdraw(&self, devices: &[Vec<SharedDevice>]) {
+        for device in devices.iter().flatten() {
+            // If it does not answer, it has ended, and with it its shares; of a bridge, both ends end with the first.
+            let _ = ask_one(self.pid, &Question::Unshare { device: device.name.clone(), force: true }, &[]);
+        }
+    }
+
+    fn tell(
+        &self,
+        what: &[Called],
+        all: &[&SharedDevice],
+        listening: &[Listening],
+        until: Until,
+    ) -> Result<(), Failure> {
+        all.iter().for_each(|device| say_device(&device.name, &device.bus_id, &device.ids, &device.speed));
+        let by = if until == Until::Interrupted { "the daemon; Ctrl-C ends the share" } else { "the daemon" };
+        for Listening { at, is_secure } in listening {
+            let to_whom = if *is_secure { " for paired hosts, encrypted" } else { "" };
+            say(format!("listening on {at}{to_whom}   ({by})"));
+        }
+        let Some(first) = all.first() else { return Ok(()) };
+        let is_secure = listening.iter().any(|it| it.is_secure);
+        let trust = is_secure.then(Trust::open).transpose()?;
+        let reach = Reach::of(trust.as_ref(), &first.name, first.id, Some(&self.config));
+        let socket = place_of_daemon().as_host();
+        let plain = listening.iter().filter(|it| !it.is_secure);
+        let here = match plain.clone().find(|it| it.at == socket).or(plain.clone().next()) {
+            Some(it) if it.at != socket => format!("{}/{}", it.at, first.name),
+            _ => first.name.clone(),
+        };
+        say_what_to_type(&here, &first.name, &quoted_all(what), &host_name(), &reach);
+        let has_usb = what.iter().any(|called| called.what.usb().is_some());
+        match until {
+            Until::Interrupted => {}
+            Until::Unshared => say(format!("the daemon keeps it until: farbus unshare {}", first.name)),
+            Until::Saved => say(format!("saved in {}", self.config.display())),
+        }
+        // With --save the configuration shares it again, but the daemon has to read it first.
+        match until {
+            Until::Unshared if has_usb => {
+                say("  or until it is unplugged; --save shares it each time it is plugged in")
+            }
+            Until::Saved if has_usb => say("  shared each time it is plugged in, after: farbus daemon reload"),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Appends the devices to the configuration, under the names that they have.
+    fn save(
+        &self,
+        (mut file, text): (std::fs::File, String),
+        what: &[Called],
+        devices: &[Vec<SharedDevice>],
+    ) -> Result<(), Failure> {
+        let mut entries = String::new();
+        for (called, devices) in what.iter().zip(devices) {
+            let words = called.what.absolute(&called.words).map_err(Failure::local)?;
+            let listed = devices.first().map(|device| device.name.as_str()).unwrap_or_default();
+            let name = called.name.as_ref().map_or(base_of(listed, devices.len()), String::as_str);
+            let [words, name] = [words.as_str(), name].map(|text| toml::Value::String(text.to_owned()));
+            entries.push_str(&format!("\n[[share]]\nwhat = {words}\nname = {name}\n"));
+        }
+        if !text.is_empty() && !text.ends_with('\n') {
+            entries.insert(0, '\n');
+        }
+        if let Err(error) = check_config(&self.config, &format!("{text}{entries}")) {
+            let message =
+                format!("cannot add to {}: {error}\n  add it by hand:{}", self.config.display(), indented(&entries));
+            return Err(Failure::local(message));
+        }
+        let written = file.write_all(entries.as_bytes()).and_then(|()| file.sync_all());
+        written.map_err(|error| not_written(&self.config, &error))
+    }
+}
+
+fn open_usb(found: &Found, follow: &Follow) -> Result<Opened, UsbError> {
+    let spec = UsbSpec { selector: Selector::BusId(found.bus_id.clone()), follow: follow.clone() };
+    Ok(Opened { words: spec.to_string(), files: vec![usb::open_node(found)?], is_again: false })
+}
+
+/// Waits until a signal comes, or nothing is shared any more. Devices that are plugged in meanwhile are shared, too.
+fn wait(mut leases: Vec<Leased>, mut replugged: Replugged, mut signals: Signals) -> Result<(), Failure> {
+    let stop = StopSignal::new().map_err(Failure::local)?;
+    let for_thread = stop.clone();
+    let hear = move || {
+        signals.forever().next();
+        for_thread.end();
+    };
+    thread::Builder::new().name("signals".into()).spawn(hear).map_err(Failure::local)?;
+    loop {
+        replugged.look(|called, found| share_replugged(called, found, &mut leases)).map_err(Failure::local)?;
+        if leases.is_empty() && replugged.is_empty() {
+            return Ok(());
+        }
+        let mut interests = vec![Interest::new(stop.wake().as_fd(), false)];
+        interests.extend(leases.iter().map(|leased| Interest::end(leased.lease.as_fd())));
+        interests.extend(replugged.events().map(|events| Interest::new(events, false)));
+        link::wait(&mut interests, replugged.pause()).map_err(Failure::local)?;
+        if stop.hears() {
+            return end_all(&leases);
+        }
+        let ended: Vec<bool> = interests[1..].iter().map(|interest| interest.readable).collect();
+        drop(interests);
+        let mut ended = ended.into_iter();
+        for Leased { name, text, mut lease } in leases.extract_if(.., |_| ended.next() == Some(true)) {
+            let mut last = Vec::new();
+            let heard = lease.set_nonblocking(true).and_then(|()| lease.read_to_end(&mut last));
+            match heard.map(|_| last.as_slice()) {
+                Ok(IS_UNPLUGGED) => say(format!("{name}: unplugged; it is shared again when it is plugged in again")),
+                Ok(HAS_ENDED) => {
+                    replugged.leave(&text);
+                    say(format!("{name}: somebody else ended this share"));
+                }
+                _ => {
+                    let message = format!("the daemon has ended, and '{name}' is not shared any more");
+                    return Err(Failure::new(Attribute::Gone, message));
+                }
+            }
+        }
+    }
+}
+
+/// Lets the daemon share a device that was plugged in later. It may be another process by now.
+fn share_replugged(called: &Called, found: &Found, leases: &mut Vec<Leased>) -> Result<(), Failure> {
+    let is_by_port = matches!(called.what.usb(), Some(Selector::BusId(_)));
+    let opened = open_usb(found, &called.what.follow()).map_err(Failure::local)?;
+    let opened = Opened { is_again: is_by_port, ..opened };
+    let daemon = Daemon::find()?.ok_or_else(|| Failure::new(Attribute::Gone, "the daemon does not run"))?;
+    let (shared, leased) = match daemon.share_one(called, opened, Until::Interrupted) {
+        Ok(shared) => shared,
+        Err(Refusal::Failure(failure)) => return Err(failure),
+        Err(Refusal::TooOld) => return Err(Failure::new(Attribute::Refused, "the daemon is of an earlier release")),
+    };
+    leases.extend(leased);
+    shared.devices.iter().for_each(|device| say_device(&device.name, &device.bus_id, &device.ids, &device.speed));
+    Ok(())
+}
+
+/// Ends the shares, and waits until their devices are durable. Another process may have taken the daemon's place.
+fn end_all(leases: &[Leased]) -> Result<(), Failure> {
+    for Leased { name, .. } in leases {
+        let Some((pid, _)) = own_daemon().map_err(Failure::local)? else { return Ok(()) };
+        let question = Question::Unshare { device: name.clone(), force: true };
+        match ask_one(pid, &question, &[]).map_err(Failure::local)? {
+            Answer::Refused(why) => return Err(Failure::new(Attribute::Refused, why)),
+            Answer::Failed(report) => return Err(Failure::new(report.attribute, report.message)),
+            // It ended meanwhile, or ends with its lease.
+            Answer::Ok(_) | Answer::Unknown => {}
+        }
+    }
+    Ok(())
+}
+
+/// The name of a device in the configuration: a bridge's two ends have one name together.
+fn base_of(listed: &str, count: usize) -> &str {
+    if count > 1 { listed.strip_suffix("-a").unwrap_or(listed) } else { listed }
+}
+
+/// Fails if the words mean something to this process alone, so that they must not be in a configuration.
+fn check_lasting(called: &Called) -> Result<(), Failure> {
+    const OWN: [&str; 3] = ["/dev/fd", "/dev/stdin", "/proc"];
+    let mut paths = called.what.images().map(|(path, _)| path).chain(called.what.frames());
+    match paths.find(|path| OWN.iter().any(|own| path.starts_with(own))) {
+        None => Ok(()),
+        Some(path) => Err(Failure::new(
+            Attribute::Refused,
+            format!(
+                "{} is open in this command alone: it means nothing in the daemon's configuration
+  share it with --keep",
+                path.display()
+            ),
+        )),
+    }
+}
+
+fn indented(entries: &str) -> String {
+    entries.replace('\n', "\n    ").trim_end().to_owned()
+}
+
+/// Opens the configuration, to append to it. Returns its text, too.
+fn open_config(path: &Path) -> Result<(std::fs::File, String), Failure> {
+    let mut file = OpenOptions::new().read(true).append(true).open(path).map_err(|error| not_written(path, &error))?;
+    let mut text = String::new();
+    file.read_to_string(&mut text).map_err(|error| not_written(path, &error))?;
+    Ok((file, text))
+}
+
+fn not_written(path: &Path, error: &std::io::Error) -> Failure {
+    let next = "share it with --keep, and let somebody who may write the file add it";
+    Failure::local(format!("cannot write {}: {error}\n  {next}", path.display()))
+}

@@ -1,0 +1,597 @@
+//! `farbus share`.
+
+pub mod by_daemon;
+mod replugged;
+pub mod words;
+
+use std::io::ErrorKind;
+use std::net::{SocketAddr, UdpSocket};
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use farbus::broker::confined::{give_rights_away, start_broker};
+use farbus::broker::{BrokerPolicy, SystemAccess};
+use farbus::common::listen_words::{everywhere, listen_address, listen_failure, listen_place};
+use farbus::common::socket_access::SocketMode;
+use farbus::common::socket_place::{Place, SocketListener};
+use farbus::devices::class_words::name_of;
+use farbus::devices::follow::{Follow, FollowWord};
+use farbus::devices::identities::naming::Naming;
+use farbus::devices::reservation::{ReservationRequest, together};
+use farbus::devices::serial_port::is_serial_port;
+use farbus::exporter::access::local_users::{LocalUser, LocalUsers};
+use farbus::exporter::access::networks::Network;
+use farbus::exporter::owner_answers::{ServedAt, answer};
+use farbus::exporter::share::{DEFAULT_PORT, Share};
+use farbus::exporter::sources::making::{expect, offer};
+use farbus::exporter::sources::usb;
+use farbus::exporter::sources::what::What;
+use farbus::hosts::mdns::{Announced, Nearby};
+use farbus::hosts::trust::Trust;
+use farbus::importer::client::HOLD;
+use farbus::importer::discovery::local_shares;
+use farbus::link::modules::allowed;
+use farbus_control::failure::Attribute;
+use farbus_io::discovery::{Announcement, Kind};
+use farbus_io::link::Listener;
+use farbus_io::link::host_address::SECURE_PORT;
+use farbus_io::local::control_socket::ControlSocket;
+use farbus_io::store::create_output;
+use farbus_io::sys::confine::Needs;
+use farbus_io::sys::startup_memory;
+use farbus_io::trust::{Audit, AuditRecorder, Folder, host_name};
+use farbus_io::usb::{Hotplug, Selector};
+use farbus_model::budget::Budget;
+use farbus_modules::Asked;
+use farbus_session::DeviceRecord;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use tracing::warn;
+
+use super::Failure;
+use super::link_args::hold_from;
+use super::output::say;
+use by_daemon::{Daemon, Until};
+use words::{Called, Reach, quoted_all, say_device, say_of_serial_port, say_what_to_type};
+
+/// The default of `--peer-memory`.
+pub const PEER_MEMORY_MIB: u32 = (Budget::DEFAULT.peer_bytes >> 20) as u32;
+/// The default of `--peer-devices`.
+const PEER_DEVICES: u32 = Budget::DEFAULT.devices_max as u32;
+
+/// Offer devices to other machines until interrupted.
+#[derive(Debug, clap::Args)]
+#[command(
+    group = clap::ArgGroup::new("own").multiple(true),
+    group = clap::ArgGroup::new("answered").multiple(true),
+    after_help = "Examples:\n  \
+        farbus share disk:backup.img               on this machine\n  \
+        farbus share disk:backup.img --secure      for paired hosts, too\n  \
+        farbus share disk:/dev/sdb,ro zero keyboard\n  \
+        farbus share disk:a.img,name=music disk:b.img,name=photos\n  \
+        farbus share --list                        USB devices; share one: usb:1-1.4\n  \
+        farbus share disk:backup.img --keep        the daemon keeps it\n\n\
+        Where a daemon of yours runs, it shares the devices, until this command ends. With an option that says where to listen, whom to serve or how, this command shares them itself.\n\n\
+        'farbus share --help' lists what WHAT may be.",
+    after_long_help = "WHAT is one of:\n  \
+        disk:PATH[,ro][,sector=BYTES]\n      \
+        a file or block device: a block device for paired hosts, a USB disk for\n      \
+        others; one user who writes, or many who read\n  \
+        disk:PATH,offset=BYTES,size=BYTES\n      \
+        a part of it\n  \
+        disk:PATH,scratch[=BYTES|=/PATH]\n      \
+        each user has changes of their own, which go away; PATH stays as it is\n  \
+        disk:PATH,force\n      \
+        also if this machine uses it: mounted, as swap, in another program\n  \
+        block:…, memory:SIZE\n      \
+        the same, called 'block'; a disk in memory\n  \
+        zero[,speed=SPEED][,fill=FILL][,verify]\n      \
+        source and sink; SPEED is full, high or super, FILL is zeros or mod63\n      \
+        (usbtest's pattern 1)\n  \
+        keyboard\n      \
+        types what 'farbus type' tells it\n  \
+        serial[,speed=SPEED]\n      \
+        a serial adapter that returns what is sent to it\n  \
+        dfu\n      \
+        a device in DFU mode, for 'dfu-util': 1 MiB of firmware, in memory\n  \
+        fastboot\n      \
+        a device in fastboot mode, for 'fastboot': partitions boot and data, of\n      \
+        16 MiB each, in memory\n  \
+        cmsis-dap\n      \
+        a debug probe with a Cortex-M4 that executes no instruction, for OpenOCD\n      \
+        and pyOCD\n  \
+        can[,channels=N][,traffic=SHARES]\n      \
+        a USB-CAN adapter with a bus behind each channel; traffic=10/20x: a unit\n      \
+        takes 10 % of the first bus, and one 20 % of the second with long\n      \
+        identifiers\n  \
+        bridge[,speed=SPEED][,id=TEXT]\n      \
+        joins two hosts: each attaches one end, bridge-a or bridge-b, and has a\n      \
+        network adapter and a raw pair of endpoints; addresses are derived from\n      \
+        this host's name, or from TEXT\n  \
+        audio[,speed=SPEED]\n      \
+        a sound card whose microphone hears a tone; 'farbus status' counts what\n      \
+        its speaker is sent\n  \
+        stream:pattern[,size=640x480][,format=rgb24][,rate=30]\n      \
+        frames of a test picture, for 'farbus stream read'\n  \
+        stream:PATH,size=WxH[,format=FORMAT][,rate=FPS]\n  \
+        stream:PATH,frame=BYTES\n      \
+        frames out of a FIFO, a device or a file; FORMAT is rgb24, grey or yuyv\n  \
+        usb:BUSID[,follow=WHICH], usb:VENDOR:PRODUCT, usb:serial=TEXT\n      \
+        a USB device of this machine, which its drivers lose meanwhile; which\n      \
+        other one in its port is taken for it: WHICH is VENDOR:PRODUCT or port\n\n\
+        Each may end in ',name=NAME', which names it. Without that farbus numbers them (disk, disk2) in the order in which they are typed.\n\n\
+        Examples:\n  \
+        farbus share disk:backup.img\n  \
+        farbus share disk:/dev/sdb,ro zero keyboard\n  \
+        farbus share --list                     USB devices, and what prevents sharing\n  \
+        farbus share usb:1-1.4 usb:046d:c52b\n  \
+        farbus share usb:1-1.4 --follow 18d1:9302   a board that becomes another one\n  \
+        farbus share disk:a.img,name=music disk:b.img,name=photos\n  \
+        farbus share disk:backup.img --secure   paired hosts, see 'farbus pair'\n  \
+        farbus share zero --listen loopback     port 3240, for this machine's 'usbip'\n  \
+        farbus share zero --listen 0.0.0.0:3240 everybody: see the warning it prints\n  \
+        farbus share zero --listen unix:/run/zero.sock --socket-mode 660\n  \
+        farbus share disk:backup.img --save     the daemon shares it from now on\n\n\
+        Where a daemon of yours runs, it shares the devices, until this command ends. With an option that says where to listen, whom to serve or how, this command shares them itself.\n\n\
+        On this machine, type 'farbus attach disk'. On another one, type 'farbus attach HOST/disk', or 'usbip attach -r HOST -b 1-1'."
+)]
+pub struct Args {
+    /// What to offer; several at once.
+    #[arg(required_unless_present = "list")]
+    what: Vec<Called>,
+    /// Show which USB devices could be shared.
+    ///
+    /// Each other device is shown with what prevents sharing it.
+    #[arg(long, conflicts_with = "what", group = "answered")]
+    list: bool,
+    /// With --list, --keep or --save: print JSON, for programs.
+    #[arg(long, requires = "answered")]
+    json: bool,
+    /// Share a disk that this machine uses itself.
+    ///
+    /// Without it, farbus refuses to let others write an image that is mounted, a loop device, swap, or open in another
+    /// program here: two that write it destroy what is on it. As the word 'force' behind its path.
+    #[arg(long)]
+    force: bool,
+    /// Another device in the port that is this one, too.
+    ///
+    /// VENDOR:PRODUCT, or 'port'. For boards that become another device while they are flashed. It has the
+    /// permissions, the lease and the queue of the first device in the port; without this option it has the name and
+    /// bus id alone. 'port' follows whatever is there. Disks are never followed. May be given several times; the same
+    /// as ',follow=…' behind usb:BUSID.
+    #[arg(long, value_name = "WHICH", conflicts_with = "list")]
+    follow: Vec<FollowWord>,
+    /// Let the running daemon keep it, and end.
+    ///
+    /// It is shared until 'farbus unshare', or until the daemon ends; 'farbus daemon restart' keeps it. A USB
+    /// device of this machine is shared until it is unplugged: with --save, or without either, also when it is plugged
+    /// in again.
+    #[arg(long, group = "answered", conflicts_with = "own")]
+    keep: bool,
+    /// Like --keep, and add it to the daemon's configuration.
+    ///
+    /// An entry [[share]] with its name is appended to the file.
+    #[arg(long, group = "answered", conflicts_with = "own")]
+    save: bool,
+    /// Where to listen without encryption.
+    ///
+    /// ADDR[:PORT], unix:PATH, 'loopback' (port 3240 of this machine alone) or 'none'. May be given several times.
+    /// Without it, farbus listens at a socket of yours in the runtime folder, where 'farbus attach DEVICE' looks.
+    #[arg(long, group = "own", value_name = "ADDR")]
+    listen: Vec<String>,
+    /// Local users served by TCP, besides you, root.
+    ///
+    /// Names or numbers, separated by commas, or 'all'. The option is about connections of this machine without
+    /// encryption. May be given several times.
+    #[arg(long, group = "own", value_name = "NAMES", value_delimiter = ',')]
+    local_users: Vec<LocalUser>,
+    /// Mode of a unix:PATH socket.
+    ///
+    /// 600: its owner may connect. 660: its group, too. 666: every user of this machine.
+    #[arg(long, group = "own", value_name = "MODE", default_value = "600")]
+    socket_mode: SocketMode,
+    /// Serve paired hosts, encrypted.
+    ///
+    /// At every address and port 3241, unless ADDR[:PORT] is given. Each host may use what 'farbus allow' says.
+    #[arg(long, group = "own", value_name = "ADDR", num_args = 0..=1, default_missing_value = "")]
+    secure: Option<String>,
+    /// With --secure: announce nothing to hosts nearby.
+    ///
+    /// Without it, mDNS tells hosts of the same network this host's name (FARBUS_NAME, or its host name), address, port
+    /// and fingerprint, so that paired hosts find it by its name. Devices are not announced.
+    #[arg(long, requires = "secure")]
+    no_announce: bool,
+    /// Let others observe what devices send.
+    ///
+    /// Every host that may use a device may then observe it while another uses it ('farbus observe', and of a stream
+    /// 'farbus stream read --observe'). That includes what somebody types on a keyboard.
+    #[arg(long, group = "own")]
+    observable: bool,
+    /// Allow importers this module.
+    ///
+    /// NAME[:KEY=VALUE,…]. Modules that need nothing of this host are always allowed: see 'farbus module list'. May be
+    /// given several times.
+    #[arg(long, group = "own", value_name = "NAME")]
+    allow_module: Vec<Asked>,
+    /// Reserve bus and processor for a device.
+    ///
+    /// DEVICE:bytes=N,period=N[,criticality=low][,endpoint=0x83]: for every user of the device with this name, so many
+    /// bytes each period, in microframes of 125 µs (frames of 1 ms at low and full speed). May be given several times.
+    /// An importer may ask for something else ('farbus attach --reserve').
+    #[arg(long, group = "own", value_name = "WORDS")]
+    reserve: Vec<DeviceReservation>,
+    /// Addresses that may reserve as high.
+    ///
+    /// ADDR[/BITS]: hosts that connect from there without encryption may reserve with high criticality, as programs
+    /// of this machine may. For paired hosts use 'farbus allow --reserve-high'. May be given several times.
+    #[arg(long, group = "own", value_name = "ADDR")]
+    reserve_high: Vec<Network>,
+    /// Memory for each peer, in MiB.
+    ///
+    /// So much may a peer that uses devices make this process hold, 16 to 65536. A peer that uses none has 64 at most.
+    #[arg(long, group = "own", value_name = "MIB", default_value_t = PEER_MEMORY_MIB, value_parser = clap::value_parser!(u32).range(16..=65536))]
+    peer_memory: u32,
+    /// Devices that one host may use.
+    ///
+    /// So many devices of this process may one paired host use at a time, or one user of this machine, 1 to 65536. All
+    /// of them together may use four times as many.
+    #[arg(long, group = "own", value_name = "N", default_value_t = PEER_DEVICES, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    peer_devices: u32,
+    /// How long a device that moves may wait, in s.
+    ///
+    /// A device that its user hands over to another host ('farbus migrate') waits for that host for so long, 1 to 120
+    /// s, and a disk for 25 s at most. If the user's own limit ('farbus attach --hold') is shorter, that counts.
+    #[arg(long, group = "own", value_name = "SECONDS", default_value = "20", value_parser = hold_from)]
+    hold: Duration,
+    /// Write requests, stage by stage, to FILE.
+    ///
+    /// The last requests of each session, as lines of JSON, when the session ends.
+    #[arg(long, group = "own", value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// Keep the rights of the user who started it.
+    ///
+    /// Without it, the process that reads from the network runs as a user without rights, sees no files and makes no
+    /// connections by itself.
+    #[arg(long, group = "own")]
+    no_sandbox: bool,
+}
+
+impl Args {
+    /// Whether an option was given that a process of its own has to heed.
+    fn is_own_process(&self) -> bool {
+        let listens = !self.listen.is_empty() || self.secure.is_some() || self.socket_mode != SocketMode::default();
+        let admits = !self.local_users.is_empty() || self.observable || !self.reserve_high.is_empty();
+        let serves = !self.allow_module.is_empty() || !self.reserve.is_empty();
+        let limits = self.peer_memory != PEER_MEMORY_MIB || self.peer_devices != PEER_DEVICES;
+        listens || admits || serves || limits || self.hold != HOLD || self.trace.is_some() || self.no_sandbox
+    }
+
+    /// Whether `--json` was given.
+    pub fn is_for_programs(&self) -> bool {
+        self.json
+    }
+}
+
+pub fn run(mut args: Args) -> Result<(), Failure> {
+    if args.list {
+        return super::inventory::run(args.json);
+    }
+    if args.force {
+        args.what = args.what.into_iter().map(Called::forced).collect();
+    }
+    let follow = Follow::from_iter(args.follow.iter().copied());
+    let followed = args.what.into_iter().map(|called| called.following(&follow)).collect::<Result<_, _>>();
+    args.what = followed.map_err(Failure::local)?;
+    let all = args.what.iter().map(|called| called.what.follow());
+    all.reduce(|all, follow| all.and(&follow)).iter().for_each(Follow::warn_if_any);
+    if shared_by_daemon(&args)? {
+        return Ok(());
+    }
+    let share = Arc::new(Share::default());
+    share.show_labels(SystemAccess::Own);
+    let (control_socket, control_listener) = ControlSocket::bind().map_err(Failure::local)?;
+    let users =
+        LocalUsers::of(&args.local_users, |name| SystemAccess::Own.user_number(name)).map_err(Failure::local)?;
+    share.serve_local_users(users);
+    // Report first that a device is not plugged in, whether or not the port is free.
+    usb::check_present(args.what.iter().filter_map(|called| called.what.usb()))
+        .map_err(|error| Failure::new(error.attribute(), error))?;
+    // For the same reason open what needs no broker first. The broker has to know the sockets' paths when it starts.
+    let has_usb = args.what.iter().any(|called| called.what.usb().is_some());
+    fn naming<'a>(Called { what, name, .. }: &'a Called) -> Naming<'a> {
+        name.as_deref().map_or(Naming::Automatic(what.kind()), Naming::Given)
+    }
+    let offer_all = |real: &mut Option<usb::Shared>| {
+        expect(&SystemAccess::Own, args.what.iter().map(|called| (naming(called), &called.what)));
+        let offer_one = |called: &Called| offer(&share, real, &SystemAccess::Own, naming(called), &called.what);
+        args.what.iter().map(offer_one).collect::<Result<Vec<Vec<DeviceRecord>>, _>>()
+    };
+    if has_usb {
+        check_images(&args.what)?;
+    }
+    let offered_first = if has_usb { None } else { Some(offer_all(&mut None)?) };
+    warn_of_partial_sectors(&args.what);
+    let plain = bind_all_plain(&args.listen, args.socket_mode)?;
+    let paths = plain.iter().filter_map(|(_, place)| place.path().cloned());
+    let remove = paths.chain([control_socket.path().to_owned()]).collect();
+    let usb: Vec<String> = args.what.iter().filter_map(|called| called.what.usb()).map(Selector::to_string).collect();
+    let broker_policy = BrokerPolicy { remove, usb, schedules: true, ..BrokerPolicy::default() };
+    let broker = if has_usb || !args.no_sandbox { Some(Arc::new(start_broker(&broker_policy)?)) } else { None };
+    let mut real = broker.clone().filter(|_| has_usb).map(usb::Shared::new);
+    let offered = offered_first.map_or_else(|| offer_all(&mut real), Ok)?;
+    for record in offered.iter().flatten() {
+        let ids = format!("{:04x}:{:04x}", record.vendor, record.product);
+        say_device(name_of(record), &record.bus_id, &ids, record.speed);
+    }
+    reserve(&share, &args.reserve)?;
+    share.allow_reserve_high(args.reserve_high);
+    share.show(args.observable);
+    let budget = Budget::DEFAULT.with_peer_bytes((args.peer_memory as usize) << 20);
+    share.set_budget(budget.with_devices(args.peer_devices as usize));
+    share.wait_for_successors(args.hold);
+    share.allow_modules(allowed(&args.allow_module).map_err(Failure::local)?);
+    if let Some(path) = &args.trace {
+        let file = create_output(path, 0o666);
+        share.trace_to(file.map_err(|error| Failure::local(format!("cannot write {}: {error}", path.display())))?);
+    }
+    // Catch signals before any program can know where this one listens.
+    let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::local)?;
+    let mut secure = args.secure.as_deref().map(bind_secure).transpose()?;
+    let trust = secure.as_ref().map(|secure| secure.trust.clone());
+    let for_all = plain.iter().map(|(_, place)| (place.as_host(), false));
+    let for_paired_hosts = secure.as_ref().map(|secure| (secure.address.to_string(), true));
+    let Some((address, is_for_paired_hosts)) = for_all.chain(for_paired_hosts).next() else {
+        return Err(Failure::local("nobody could reach these devices: give --secure, or another --listen than 'none'"));
+    };
+    let recorder: Option<Arc<dyn AuditRecorder>> = match broker.as_ref().filter(|_| !args.no_sandbox) {
+        Some(broker) => Some(Arc::new(broker.line().map_err(Failure::local)?)),
+        None => own_audit(),
+    };
+    if let Some(recorder) = recorder {
+        share.record_by(Arc::clone(&recorder));
+        secure = secure.map(|secure| Secure { trust: secure.trust.recorded_by(recorder), ..secure });
+    }
+    let nearby = secure.as_ref().filter(|secure| !args.no_announce && !secure.is_local()).and_then(Secure::announcer);
+    // Everything that needs rights is open: drop them before the first thread starts that may read input from the
+    // network.
+    let deaf = |error| Failure::local(format!("cannot hear what is plugged in: {error}"));
+    let hotplug = has_usb.then(Hotplug::new).transpose().map_err(deaf)?;
+    share.keep_retirements(match broker.as_ref().filter(|_| !args.no_sandbox) {
+        Some(broker) => {
+            broker.note_shared(share.identified()).map_err(Failure::local)?;
+            share.write_leases_through(broker).map_err(Failure::local)?;
+            SystemAccess::Through(Arc::new(broker.line().map_err(Failure::local)?))
+        }
+        None => SystemAccess::Own,
+    });
+    if !args.no_sandbox {
+        // With real devices the process reads sysfs; with paired hosts it reads the list of peers.
+        let readable = if has_usb { vec!["/sys".into()] } else { Vec::new() };
+        let state =
+            secure.as_ref().map(|secure| secure.trust.folder().hand_over()).transpose().map_err(Failure::local)?;
+        give_rights_away(&Needs { readable, state, ..Needs::default() })?;
+    }
+    if let Some(broker) = broker.as_ref().filter(|_| !args.no_sandbox) {
+        share.ask_through(SystemAccess::Through(Arc::new(broker.line().map_err(Failure::local)?)));
+    }
+    let for_control_socket = Arc::clone(&share);
+    let served = ServedAt { address, is_for_paired_hosts };
+    control_socket
+        .open(control_listener, move |question, files| answer(&for_control_socket, &served, question, files))
+        .map_err(Failure::local)?;
+    let mut listening = Vec::new();
+    for (listener, place) in plain {
+        share.listen_at(listener, None).map_err(Failure::local)?;
+        listening.push(place.as_host());
+    }
+    if let Some(Secure { listener, datagrams, address, trust }) = secure {
+        let beside = share.listen_secure_on(listener, trust).map_err(Failure::local)?;
+        datagrams.map_or(Ok(()), |socket| beside.serve(socket)).map_err(Failure::local)?;
+        listening.push(format!("{address} for paired hosts, encrypted"));
+    }
+    startup_memory::give_back();
+    // And what the last steps of the start need.
+    startup_memory::give_back_soon();
+    listening.into_iter().for_each(|at| say(format!("listening on {at}   (Ctrl-C ends)")));
+    let announced = nearby.map(|(nearby, wanted)| Announced::keep(nearby, wanted)).transpose();
+    let announced = announced.map_err(Failure::local)?;
+    if let (true, Some(record)) = (args.listen.is_empty(), offered.iter().flatten().next()) {
+        let device = name_of(record);
+        let reach = Reach::of(trust.as_ref(), device, share.id_of(device), None);
+        say_what_to_type(device, device, &quoted_all(&args.what), &host_name(), &reach);
+    }
+    for record in offered.iter().flatten().filter(|record| is_serial_port(record)) {
+        say_of_serial_port(name_of(record));
+    }
+    let follower = real.map(|real| usb::Follower::start(Arc::clone(&share), real, hotplug)).transpose();
+    let mut follower = follower.map_err(deaf)?;
+    signals.forever().next();
+    drop(announced);
+    follower.iter_mut().for_each(usb::Follower::stop);
+    let is_durable = share.stop();
+    // Each device went back to its drivers when it was dropped.
+    follower.into_iter().for_each(usb::Follower::dismiss);
+    drop(broker);
+    if is_durable {
+        Ok(())
+    } else {
+        Err(Failure::local("a device did not become durable in time; its last writes may be lost"))
+    }
+}
+
+/// Lets the daemon of this user share the devices, if there is one and nothing speaks against it. Returns whether it
+/// did.
+fn shared_by_daemon(args: &Args) -> Result<bool, Failure> {
+    let until = match (args.save, args.keep) {
+        (true, _) => Until::Saved,
+        (false, true) => Until::Unshared,
+        (false, false) => Until::Interrupted,
+    };
+    let has_to = until != Until::Interrupted;
+    if args.is_own_process() {
+        return Ok(false);
+    }
+    let Some(daemon) = Daemon::find()? else {
+        return match has_to {
+            true => Err(Failure::new(
+                Attribute::Gone,
+                "no daemon of yours runs here that could keep it\n  start one: farbus daemon --config FILE",
+            )),
+            false => Ok(false),
+        };
+    };
+    warn_of_partial_sectors(&args.what);
+    let is_shared =
+        args.what.iter().all(|called| daemon.takes(&called.what)) && daemon.share(&args.what, until, args.json)?;
+    match is_shared || !has_to {
+        true => Ok(is_shared),
+        false => Err(Failure::new(
+            Attribute::Refused,
+            "the daemon is of an earlier release, which does not share this for others\n  farbus daemon restart",
+        )),
+    }
+}
+
+/// Fails if a disk image is missing. Only this much can be checked before a share with USB devices listens.
+fn check_images(what: &[Called]) -> Result<(), Failure> {
+    let disks = what.iter().filter_map(|called| match &called.what {
+        What::Disk { spec, .. } => Some(spec),
+        _ => None,
+    });
+    // The medium comes first; farbus makes a file for scratch.
+    for (image, _) in disks.filter_map(|spec| spec.images().next()) {
+        std::fs::metadata(image).map_err(|error| match error.kind() {
+            ErrorKind::NotFound => Failure::local(format!("{}: there is no such file", image.display())),
+            _ => Failure::local(format!("{}: {error}", image.display())),
+        })?;
+    }
+    Ok(())
+}
+
+/// Warns of images whose last bytes are no whole sector: a USB disk ends before them.
+fn warn_of_partial_sectors(what: &[Called]) {
+    for called in what {
+        let What::Disk { spec, sector_bytes, .. } = &called.what else { continue };
+        let beyond = spec.bytes_beyond_sectors(*sector_bytes);
+        if beyond > 0 {
+            eprintln!(
+                "farbus: warning: the size of {} is no multiple of {sector_bytes} bytes, a sector:\n  \
+                 users of the USB disk cannot reach its last {beyond} bytes.",
+                called.text
+            );
+        }
+    }
+}
+
+/// A reservation for a device that this command shares.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct DeviceReservation {
+    device: String,
+    request: ReservationRequest,
+}
+
+impl FromStr for DeviceReservation {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (device, request) = text
+            .split_once(':')
+            .ok_or_else(|| format!("'{text}' does not say for which device: zero:bytes=1024,period=8"))?;
+        Ok(Self { device: device.to_owned(), request: request.parse()? })
+    }
+}
+
+fn reserve(share: &Share, all: &[DeviceReservation]) -> Result<(), Failure> {
+    let mut devices: Vec<&str> = all.iter().map(|own| own.device.as_str()).collect();
+    devices.dedup();
+    for device in devices {
+        let requests: Vec<ReservationRequest> =
+            all.iter().filter(|own| own.device == device).map(|own| own.request.clone()).collect();
+        if let Some(reservation) = together(&requests).map_err(Failure::local)? {
+            share.reserve(device, reservation).map_err(|error| Failure::new(Attribute::Refused, error))?;
+        }
+    }
+    Ok(())
+}
+
+fn bind_all_plain(told: &[String], mode: SocketMode) -> Result<Vec<(SocketListener, Place)>, Failure> {
+    match told {
+        // Always the owner's: `--socket-mode` applies to sockets that are named.
+        [] => Ok(vec![bind_plain(&local_shares::place_of_process(), SocketMode::default())?]),
+        told => {
+            let told = told.iter().filter(|told| *told != "none");
+            told.map(|told| bind_plain(&listen_place(told, DEFAULT_PORT)?, mode)).collect()
+        }
+    }
+}
+
+fn bind_plain(asked: &Place, mode: SocketMode) -> Result<(SocketListener, Place), Failure> {
+    let listener = asked.listen_for(&mode.into()).map_err(|error| listen_failure(asked, &error))?;
+    let place = listener.place().map_err(Failure::local)?;
+    if let Place::Address(address) = place
+        && !place.is_local()
+    {
+        eprintln!(
+            "farbus: warning: {address} is not this machine alone. USB/IP has no password and no encryption:\n  \
+             every program that reaches this address can use these devices and read what they say."
+        );
+    }
+    Ok((listener, place))
+}
+
+/// The audit log of this user, written by this process itself; `None` if the user's folder does not exist, because no
+/// key was ever made.
+fn own_audit() -> Option<Arc<dyn AuditRecorder>> {
+    let folder = Folder::of_user().ok().filter(|folder| folder.path().exists())?;
+    Some(Arc::new(Audit::new(folder)))
+}
+
+/// The listener for paired hosts.
+struct Secure {
+    listener: Listener,
+    datagrams: Option<UdpSocket>,
+    address: SocketAddr,
+    trust: Trust,
+}
+
+impl Secure {
+    /// Whether this machine alone can reach it.
+    fn is_local(&self) -> bool {
+        Place::Address(self.address).is_local()
+    }
+
+    /// The process that will announce it, and what to announce; `None` if no process can be started.
+    fn announcer(&self) -> Option<(Nearby, Announcement)> {
+        let nearby = Nearby::start().inspect_err(|error| warn!(%error, "nothing will be announced")).ok()?;
+        // Without addresses all of this machine's are announced.
+        let addresses = Some(self.address.ip()).filter(|ip| !ip.is_unspecified()).into_iter().collect();
+        let (version, fingerprint) = (env!("CARGO_PKG_VERSION").to_owned(), Some(self.trust.fingerprint().to_string()));
+        let announcement =
+            Announcement { kind: Kind::Secure, port: self.address.port(), addresses, version, fingerprint };
+        Some((nearby, announcement))
+    }
+}
+
+fn bind_secure(told: &str) -> Result<Secure, Failure> {
+    let trust = Trust::open()?;
+    let addresses = if told.is_empty() { everywhere(SECURE_PORT) } else { vec![listen_address(told, SECURE_PORT)?] };
+    let mut result = Err(Failure::local("no address to listen at"));
+    for address in addresses {
+        result = bind(address);
+        if result.is_ok() {
+            break;
+        }
+    }
+    let (listener, address) = result?;
+    let datagrams = UdpSocket::bind(address);
+    let datagrams = datagrams.inspect_err(|error| warn!(%address, %error, "no QUIC: its port is not to be had")).ok();
+    Ok(Secure { listener, datagrams, address, trust })
+}
+
+fn bind(address: SocketAddr) -> Result<(Listener, SocketAddr), Failure> {
+    let listener = Listener::bind(address).map_err(|error| listen_failure(&Place::Address(address), &error))?;
+    let address = listener.address().map_err(Failure::local)?;
+    Ok((listener, address))
+}

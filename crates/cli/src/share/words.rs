@@ -1,0 +1,157 @@
+//! A device on the command line of `farbus share`, and what is printed of it once it is shared.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use farbus::devices::follow::Follow;
+use farbus::devices::identities::naming::split_name;
+use farbus::exporter::sources::what::What;
+use farbus::hosts::trust::Trust;
+use farbus_io::trust::{DeviceId, Peer};
+
+use super::super::output::say;
+
+/// A device to be shared, and the name that its owner gave it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Called {
+    /// The device.
+    pub what: What,
+    /// The name that its owner gave it.
+    pub name: Option<String>,
+    /// What was typed.
+    pub text: String,
+    /// The same without the name.
+    pub words: String,
+}
+
+impl Called {
+    /// The same; a disk also if something else on this machine uses it.
+    pub fn forced(self) -> Self {
+        if self.what.is_forced() || self.what.images().next().is_none() {
+            return self;
+        }
+        Self { words: format!("{},force", self.words), what: self.what.forced(), ..self }
+    }
+}
+
+impl Called {
+    /// The same, which follows these other devices in its port, too.
+    ///
+    /// # Errors
+    /// It names no port.
+    pub fn following(self, follow: &Follow) -> Result<Self, String> {
+        let what = self.what.clone().following(follow).map_err(|why| format!("{}: {why}", self.text))?;
+        let words = match &what {
+            What::Usb(spec) if !follow.is_nothing() => spec.to_string(),
+            _ => self.words.clone(),
+        };
+        Ok(Self { what, words, ..self })
+    }
+}
+
+impl FromStr for Called {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (what, name) = split_name(text)?;
+        Ok(Self { what: what.parse()?, name, text: text.to_owned(), words: what })
+    }
+}
+
+/// A word as a shell reads it.
+fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,@%+".contains(c);
+    if word.chars().all(is_plain) { word.to_owned() } else { format!("'{}'", word.replace('\'', r"'\''")) }
+}
+
+/// What was typed, as a shell reads it.
+pub(super) fn quoted_all(what: &[Called]) -> String {
+    what.iter().map(|called| quoted(&called.text)).collect::<Vec<_>>().join(" ")
+}
+
+/// Prints the line of a device that is shared now.
+pub(super) fn say_device(name: &str, bus_id: &str, ids: &str, speed: impl fmt::Display) {
+    say(format!("{name:<10} {bus_id}  {ids}  {speed} speed"));
+}
+
+/// What another machine needs in order to use what is shared here.
+pub(super) enum Reach {
+    /// Nothing lets another machine in.
+    ThisMachine,
+    /// The configuration of the daemon that shares lets no other machine in.
+    DaemonAlone(PathBuf),
+    /// Paired hosts may come, but none is paired.
+    NobodyPaired,
+    /// These hosts are paired, and none may use the device.
+    NobodyAllowed(Vec<String>),
+    /// These hosts may use it.
+    Hosts(Vec<String>),
+}
+
+impl Reach {
+    /// `id` is the device's; `config` is the configuration of the daemon that shares it, if one does.
+    pub(super) fn of(trust: Option<&Trust>, device: &str, id: Option<DeviceId>, config: Option<&Path>) -> Self {
+        let Some(trust) = trust else {
+            return config.map_or(Reach::ThisMachine, |config| Reach::DaemonAlone(config.to_owned()));
+        };
+        // A list that cannot be read is reported when somebody comes.
+        let Ok(peers) = trust.peers() else { return Reach::NobodyPaired };
+        let (may, may_not): (Vec<_>, Vec<_>) = peers.iter().partition(|peer| peer.may_use(device, id));
+        let names = |peers: Vec<&Peer>| peers.into_iter().map(|peer| peer.name.clone()).collect::<Vec<_>>();
+        match (may.is_empty(), may_not.is_empty()) {
+            (false, _) => Reach::Hosts(names(may)),
+            (true, false) => Reach::NobodyAllowed(names(may_not)),
+            (true, true) => Reach::NobodyPaired,
+        }
+    }
+}
+
+/// Prints how to use a device: here, as `local`, and on another machine. `here` is this host's name.
+pub(super) fn say_what_to_type(local: &str, device: &str, what: &str, here: &str, reach: &Reach) {
+    say(format!("  on this machine:    farbus attach {local}"));
+    match reach {
+        Reach::ThisMachine => {
+            say("  on another machine: not yet, this machine alone can use it. To let another in, end this and type");
+            say(format!("    here:   farbus share {what} --secure"));
+        }
+        Reach::DaemonAlone(config) => {
+            say("  on another machine: only where the daemon listens for it. To serve paired hosts, add to");
+            say(format!("    {}:   [secure]", config.display()));
+            say("    and type:   farbus daemon restart");
+        }
+        Reach::NobodyPaired => {
+            say("  on another machine: not yet, no host is paired with this one. Type");
+            say("    here:   farbus pair                        which shows a code");
+            say(format!("    there:  farbus pair {here} CODE            and says what that host is called"));
+            say(format!("    here:   farbus allow NAME {device}"));
+            say(format!("    there:  farbus attach {here}/{device}"));
+        }
+        Reach::NobodyAllowed(hosts) => {
+            say(format!("  on another machine: not yet, no paired host may use it ({}). Type", hosts.join(", ")));
+            say(format!("    here:   farbus allow {} {device}", hosts[0]));
+            say(format!("    there:  farbus attach {here}/{device}"));
+        }
+        Reach::Hosts(hosts) => say(format!("  on {}: farbus attach {here}/{device}", hosts.join(", "))),
+    }
+}
+
+/// Prints what a serial port needs where it is used: no front end shows it but the kernel and a virtual machine.
+pub(super) fn say_of_serial_port(device: &str) {
+    say(format!("  {device} is a serial port. The machine that uses it needs root and 'modprobe vhci-hcd',"));
+    say("    or gives it to a virtual machine: farbus attach … --via redir");
+}
+
+#[cfg(test)]
+mod tests {
+    use farbus_io::usb::Selector;
+
+    use super::*;
+
+    #[test]
+    fn a_device_is_called_what_its_owner_says_behind_it() {
+        let called: Called = "usb:046d:c52b,name=mouse".parse().unwrap();
+        assert_eq!((called.what.usb(), called.name.as_deref()), (Some(&Selector::Ids(0x46d, 0xc52b)), Some("mouse")));
+        assert!("disk:x,name=1-1".parse::<Called>().unwrap_err().contains("no name"));
+    }
+}

@@ -1,0 +1,105 @@
+//! `farbus daemon sleep` and `wake`: the kernel's `vhci_hcd` refuses to suspend while anything is plugged into it.
+
+use std::collections::BTreeMap;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use farbus::importer::client::Attribute;
+use farbus_io::local::control_socket::{Answer, Question, ask_all};
+use farbus_io::sys::vhci::{PortState, Vhci};
+use farbus_io::usb::{Inventory, Obstacle};
+use serde_json::{Value, json};
+
+use super::Failure;
+use super::output::say;
+
+/// How long the kernel may take to release what was unplugged.
+const FREE_TIME_MAX: Duration = Duration::from_secs(5);
+const GLANCE: Duration = Duration::from_millis(50);
+
+/// The answers of all daemons on this machine.
+fn ask(question: &Question) -> Result<Vec<Value>, Failure> {
+    let mut answers = Vec::new();
+    for (_, answer) in ask_all(question).map_err(Failure::local)? {
+        match answer {
+            Answer::Ok(value) => answers.push(value),
+            Answer::Unknown => {}
+            Answer::Refused(why) => return Err(Failure::new(Attribute::Refused, why)),
+            Answer::Failed(failure) => return Err(Failure::new(failure.attribute, failure.message)),
+        }
+    }
+    Ok(answers)
+}
+
+/// Each port in use, and the bus id of its device on this machine.
+fn ports_in_use() -> BTreeMap<u32, Option<String>> {
+    // Without the module nothing is plugged in.
+    let ports = Vhci::open().and_then(|vhci| vhci.ports()).unwrap_or_default();
+    ports
+        .into_iter()
+        .filter(|status| status.state != PortState::Free)
+        .map(|status| (status.port.0, status.local_busid))
+        .collect()
+}
+
+/// Remote devices that hold a file system or swap of this machine, by bus id, and what they hold.
+fn held_by_this_machine() -> BTreeMap<String, String> {
+    let all = Inventory::default().devices().unwrap_or_default();
+    let held = all.into_iter().filter(|found| found.is_imported).filter_map(|found| match found.obstacle {
+        Some(Obstacle::Mounted { device, at }) => Some((found.bus_id, format!("/dev/{device} is {at}"))),
+        _ => None,
+    });
+    held.collect()
+}
+
+/// Detaches everything that keeps the kernel from suspending.
+///
+/// # Errors
+/// [`Failure`]: a device that stays, and why.
+pub fn sleep(json: bool) -> Result<(), Failure> {
+    let held = held_by_this_machine();
+    let is_held = |(port, bus_id): (u32, Option<String>)| Some((port, held.get(&bus_id?)?.clone()));
+    let held: BTreeMap<u32, String> = ports_in_use().into_iter().filter_map(is_held).collect();
+    let answers = ask(&Question::Sleep { held: held.keys().copied().collect() })?;
+    let asleep: Vec<&Value> = answers.iter().filter_map(|answer| answer["asleep"].as_array()).flatten().collect();
+    let until = Instant::now() + FREE_TIME_MAX;
+    while ports_in_use().keys().any(|port| !held.contains_key(port)) && Instant::now() < until && !asleep.is_empty() {
+        thread::sleep(GLANCE);
+    }
+    let left = ports_in_use();
+    let why = |port: &u32| {
+        let by = held.get(port).map_or("another program plugged it in: detach it there", String::as_str);
+        format!("vhci port {port}: {by}")
+    };
+    let stays: Vec<String> = left.keys().map(why).collect();
+    if json {
+        say(json!({ "asleep": asleep, "stays": stays }));
+    } else {
+        let names: Vec<&str> = asleep.iter().filter_map(|name| name.as_str()).collect();
+        say(format!("let go of [{}] until 'farbus daemon wake'", names.join(", ")));
+    }
+    match stays.is_empty() {
+        true => Ok(()),
+        false => {
+            let next =
+                "unmount it, or 'farbus detach' it, before this machine sleeps; the kernel refuses to until then";
+            Err(Failure::new(Attribute::Refused, format!("{}\n  {next}", stays.join(", "))))
+        }
+    }
+}
+
+/// Attaches again what [`sleep`] detached.
+///
+/// # Errors
+/// [`Failure`].
+pub fn wake(json: bool) -> Result<(), Failure> {
+    let answers = ask(&Question::Wake)?;
+    let awake: Vec<&Value> = answers.iter().filter_map(|answer| answer["awake"].as_array()).flatten().collect();
+    if json {
+        say(json!({ "awake": awake }));
+        return Ok(());
+    }
+    let names: Vec<&str> = awake.iter().filter_map(|name| name.as_str()).collect();
+    say(format!("[{}] is attached again, as soon as its exporter answers", names.join(", ")));
+    Ok(())
+}

@@ -1,0 +1,280 @@
+//! Where the daemon listens, and what it announces of that to hosts nearby.
+
+use std::collections::BTreeSet;
+use std::io::ErrorKind;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use farbus::broker::Broker;
+use farbus::common::listen_words::listen_failure;
+use farbus::common::socket_place::{Place, SocketListener};
+use farbus::exporter::access::local_users::LocalUsers;
+use farbus::exporter::access::networks::Network;
+use farbus::exporter::share::QuicBeside;
+use farbus_control::failure::Failure;
+use farbus_io::discovery::{Announcement, Kind};
+use farbus_io::link::Listener;
+use tracing::warn;
+
+use super::config::Config;
+use super::handover::Passed;
+use super::supervisor::{Changes, Has, Listens, Supervisor};
+
+/// This machine's own addresses, which may always connect to a plain listener.
+const OURSELVES: [&str; 2] = ["127.0.0.0/8", "::1"];
+
+/// An address that was opened and is not served yet.
+pub(super) struct Opened {
+    asked: Place,
+    is_secure: bool,
+    /// Whether the service manager, or the daemon before this one, passed it.
+    is_passed: bool,
+    listener: SocketListener,
+}
+
+impl Has {
+    /// Addresses of the loopback that were passed: by the service manager, for a unit that an earlier version enabled,
+    /// or by the daemon before this one. Served users who connect there continue to be served.
+    fn passed_plain(&self) -> Vec<Place> {
+        let fresh = self.passed.iter().filter_map(|listener| listener.address().ok());
+        let inherited = self.inherited.iter().filter(|passed| !passed.is_secure).filter_map(|passed| passed.asked);
+        let served = self.listeners.iter().filter(|listens| listens.is_passed).map(|listens| listens.asked.clone());
+        let all: BTreeSet<SocketAddr> = fresh.chain(inherited).collect();
+        let local = all.into_iter().map(Place::Address).filter(Place::is_local);
+        local.chain(served).collect()
+    }
+}
+
+impl Supervisor {
+    /// Passed sockets that the configuration does not name. Clients that connect there get no answer.
+    pub fn unused(&self) -> Vec<SocketAddr> {
+        self.has().passed.iter().filter_map(|listener| listener.address().ok()).collect()
+    }
+
+    /// The listening places, and whether each is for paired hosts.
+    pub fn places(&self) -> Vec<(Place, bool)> {
+        self.has().listeners.iter().map(|listens| (listens.place.clone(), listens.is_secure)).collect()
+    }
+
+    /// Opens new addresses, and closes those that are no longer wanted. If one cannot be opened, nothing was closed.
+    /// [`Supervisor::serve`] serves the new ones.
+    ///
+    /// # Errors
+    /// An address cannot be opened.
+    pub(super) fn listen(&self, has: &mut Has, config: &Config, changes: &mut Changes) -> Result<Vec<Opened>, Failure> {
+        if !config.secure.is_empty() && self.trust.is_none() {
+            let what = "it began without [secure], and has given away what it needs for that\n  restart it";
+            return Err(Failure::local(format!("cannot serve paired hosts: {what}")));
+        }
+        self.share.allow_reserve_high(config.reserve_high.clone());
+        let users = LocalUsers::of(&config.local_users, |name| self.system.user_number(name));
+        self.share.serve_local_users(users.map_err(Failure::local)?);
+        let passed = if config.is_default_listen { has.passed_plain() } else { Vec::new() };
+        let plain = config.listen.iter().map(|place| (place.clone(), false));
+        let secure = config.secure.iter().map(|address| (Place::Address(*address), true));
+        let wanted: Vec<(Place, bool)> =
+            plain.chain(secure).chain(passed.iter().map(|place| (place.clone(), false))).collect();
+        let mut fresh: Vec<(Place, bool, SocketListener)> = Vec::new();
+        for (asked, is_secure) in &wanted {
+            if !has.listeners.iter().any(|listens| (&listens.asked, &listens.is_secure) == (asked, is_secure)) {
+                fresh.push((asked.clone(), *is_secure, self.listener_at(has, asked, *is_secure)?));
+            }
+        }
+        has.listeners.retain(|Listens { asked, place, is_secure, .. }| {
+            let stays = wanted.iter().any(|(wanted, secure)| (wanted, secure) == (asked, is_secure));
+            match stays {
+                true if *is_secure => {}
+                true => self.share.addresses().allow(place, allowed_at(place, &config.allow)),
+                false => {
+                    self.share.addresses().close(place);
+                    changes.removed.push(place.as_host());
+                }
+            }
+            stays
+        });
+        let opened = |(asked, is_secure, listener)| {
+            let is_passed = passed.contains(&asked);
+            Opened { asked, is_secure, is_passed, listener }
+        };
+        Ok(fresh.into_iter().map(opened).collect())
+    }
+
+    /// Serves clients at these addresses. The devices must be on offer already: an importer whose session continues
+    /// here after a restart would otherwise learn that its device is gone.
+    ///
+    /// # Errors
+    /// An address cannot be listened at.
+    pub(super) fn serve(
+        &self,
+        opened: Vec<Opened>,
+        has: &mut Has,
+        config: &Config,
+        changes: &mut Changes,
+    ) -> Result<(), Failure> {
+        for Opened { asked, is_secure, is_passed, listener } in opened {
+            let begun = self.begin(listener, &asked, is_secure, &config.allow);
+            let place = begun.map_err(|error| listen_failure(&asked, &error))?;
+            changes.added.push(place.as_host());
+            has.listeners.push(Listens { asked, place, is_secure, is_passed });
+        }
+        Ok(())
+    }
+
+    fn begin(
+        &self,
+        listener: SocketListener,
+        asked: &Place,
+        is_secure: bool,
+        allow: &[Network],
+    ) -> std::io::Result<Place> {
+        let place = listener.place()?;
+        match (self.trust.as_ref().filter(|_| is_secure), listener) {
+            (Some(trust), SocketListener::Tcp(listener)) => {
+                let port = listener.address()?.port();
+                let beside = self.share.listen_secure_on(listener, trust.clone())?;
+                match self.broker.listen_for_datagrams(asked, port) {
+                    Ok(socket) => beside.serve(socket)?,
+                    // The process that this one replaces has it until it ends.
+                    Err(error) if error.kind() == ErrorKind::AddrInUse => {
+                        let (broker, asked) = (Arc::clone(&self.broker), asked.clone());
+                        let wait = move || serve_when_free(&beside, &broker, &asked, port);
+                        thread::Builder::new().name("quic-port".into()).spawn(wait)?;
+                    }
+                    Err(error) => warn_of_port(&place, &error),
+                }
+                Ok(place)
+            }
+            (_, listener) => {
+                listener.never_wait()?;
+                self.share.listen_at(listener, allowed_at(&place, allow))
+            }
+        }
+    }
+
+    fn listener_at(&self, has: &mut Has, place: &Place, is_secure: bool) -> Result<SocketListener, Failure> {
+        if let Place::Address(address) = *place {
+            let is_it = |passed: &Passed| (passed.asked, passed.is_secure) == (Some(address), is_secure);
+            if let Some(at) = has.inherited.iter().position(is_it) {
+                return Ok(SocketListener::Tcp(has.inherited.swap_remove(at).listener));
+            }
+            let is_it = |listener: &Listener| listener.address().is_ok_and(|passed| passed == address);
+            if let Some(at) = has.passed.iter().position(is_it) {
+                return Ok(SocketListener::Tcp(has.passed.swap_remove(at)));
+            }
+        }
+        self.broker.listen(place).map_err(|error| listen_failure(place, &error))
+    }
+
+    /// Announces the listening addresses that other hosts can reach.
+    pub(super) fn announce(&self, has: &mut Has, config: &Config) {
+        let Some(nearby) = &self.nearby else { return };
+        let fingerprint = self.trust.as_ref().map(|trust| trust.fingerprint().to_string());
+        let wanted = announcements(&has.listeners, config, fingerprint.as_deref());
+        let trouble = nearby.announce(&wanted).err().map(|error| error.to_string());
+        // Each trouble is logged once.
+        if let Some(error) = trouble.as_ref().filter(|_| trouble != has.unannounced) {
+            warn!(error, "not announced");
+        }
+        has.unannounced = trouble;
+    }
+}
+
+/// The announcements: each port once, with its addresses.
+fn announcements(listeners: &[Listens], config: &Config, fingerprint: Option<&str>) -> Vec<Announcement> {
+    let mut wanted: Vec<Announcement> = Vec::new();
+    for Listens { place, is_secure, .. } in listeners {
+        let Place::Address(address) = place else { continue };
+        if place.is_local() {
+            continue;
+        }
+        let (kind, is_wished) = match is_secure {
+            true => (Kind::Secure, config.announce_secure),
+            false => (Kind::Plain, config.announce),
+        };
+        if !is_wished {
+            continue;
+        }
+        let port = address.port();
+        let known = wanted.iter().position(|other| (other.kind, other.port) == (kind, port));
+        let at = known.unwrap_or_else(|| {
+            let version = env!("CARGO_PKG_VERSION").to_owned();
+            let fingerprint = fingerprint.filter(|_| *is_secure).map(str::to_owned);
+            wanted.push(Announcement { kind, port, addresses: Vec::new(), version, fingerprint });
+            wanted.len() - 1
+        });
+        // An empty list of addresses means all of them.
+        let is_all = address.ip().is_unspecified() || (known.is_some() && wanted[at].addresses.is_empty());
+        match is_all {
+            true => wanted[at].addresses.clear(),
+            false => wanted[at].addresses.push(address.ip()),
+        }
+    }
+    wanted
+}
+
+/// How long the port for QUIC may be another process's, and how often it is asked for.
+const PORT_TIME_MAX: Duration = Duration::from_secs(30);
+const PORT_ASKED_EVERY: Duration = Duration::from_millis(50);
+
+/// Serves paired hosts by QUIC once the port is free.
+fn serve_when_free(beside: &QuicBeside, broker: &Broker, asked: &Place, port: u16) {
+    let until = Instant::now() + PORT_TIME_MAX;
+    while !beside.is_closed() {
+        thread::sleep(PORT_ASKED_EVERY);
+        match broker.listen_for_datagrams(asked, port).and_then(|socket| beside.serve(socket)) {
+            Ok(()) => return,
+            Err(error) if error.kind() == ErrorKind::AddrInUse && Instant::now() < until => {}
+            Err(error) => return warn_of_port(asked, &error),
+        }
+    }
+}
+
+fn warn_of_port(place: &Place, error: &std::io::Error) {
+    warn!(%place, %error, "no QUIC: its port is not to be had");
+}
+
+/// The networks that may connect at a place. The loopback is open to all, because only this machine reaches it.
+fn allowed_at(place: &Place, allow: &[Network]) -> Option<Vec<Network>> {
+    let ourselves = OURSELVES.iter().map(|text| text.parse().expect("a constant that a test reads"));
+    (!place.is_local()).then(|| ourselves.chain(allow.iter().copied()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_listeners_off_the_loopback_are_announced_with_their_kind() {
+        let listens = |address: &str, is_secure| {
+            let place: Place = address.parse().unwrap();
+            Listens { asked: place.clone(), place, is_secure, is_passed: false }
+        };
+        let all = [
+            listens("127.0.0.1:3240", false),
+            listens("unix:/run/farbus/share.sock", false),
+            listens("10.0.0.1:3240", false),
+            listens("[::]:3241", true),
+        ];
+        let config = Config { announce: true, announce_secure: true, ..Config::default() };
+        let told = announcements(&all, &config, Some("sha256:ab"));
+        assert_eq!(
+            told.iter().map(|told| (told.kind, told.port)).collect::<Vec<_>>(),
+            [(Kind::Plain, 3240), (Kind::Secure, 3241)]
+        );
+        assert_eq!((&told[0].addresses, &told[0].fingerprint), (&vec!["10.0.0.1".parse().unwrap()], &None));
+        assert_eq!((told[1].addresses.len(), told[1].fingerprint.as_deref()), (0, Some("sha256:ab")));
+        let quiet = Config { announce: true, ..Config::default() };
+        assert_eq!(announcements(&all, &quiet, Some("sha256:ab")).len(), 1);
+    }
+
+    #[test]
+    fn address_off_the_loopback_admits_its_list_and_this_machine_only() {
+        let allow = ["10.0.0.0/8".parse().unwrap()];
+        assert_eq!(allowed_at(&"127.0.0.1:3240".parse().unwrap(), &allow), None);
+        let allowed = allowed_at(&"0.0.0.0:3240".parse().unwrap(), &allow).unwrap();
+        let admits = |address: &str| allowed.iter().any(|network| network.contains(address.parse().unwrap()));
+        assert!(admits("127.0.0.1") && admits("::1") && admits("10.1.1.1") && !admits("192.0.2.1"));
+    }
+}

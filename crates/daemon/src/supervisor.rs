@@ -1,0 +1,840 @@
+//! Compares what runs with the configuration, starts and stops the difference, and leaves the rest alone.
+
+use std::cell::OnceCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use farbus::broker::{Broker, ReplacementProcess, SystemAccess};
+use farbus::common::socket_place::Place;
+use farbus::devices::identities::naming::Naming;
+use farbus::exporter::owner_answers::{self, ServedAt};
+use farbus::exporter::share::Share;
+use farbus::exporter::sources::making::{expect, offer};
+use farbus::exporter::sources::usb::{self, Follower, PortKeeper};
+use farbus::exporter::sources::what::What;
+use farbus::exporter::state::shared::Neighbourhood;
+use farbus::frontend::{Refused, Request, steer};
+use farbus::hosts::mdns::Nearby;
+use farbus::hosts::trust::Trust;
+use farbus::importer::client::{Attribute, FailureReport, HOLD, Target, name_of};
+use farbus_control::attachment::AttachmentStatus;
+use farbus_control::daemon::{DaemonStatus, FailedDevice};
+use farbus_control::failure::Failure;
+use farbus_control::process::ProcessDevice;
+use farbus_control::process::ProcessStatus;
+use farbus_io::link::Listener;
+use farbus_io::local::control_socket::{Answer, Question, SentAnswer, TopologyAct};
+use farbus_io::local::passed_files::Files;
+use farbus_io::service::Manager;
+use farbus_io::trust::AuditRecorder;
+use farbus_io::usb::Hotplug;
+use serde_json::{Value, json};
+use tracing::{debug, info, warn};
+
+use super::attachment::{Going, Keeping, Kept};
+use super::config::Config;
+use super::directory::Directory;
+use super::handover::{self, Leaving, Passed, PassedOn, ReplacementPassage, Taken, TakenOver};
+use super::modules::ReadyModules;
+use super::page::Page;
+use super::requested::RequestedShares;
+use super::spec::Shared as DaemonShare;
+use super::topology_links::{Joining, Sight};
+use super::topology_plan::plan_path;
+
+/// What commands may pass to this release of the daemon, besides images (docs/control.md).
+const TAKES: [&str; 2] = ["frames", "usb"];
+
+/// The daemon, as its threads share it.
+pub struct Supervisor {
+    path: PathBuf,
+    /// The absolute path of the configuration, for the owner's commands.
+    pub(super) config_path: PathBuf,
+    pub(super) share: Arc<Share>,
+    /// Devices that the owner asked this process to share.
+    pub(super) requested: Arc<RequestedShares>,
+    manager: Manager,
+    /// Does what this process has no rights for.
+    pub(super) broker: Arc<Broker>,
+    pub(super) system: SystemAccess,
+    ready_modules: ReadyModules,
+    /// This host's key and paired hosts; `None` if no paired host is served or attached.
+    pub(super) trust: Option<Trust>,
+    pub(super) nearby: Option<Nearby>,
+    /// The links between this host and others.
+    joining: Arc<Joining>,
+    /// The directory of all sites.
+    directory: Directory,
+    page: Page,
+    has: Mutex<Has>,
+    is_handed_over: AtomicBool,
+    end: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+}
+
+/// A listening socket.
+pub(super) struct Listens {
+    /// As the configuration names it; port 0 takes a free port.
+    pub(super) asked: Place,
+    pub(super) place: Place,
+    pub(super) is_secure: bool,
+    /// Whether the socket was passed by a former process, and is served only because the configuration names no
+    /// address.
+    pub(super) is_passed: bool,
+}
+
+/// What the daemon runs.
+pub(super) struct Has {
+    config: Config,
+    /// Passed listeners that are not in use.
+    pub(super) passed: Vec<Listener>,
+    /// Listeners of the former process, until the configuration says what they are for.
+    pub(super) inherited: Vec<Passed>,
+    /// Targets that the owner had detached before this process began.
+    detached: BTreeSet<String>,
+    pub(super) listeners: Vec<Listens>,
+    /// Why the last announcement failed.
+    pub(super) unannounced: Option<String>,
+    pub(super) shares: BTreeMap<String, Offered>,
+    /// Names of the configuration's shares that the owner has unshared, until the next reload.
+    pub(super) unshared: BTreeSet<String>,
+    /// Follows real devices; `None` once the daemon ends.
+    real: Option<Follower>,
+    attachments: BTreeMap<String, Kept>,
+}
+
+/// What a daemon opens before it drops its rights.
+pub struct Tools {
+    /// The absolute path of the configuration.
+    pub config_path: PathBuf,
+    /// The connection to the service manager.
+    pub manager: Manager,
+    /// The broker.
+    pub broker: Arc<Broker>,
+    pub ready_modules: ReadyModules,
+    /// This host's key and paired hosts.
+    pub trust: Option<Trust>,
+    /// Announces this host to hosts nearby.
+    pub nearby: Option<Nearby>,
+    /// Reports devices that are plugged in or unplugged.
+    pub hotplug: Option<Hotplug>,
+    /// Listeners that were passed by the service manager.
+    pub passed: Vec<Listener>,
+    /// USB devices that the process before this one had open, by bus and number.
+    pub devices: Vec<(u32, u32)>,
+}
+
+/// A share of the configuration.
+pub(super) struct Offered {
+    shared: DaemonShare,
+    /// The listed names of its devices, or why it is not shared.
+    pub(super) result: Result<Vec<String>, FailureReport>,
+}
+
+/// What a change started and stopped.
+#[derive(Debug, Default)]
+pub struct Changes {
+    pub(super) added: Vec<String>,
+    pub(super) removed: Vec<String>,
+}
+
+impl Supervisor {
+    /// A supervisor that runs nothing yet; [`Supervisor::apply`] starts what the configuration names.
+    ///
+    /// # Errors
+    /// The system has no more threads or descriptors.
+    pub fn new(path: PathBuf, tools: Tools) -> std::io::Result<Self> {
+        let Tools { config_path, manager, broker, ready_modules, trust, nearby, hotplug, passed, devices } = tools;
+        let share = Arc::new(Share::default());
+        let recorder: Arc<dyn AuditRecorder> = Arc::new(broker.line()?);
+        let trust = trust.map(|trust| trust.recorded_by(Arc::clone(&recorder)));
+        share.record_by(recorder);
+        if let Some(modules) = ready_modules.allowed() {
+            share.allow_modules(modules);
+        }
+        // All attachments share its lines: a thousand of them have no thousand threads in the broker.
+        let system = SystemAccess::Through(Arc::clone(&broker)).apart()?;
+        let keeper = PortKeeper { config: config_path.clone(), system: system.clone() };
+        let real = usb::Shared::new(Arc::new(broker.line()?)).inheriting(&devices).remembering(keeper);
+        let real = Follower::start(Arc::clone(&share), real, hotplug)?;
+        // An own line to the broker, so that a connecting program does not wait for slow questions.
+        share.ask_through(SystemAccess::Through(Arc::new(broker.line()?)));
+        share.write_leases_through(&broker)?;
+        // The broker identifies all devices.
+        broker.note_shared(Vec::new())?;
+        share.keep_retirements(SystemAccess::Through(Arc::new(broker.line()?)));
+        let requested =
+            RequestedShares::new(Arc::clone(&share), real.handle(), Arc::new(broker.line()?), system.clone())?;
+        let joining = Arc::new(Joining::new(trust.clone(), system.clone()));
+        let neighbourhood: Arc<dyn Neighbourhood> = Arc::<Joining>::clone(&joining);
+        share.answer_neighbours(neighbourhood);
+        let directory = Directory::new(Arc::clone(&share), trust.clone(), system.clone());
+        let page = Page::new(Arc::new(broker.line()?));
+        let has = Has {
+            config: Config::default(),
+            passed,
+            inherited: vec![],
+            detached: BTreeSet::new(),
+            listeners: vec![],
+            unannounced: None,
+            shares: BTreeMap::new(),
+            unshared: BTreeSet::new(),
+            real: Some(real),
+            attachments: BTreeMap::new(),
+        };
+        Ok(Self {
+            path,
+            config_path,
+            share,
+            requested,
+            manager,
+            broker,
+            system,
+            ready_modules,
+            trust,
+            nearby,
+            joining,
+            directory,
+            page,
+            has: Mutex::new(has),
+            is_handed_over: AtomicBool::new(false),
+            end: Mutex::new(None),
+        })
+    }
+
+    pub(super) fn has(&self) -> MutexGuard<'_, Has> {
+        self.has.lock().expect("no change panics")
+    }
+
+    /// The connection to the service manager.
+    pub fn manager(&self) -> &Manager {
+        &self.manager
+    }
+
+    /// Reads the configuration again and applies it. Entries that stay the same are not touched, so their sessions
+    /// continue.
+    ///
+    /// # Errors
+    /// [`Failure`]: if the file is wrong, nothing has changed; otherwise, what could be applied was applied.
+    pub fn reload(&self) -> Result<Changes, Failure> {
+        self.manager.reloading();
+        let result = self.read().and_then(|config| {
+            self.has().unshared.clear();
+            self.apply(config)
+        });
+        if result.is_ok() {
+            // Attachments that their owner had detached begin again.
+            self.has().attachments.values().for_each(Kept::resume);
+        }
+        match &result {
+            Ok(changes) => info!(added = ?changes.added, removed = ?changes.removed, "reloaded"),
+            Err(failure) => warn!("not reloaded: {failure}"),
+        }
+        self.manager.ready(&self.summary());
+        result
+    }
+
+    /// Reads and parses the current configuration.
+    ///
+    /// # Errors
+    /// What is wrong with it, and where.
+    pub fn read(&self) -> Result<Config, Failure> {
+        let text = self.broker.config().map_err(Failure::local)?;
+        Config::parse_file(&self.path, &text).map_err(Failure::local)
+    }
+
+    /// Starts and stops what is needed so that the daemon runs what `config` says. What its owner detached stays
+    /// detached.
+    ///
+    /// # Errors
+    /// The daemon cannot listen at an address. Devices that are not available are retried later, and shown in the
+    /// status.
+    pub fn apply(&self, config: Config) -> Result<Changes, Failure> {
+        self.ready_modules.check(&config)?;
+        let mut has = self.has();
+        let mut changes = Changes::default();
+        let opened = self.listen(&mut has, &config, &mut changes)?;
+        self.share.show(config.observable);
+        self.share.configure_notes(config.notes.clone());
+        self.share.set_budget(config.budget);
+        self.share.limit_leases(config.lease_limit);
+        self.share.wait_for_successors(config.hold.unwrap_or(HOLD));
+        self.joining.follow(config.joined.as_ref(), &Seen::by(self, &has));
+        has.config = config;
+        self.offer_all(&mut has, &mut changes);
+        if let Some(real) = &has.real {
+            self.requested.adopt_usb(&has.config.wanted());
+            real.want(has.config.wanted());
+        }
+        let config = has.config.clone();
+        self.serve(opened, &mut has, &config, &mut changes)?;
+        self.announce(&mut has, &config);
+        self.attach_all(&mut has, &mut changes);
+        if let Some([former, now]) = self.directory.follow(has.config.directory.as_ref()) {
+            let named = |at: Option<String>| at.map(|at| format!("directory {at}"));
+            changes.removed.extend(named(former));
+            changes.added.extend(named(now));
+        }
+        self.page.follow(has.config.page.clone());
+        Ok(changes)
+    }
+
+    /// The links between this host and others.
+    pub fn joining(&self) -> &Joining {
+        &self.joining
+    }
+
+    /// Advances the links between hosts as far as possible now.
+    pub fn join(&self) {
+        let mut has = self.has();
+        if self.is_handed_over() || has.config.joined.is_none() {
+            return;
+        }
+        // Hosts that were paired meanwhile get their ends.
+        self.share.lend(self.joining.lent());
+        while self.joining.step(&Seen::by(self, &has)) {
+            let mut changes = Changes::default();
+            self.offer_all(&mut has, &mut changes);
+            self.attach_all(&mut has, &mut changes);
+        }
+    }
+
+    fn topology(&self, act: TopologyAct) -> Answer {
+        match act {
+            TopologyAct::Status => {}
+            TopologyAct::Up => {
+                if let Err(failure) = self.reload() {
+                    return Answer::Failed(failure.report());
+                }
+            }
+            TopologyAct::Down => {
+                let mut has = self.has();
+                self.joining.take_down();
+                let mut changes = Changes::default();
+                self.attach_all(&mut has, &mut changes);
+                self.offer_all(&mut has, &mut changes);
+            }
+        }
+        let has = self.has();
+        let Some(joined) = &has.config.joined else {
+            let what = "the daemon here brings no links up";
+            let next = format!("add to {}:\n    [topology]\n    plan = \"topology.toml\"", self.path.display());
+            return Answer::Refused(format!("{what}\n  {next}\n  and then: farbus topology up FILE"));
+        };
+        let mut status = self.joining.status(&Seen::by(self, &has));
+        status["host"] = json!(joined.host);
+        status["plan"] = json!(plan_path(&self.path, &joined.plan));
+        Answer::Ok(status)
+    }
+
+    fn offer_all(&self, has: &mut Has, changes: &mut Changes) {
+        let mut shares = has.config.shares.clone();
+        shares.extend(self.joining.shares());
+        // The restriction must be set before the device is offered.
+        self.share.lend(self.joining.lent());
+        let stays = |offered: &Offered| shares.iter().any(|shared| shared.is(&offered.shared));
+        for (name, offered) in has.shares.extract_if(.., |_, offered| !stays(offered)) {
+            for listed in offered.result.iter().flatten() {
+                if let Err(error) = self.share.remove(listed) {
+                    warn!(name, %error, "was not there to be removed");
+                }
+            }
+            changes.removed.push(name);
+        }
+        self.requested.offer_inherited();
+        let is_here =
+            |shared: &&DaemonShare| !matches!(shared.what, What::Usb(_)) && !has.unshared.contains(&shared.name);
+        let shares: Vec<&DaemonShare> = shares.iter().filter(is_here).collect();
+        let new = shares.iter().filter(|shared| !has.shares.contains_key(&shared.name));
+        expect(&self.system, new.map(|shared| (Naming::of(&shared.name, shared.is_named), &shared.what)));
+        for shared in shares {
+            if let Some(offered) = has.shares.get_mut(&shared.name) {
+                // The file may have given it a name meanwhile.
+                offered.shared.is_named = shared.is_named;
+                offered.result.iter().flatten().for_each(|listed| self.share.set_named(listed, shared.is_named));
+            } else {
+                // What the owner asked for, and saved then, is offered already.
+                let adopted = self.requested.adopt(shared);
+                if let Some(names) = &adopted {
+                    names.iter().for_each(|listed| self.share.set_named(listed, shared.is_named));
+                }
+                let result = adopted.map_or_else(|| self.offer(shared), Ok);
+                if let Err(failure) = &result {
+                    warn!(name = shared.name, "not shared: {}; tried again later", failure.message);
+                }
+                changes.added.push(shared.name.clone());
+                has.shares.insert(shared.name.clone(), Offered { shared: shared.clone(), result });
+            }
+        }
+    }
+
+    fn offer(&self, shared: &DaemonShare) -> Result<Vec<String>, FailureReport> {
+        let offered =
+            offer(&self.share, &mut None, &self.system, Naming::of(&shared.name, shared.is_named), &shared.what)
+                .map_err(|failure| failure.report())?;
+        let names: Vec<_> = offered.iter().map(|record| name_of(record).to_owned()).collect();
+        let reserved = match &shared.reservation {
+            Some(reservation) => names.iter().try_for_each(|name| self.share.reserve(name, reservation.clone())),
+            None => Ok(()),
+        };
+        if let Err(error) = reserved {
+            // Without its reservation the device must not be offered.
+            for name in &names {
+                let _ = self.share.remove(name);
+            }
+            return Err(FailureReport::new(Attribute::Refused, error.to_string()));
+        }
+        Ok(names)
+    }
+
+    /// Retries shares that failed, and the announcement.
+    pub fn try_again(&self) {
+        self.requested.release_moved();
+        self.requested.forget_unplugged();
+        let mut has = self.has();
+        for (name, offered) in has.shares.iter_mut().filter(|(_, offered)| offered.result.is_err()) {
+            offered.result = self.offer(&offered.shared);
+            if offered.result.is_ok() {
+                info!(name, "shared at last");
+            }
+        }
+        // A network may have come up.
+        let config = has.config.clone();
+        self.announce(&mut has, &config);
+    }
+
+    fn restart(&self, interrupt: bool) -> Answer {
+        match self.hand_over(interrupt) {
+            Ok(value) => {
+                if let Some(end) = self.end.lock().expect("nobody panics with it").take() {
+                    end();
+                }
+                Answer::Ok(value)
+            }
+            Err(failure) => Answer::Failed(failure.report()),
+        }
+    }
+
+    /// Sets what ends this process once a replacement has taken over.
+    pub fn on_handed_over(&self, end: impl FnOnce() + Send + 'static) {
+        *self.end.lock().expect("nobody panics with it") = Some(Box::new(end));
+    }
+
+    /// Answers a question of the owner.
+    pub fn answer(&self, question: Question, files: &Files) -> SentAnswer {
+        if self.is_handed_over() {
+            // The replacement is asked as well.
+            return Answer::Unknown.into();
+        }
+        let Question::Directory { query, known } = question else { return self.answer_plain(question, files).into() };
+        match self.directory.contents(query.as_deref(), known.as_deref()) {
+            None => Answer::Unknown.into(),
+            Some(Ok(contents)) => SentAnswer::Written { ok: contents },
+            Some(Err(why)) => Answer::Refused(why).into(),
+        }
+    }
+
+    fn answer_plain(&self, question: Question, files: &Files) -> Answer {
+        match question {
+            Question::Status => self.status(),
+            Question::Reload { adopt } => {
+                let reloaded = self.reload().and_then(|changes| {
+                    let adopted = adopt.map(|device| self.adopt(&device)).transpose()?;
+                    Ok(json!({ "added": changes.added, "removed": changes.removed, "adopted": adopted }))
+                });
+                reloaded.map_or_else(|failure| Answer::Failed(failure.report()), Answer::Ok)
+            }
+            Question::Restart { interrupt } => self.restart(interrupt),
+            Question::Topology { act } => self.topology(act),
+            Question::DirectoryLimit { host, devices, for_s } => match self.directory.limit(&host, devices, for_s) {
+                None => Answer::Unknown,
+                Some(Ok(written)) => Answer::Ok(written),
+                Some(Err(failure)) => Answer::Failed(failure),
+            },
+            Question::Sleep { held } => Answer::Ok(json!({ "asleep": self.sleep(&held) })),
+            Question::Wake => Answer::Ok(json!({ "awake": self.wake() })),
+            Question::Detach { device: Some(device), force } => self.detach(&device, force),
+            Question::Detach { device: None, .. } => Answer::Unknown,
+            Question::Share { what, name, keep, is_again } => {
+                self.share_for_owner((&what, is_again), name, keep, files)
+            }
+            Question::Unshare { device, force } => self.unshare(&device, force),
+            // No lock is held here: a virtual machine's device may take long.
+            question => steer(question, files, |device| self.ask_kept(device, Kept::handle))
+                .unwrap_or_else(|other| owner_answers::answer(&self.share, &ServedAt::default(), other, files)),
+        }
+    }
+
+    /// What all attachments are kept with.
+    pub fn keeping(&self) -> Keeping<'_> {
+        Keeping { config: &self.config_path, ready_modules: &self.ready_modules, system: &self.system }
+    }
+
+    /// Has an attachment, or a share by port, take whichever device is there now. Returns its target or name.
+    fn adopt(&self, device: &str) -> Result<String, Failure> {
+        let in_port = self.has().real.as_ref().and_then(|real| real.shared().adopt(&self.share, device));
+        if let Some(adopted) = in_port {
+            return adopted.map_err(|why| Failure::new(Attribute::Refused, why));
+        }
+        let adopted = self.ask_kept(device, |kept| kept.adopt().map(|()| kept.request().target.to_string()));
+        let unknown = || {
+            let all: Vec<String> = self.has().attachments.values().map(|kept| kept.request().target.shown()).collect();
+            let all = if all.is_empty() { "nothing".to_owned() } else { all.join(", ") };
+            Failure::new(Attribute::Gone, format!("the daemon keeps no '{device}' attached; it keeps: {all}"))
+        };
+        adopted.ok_or_else(unknown)?.map_err(|why| Failure::new(Attribute::Refused, why))
+    }
+
+    /// Restores a session of the process before this one.
+    ///
+    /// # Errors
+    /// Why this process cannot continue it.
+    pub fn take_session(&self, saved: &[u8]) -> std::io::Result<()> {
+        self.share.inherit(saved, self.trust.as_ref())
+    }
+
+    /// Takes what the process before this one passed on. Attachments continue at once.
+    pub fn inherit(&self, inherited: TakenOver) {
+        let mut has = self.has();
+        for mut kept in inherited.kept {
+            let name = kept.request().target.to_string();
+            match kept.begin() {
+                Ok(()) => drop(has.attachments.insert(name, kept)),
+                Err(error) => warn!(target = name, %error, "not attached"),
+            }
+        }
+        for passed in inherited.listeners {
+            match passed.asked {
+                Some(_) => has.inherited.push(passed),
+                None => has.passed.push(passed.listener),
+            }
+        }
+        has.detached = inherited.detached;
+        has.unshared = inherited.unshared;
+        self.requested.inherit(inherited.requested);
+        if inherited.is_down {
+            self.joining.stay_down();
+        }
+    }
+
+    /// Continues the restored sessions, and drops what the configuration no longer names.
+    pub fn settle(&self) {
+        self.share.take_up();
+        let mut has = self.has();
+        has.inherited.clear();
+        has.detached.clear();
+    }
+
+    /// Hands over to a replacement. If that succeeds, this process has to end.
+    ///
+    /// # Errors
+    /// [`Failure`]: nothing has changed.
+    pub fn hand_over(&self, interrupt: bool) -> Result<Value, Failure> {
+        let has = self.has();
+        if self.is_handed_over() {
+            return Err(Failure::new(Attribute::Refused, "another process goes on already"));
+        }
+        let going: Vec<(&String, Going)> = has.attachments.iter().map(|(name, kept)| (name, kept.going())).collect();
+        let moving: Vec<&str> =
+            going.iter().filter(|(_, going)| matches!(going, Going::Moving)).map(|(name, _)| name.as_str()).collect();
+        if !moving.is_empty() && !interrupt {
+            let what = format!("{}: held still, or on its way to another host", moving.join(", "));
+            let next = "try again when that is over, at most 20 s; or 'farbus resume DEVICE' first";
+            return Err(Failure::new(Attribute::Refused, format!("{what}\n  {next}")));
+        }
+        let swapping = going.iter().find(|(_, going)| matches!(going, Going::Swapping));
+        if let Some((name, _)) = swapping.filter(|_| !interrupt) {
+            let next = format!("wait for it: farbus swap {name}\n  or stop it: farbus swap {name} --cancel");
+            return Err(Failure::new(Attribute::Refused, format!("{name} is being moved\n  {next}")));
+        }
+        let torn = going.iter().filter_map(|(name, going)| match going {
+            Going::Torn(how) => Some(format!("{name} is attached {how}")),
+            Going::Moving => Some(format!("{name} is on its way to another host")),
+            Going::Swapping => Some(format!("{name} is being moved")),
+            Going::Along(_) | Going::Anew => None,
+        });
+        let torn: Vec<String> = torn.chain(self.requested.unmovable()).chain(self.share.unmovable()).collect();
+        if !torn.is_empty() && !interrupt {
+            let what = "the new process cannot continue with that: its users would get errors";
+            let next = "detach it first, or 'farbus daemon restart --interrupt'";
+            return Err(Failure::new(Attribute::Refused, format!("{}; {what}\n  {next}", torn.join(", "))));
+        }
+        let failed = |error: std::io::Error| Failure::local(format!("this process goes on: {error}"));
+        let ReplacementProcess { pid, passage } = self.broker.replacement().map_err(failed)?;
+        let replacement = ReplacementPassage::new(passage);
+        let (taken, still) = replacement
+            .wait()
+            .and_then(|()| self.pass_on(&has, &going, &replacement, (pid, interrupt)))
+            .map_err(|error| {
+                replacement.stay();
+                failed(error)
+            })?;
+        self.is_handed_over.store(true, Ordering::Release);
+        self.requested.hand_over();
+        let still_ms = u64::try_from(still.as_millis()).unwrap_or(u64::MAX);
+        let (kept, sessions) = (taken.targets, taken.sessions.len());
+        info!(pid, attachments = kept.len(), sessions, still_ms, "another process goes on in this one's place");
+        Ok(json!({ "pid": pid, "kept": kept, "sessions": sessions, "interrupted": torn, "still_ms": still_ms }))
+    }
+
+    /// Stops the attachments, passes them on, and drops those that the replacement continues. Returns these, and how
+    /// long they were stopped.
+    fn pass_on(
+        &self,
+        has: &Has,
+        going: &[(&String, Going)],
+        replacement: &ReplacementPassage,
+        (pid, interrupt): (u32, bool),
+    ) -> std::io::Result<(Taken, Duration)> {
+        let began = Instant::now();
+        // All come to rest at the same time, so none waits for the others.
+        let asked: Vec<_> = going
+            .iter()
+            .filter_map(|(name, going)| match going {
+                Going::Along(handle) => handle.save().ok().map(|asked| (*name, handle, asked)),
+                Going::Anew | Going::Torn(_) | Going::Moving | Going::Swapping => None,
+            })
+            .collect();
+        let sessions = self.share.ask_sessions();
+        let until = began + handover::answer_time(asked.len() + sessions.len());
+        let left = || until.saturating_duration_since(Instant::now());
+        let mut leaving = Vec::new();
+        for (target, handle, asked) in asked {
+            let late = || std::io::Error::other(format!("{target} did not come to rest in time; try again"));
+            let mut save_reply = asked.wait(left()).ok_or_else(late)?;
+            // While it is at rest, its medium does not change.
+            save_reply.saved.medium = handle.medium()?;
+            let manner = has.attachments[target].request().manner(&self.system);
+            leaving.push(Leaving { target: target.clone(), manner, save_reply });
+        }
+        let sessions = match interrupt {
+            true => sessions.into_iter().filter_map(|asked| asked.wait(left())).collect(),
+            false => {
+                let late = || std::io::Error::other("a device that is shared did not come to rest in time; try again");
+                let all = sessions.into_iter().map(|asked| asked.wait(left()).ok_or_else(late));
+                all.collect::<std::io::Result<Vec<_>>>()?
+            }
+        };
+        let mut listeners = Vec::new();
+        for Listens { asked, place, is_secure, .. } in &has.listeners {
+            // A Unix socket ends with this process, and its importers reconnect at the replacement's.
+            if let (Place::Address(asked), Some(listener)) = (asked, self.share.addresses().listener(place)?) {
+                listeners.push(Passed { asked: Some(*asked), is_secure: *is_secure, listener });
+            }
+        }
+        for listener in &has.passed {
+            listeners.push(Passed { asked: None, is_secure: false, listener: listener.try_clone()? });
+        }
+        let detached = has.attachments.iter().filter(|(_, kept)| kept.is_detached());
+        let detached = detached.map(|(name, _)| name.clone()).collect();
+        let is_down = self.joining.is_down();
+        let (unshared, requested) = (has.unshared.iter().cloned().collect(), self.requested.leaving());
+        let passed_on = PassedOn { listeners, leaving, sessions, detached, unshared, requested, is_down };
+        let taken = replacement.pass(&passed_on)?;
+        let left =
+            passed_on.leaving.iter().map(|leaving| &leaving.target).find(|target| !taken.targets.contains(*target));
+        if let Some(left) = left.filter(|_| !interrupt) {
+            let what = format!("the program that is installed now cannot go on with {left}");
+            return Err(std::io::Error::other(format!("{what}; its log says why\n  --interrupt begins it anew")));
+        }
+        replacement.go()?;
+        // From here on the service manager listens to the replacement.
+        self.manager.hand_over(pid);
+        self.share.addresses().hand_over();
+        for Leaving { target, save_reply, .. } in passed_on.leaving {
+            if taken.targets.contains(&target) {
+                save_reply.go();
+            }
+        }
+        for (number, session) in passed_on.sessions.into_iter().enumerate() {
+            if taken.sessions.contains(&number) {
+                session.go();
+            }
+        }
+        Ok((taken, began.elapsed()))
+    }
+
+    /// Whether a replacement has taken over.
+    pub fn is_handed_over(&self) -> bool {
+        self.is_handed_over.load(Ordering::Acquire)
+    }
+
+    /// Asks an attachment, by its device's name or `HOST[:PORT]/DEVICE`; `None` if there is none.
+    fn ask_kept<T>(&self, device: &str, ask: impl FnOnce(&Kept) -> T) -> Option<T> {
+        let asked = device.parse::<Target>().ok();
+        let is_it = |target: &Target| device == target.device || asked.as_ref() == Some(target);
+        self.has().attachments.values().find(|kept| is_it(&kept.request().target)).map(ask)
+    }
+
+    /// Detaches the devices with which the kernel would not sleep, except those at the ports `held`. Returns their
+    /// targets.
+    fn sleep(&self, held: &BTreeSet<u32>) -> Vec<String> {
+        let has = self.has();
+        let is_free = |kept: &&Kept| kept.port().is_some_and(|port| !held.contains(&port.0));
+        let going: Vec<&Kept> = has.attachments.values().filter(is_free).collect();
+        going.iter().for_each(|kept| kept.sleep());
+        has.attachments.values().filter(|kept| kept.is_asleep()).map(|kept| kept.request().target.to_string()).collect()
+    }
+
+    /// Attaches the devices again that were detached for sleep. Returns their targets.
+    fn wake(&self) -> Vec<String> {
+        let has = self.has();
+        let asleep = has.attachments.values().filter(|kept| kept.is_asleep());
+        let woken = asleep.inspect(|kept| kept.resume());
+        woken.map(|kept| kept.request().target.to_string()).collect()
+    }
+
+    fn detach(&self, device: &str, force: bool) -> Answer {
+        let detached = self.ask_kept(device, |kept| {
+            if !force {
+                kept.may_detach()?;
+            }
+            kept.detach();
+            Ok::<_, Refused>(())
+        });
+        match detached {
+            None => Answer::Unknown,
+            Some(Ok(())) => Answer::Ok(Value::Null),
+            Some(Err(why)) => Answer::Refused(why.to_string()),
+        }
+    }
+
+    fn status(&self) -> Answer {
+        let has = self.has();
+        let mut devices: Vec<ProcessDevice> = self.share.status().into_iter().map(ProcessDevice::from).collect();
+        for (name, offered) in &has.shares {
+            if let Err(failure) = &offered.result {
+                devices.push(FailedDevice::new(name, failure.clone()).into());
+            }
+        }
+        let troubles = has.real.iter().flat_map(|real| real.shared().troubles());
+        devices.extend(troubles.map(|usb::Trouble { name, attribute, message }| {
+            FailedDevice::new(&name, FailureReport::new(attribute, message)).into()
+        }));
+        for kept in has.attachments.values() {
+            let (status, failure) = kept.status();
+            devices.push(AttachmentStatus { failure, ..status }.into());
+        }
+        // Clients on this machine ask the plain listener for a list, so it is named if there is one.
+        let first = has.listeners.iter().min_by_key(|listens| listens.is_secure);
+        let address = first.map(|listens| listens.place.as_host()).unwrap_or_default();
+        let is_for_paired_hosts = first.is_some_and(|listens| listens.is_secure);
+        let of_daemon = Some(DaemonStatus {
+            config: self.config_path.clone(),
+            takes: TAKES.iter().map(|&word| word.into()).collect(),
+            page: self.page.status(),
+            host: self.trust.as_ref().map(|trust| trust.name().to_string()),
+            directory: self.directory.status(),
+        });
+        let status = ProcessStatus::new(std::process::id(), "daemon", address, devices);
+        Answer::of(&ProcessStatus { is_for_paired_hosts, buses: self.share.buses(), of_daemon, ..status })
+    }
+
+    /// The status line for the service manager.
+    pub fn summary(&self) -> String {
+        let has = self.has();
+        let real = has.real.as_ref().map_or(0, |real| real.shared().count());
+        let shared = has.shares.values().filter(|offered| offered.result.is_ok()).count() + real;
+        let shared = shared + self.requested.count();
+        format!("{shared} shared, {} attachments", has.attachments.len())
+    }
+
+    /// Ends everything in order. Returns whether all devices became durable in time.
+    pub fn stop(&self) -> bool {
+        self.joining.end();
+        self.page.end();
+        self.directory.end(self.is_handed_over());
+        if let Some(nearby) = self.nearby.as_ref().filter(|_| !self.is_handed_over())
+            && let Err(error) = nearby.announce(&[])
+        {
+            debug!(%error, "no farewell was said");
+        }
+        let mut real = self.has().real.take();
+        real.iter_mut().for_each(Follower::stop);
+        let attachments = std::mem::take(&mut self.has().attachments);
+        // All begin to end before the first one is waited for.
+        attachments.values().for_each(Kept::end);
+        drop(attachments);
+        let is_durable = match self.is_handed_over() {
+            true => self.share.stop_for_another(),
+            false => self.share.stop(),
+        };
+        // Each device returned to its drivers as it was dropped.
+        real.into_iter().for_each(Follower::dismiss);
+        is_durable
+    }
+
+    fn attach_all(&self, has: &mut Has, changes: &mut Changes) {
+        let mut requests: Vec<Request> = has.config.attachments.clone();
+        requests.extend(self.joining.attachments());
+        let stays = |kept: &Kept| {
+            let is_wanted = requests.contains(kept.request());
+            let why = kept.may_detach().err().filter(|_| !is_wanted);
+            if let Some(why) = &why {
+                let target = &kept.request().target;
+                warn!(%target, "stays attached until the next reload: {why}");
+            }
+            is_wanted || why.is_some()
+        };
+        let gone: Vec<_> = has.attachments.extract_if(.., |_, kept| !stays(kept)).collect();
+        gone.iter().for_each(|(_, kept)| kept.end());
+        changes.removed.extend(gone.into_iter().map(|(name, _)| name));
+        for request in &requests {
+            let name = request.target.to_string();
+            if has.attachments.contains_key(&name) {
+                continue;
+            }
+            let kept = match has.detached.remove(&name) {
+                true => Kept::detached(request.clone(), &self.keeping()),
+                false => Kept::start(request.clone(), &self.keeping()),
+            };
+            match kept {
+                Ok(kept) => {
+                    has.attachments.insert(name.clone(), kept);
+                    changes.added.push(name);
+                }
+                Err(error) => warn!(target = name, %error, "not attached"),
+            }
+        }
+    }
+}
+
+/// The state of the daemon, as the links between hosts see it.
+struct Seen<'a> {
+    has: &'a Has,
+    share: &'a Share,
+    used: OnceCell<BTreeSet<String>>,
+}
+
+impl<'a> Seen<'a> {
+    fn by(supervisor: &'a Supervisor, has: &'a Has) -> Self {
+        Self { has, share: &supervisor.share, used: OnceCell::new() }
+    }
+}
+
+impl Sight for Seen<'_> {
+    fn is_offered(&self, name: &str) -> bool {
+        // In the process before this one, an importer may have used one of the ends.
+        let is_inherited = || ["a", "b"].iter().any(|end| self.share.is_inherited(&format!("{name}-{end}")));
+        self.has.shares.get(name).map_or_else(is_inherited, |offered| offered.result.is_ok())
+    }
+
+    fn attachment(&self, target: &Target) -> Option<Value> {
+        let (status, failure) = self.has.attachments.get(&target.to_string())?.status();
+        Some(json!({ "state": status.state, "at": status.at, "failure": failure }))
+    }
+
+    fn is_attached(&self, target: &Target) -> bool {
+        self.has.attachments.get(&target.to_string()).is_some_and(Kept::is_attached)
+    }
+
+    fn is_used(&self, device: &str) -> bool {
+        let find = || {
+            let all = self.share.status().into_iter();
+            all.filter(|status| status.user.is_some()).map(|status| status.name).collect()
+        };
+        self.used.get_or_init(find).contains(device)
+    }
+}

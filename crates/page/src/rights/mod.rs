@@ -1,0 +1,238 @@
+//! The process of a page that has the rights of its user. It listens, and passes each connection to a confined process
+//! ([`half`]), which speaks HTTP. It reads nothing of what clients send; it answers what the confined process asks.
+//!
+//! Programs of the user, and of root, have one confined process; those of other users have another one, and browsers of
+//! other machines a third, each of which is started with the first of them. So a program of another user or machine
+//! cannot reach its owner's process by what it sends.
+
+pub mod asker;
+pub mod clients;
+mod entering;
+mod half;
+mod lab;
+mod locking;
+pub mod reading;
+mod remote;
+mod spare;
+
+use std::fs;
+use std::future::{Future, poll_fn};
+use std::io;
+use std::net::{SocketAddr, TcpListener as StdTcpListener};
+use std::os::fd::OwnedFd;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+
+use farbus_control::daemon::Elsewhere;
+use farbus_control::failure::Failure;
+use farbus_io::local::runtime_folder::{self, RuntimeFolder};
+use farbus_io::sys::descriptors;
+use farbus_io::sys::peer::Credentials;
+use farbus_io::sys::tcp_owner::{PeerOwner, peer_owner};
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::Semaphore;
+use tokio::time::sleep;
+
+use self::asker::Asker;
+use self::clients::CONNECTIONS_MAX;
+use self::half::{Half, Shared};
+use self::spare::{ACCEPT_PAUSE, Spare};
+use super::api::callers::Client;
+use super::api::journal::Journal;
+use super::api::operations::Operations;
+
+/// Descriptors that a confined process has besides its connections.
+const DESCRIPTORS_OF_OWN: usize = 32;
+/// Where the page is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// At an address of the loopback.
+    Loopback(SocketAddr),
+    /// At a socket in the user's runtime folder.
+    Socket,
+}
+
+/// What a page is like.
+#[derive(Clone, Debug)]
+pub struct PageSettings {
+    /// Where it is on this machine.
+    pub place: Place,
+    /// The address at which browsers of other machines reach it over TLS, if they may.
+    pub tls: Option<SocketAddr>,
+    /// The names and addresses that they ask for, the first in the URL of an invitation; empty: those of this machine.
+    pub names: Vec<String>,
+    /// Whether the processes that speak HTTP are confined.
+    pub is_sandboxed: bool,
+}
+
+impl PageSettings {
+    /// A page for this machine alone, whose processes that speak HTTP are confined.
+    pub fn local(place: Place) -> Self {
+        Self { place, tls: None, names: Vec::new(), is_sandboxed: true }
+    }
+}
+
+/// Where a page is.
+#[derive(Clone, Debug)]
+pub struct Served {
+    /// Its place on this machine, in words.
+    pub at: String,
+    /// Where browsers of other machines find it: the URL, and the fingerprint of its certificate.
+    pub elsewhere: Option<(String, String)>,
+}
+
+/// Answers until the future ends. Passes the place to `tell` when it answers.
+///
+/// # Errors
+/// [`Failure`]: it cannot listen there, or the process that speaks HTTP to the owner's programs has ended.
+pub fn serve(settings: PageSettings, tell: impl FnOnce(Served), end: impl Future<Output = ()>) -> Result<(), Failure> {
+    let PageSettings { place, tls, names, is_sandboxed } = settings;
+    if let Err(error) = reading::tokens() {
+        tracing::warn!(%error, "no token opens the page before this is mended");
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::local)?;
+    runtime.block_on(async {
+        let journal = Journal::default();
+        let operations = Operations::new(journal.clone());
+        let asker = Asker::start(journal.clone(), operations.clone()).map_err(Failure::local)?;
+        let (remote_listener, remote) = tls.map(|address| remote::listen(address, names)).transpose()?.unzip();
+        let elsewhere = remote.as_ref().map(|remote| {
+            let Elsewhere { url, fingerprint } = remote.elsewhere.clone();
+            (url, fingerprint)
+        });
+        let tell = |at| tell(Served { at, elsewhere });
+        let shared = |port| Shared { asker, journal, operations, port, is_sandboxed, remote };
+        match place {
+            Place::Loopback(address) if !address.ip().is_loopback() => {
+                Err(Failure::local(format!("{address} is no address of the loopback: the page is for this machine")))
+            }
+            Place::Loopback(address) => {
+                let cannot = |error| Failure::local(format!("cannot listen on {address}: {error}"));
+                let listener = StdTcpListener::bind(address).map_err(cannot)?;
+                listener.set_nonblocking(true).map_err(cannot)?;
+                let listener = TcpListener::from_std(listener).map_err(cannot)?;
+                let address = listener.local_addr().map_err(cannot)?;
+                let accept = async move || {
+                    let (stream, _) = listener.accept().await?;
+                    remote::set_options(&stream);
+                    Ok((user_of_tcp(&stream), stream.into_std()?.into()))
+                };
+                let place = format!("http://{address}/");
+                until_end(shared(Some(address.port())), (accept, remote_listener), || tell(place), end).await
+            }
+            Place::Socket => {
+                let name = format!("page-{}.sock", std::process::id());
+                let listener = RuntimeFolder::make().map_err(io::Error::from).and_then(|folder| folder.listen(&name));
+                let path = runtime_folder::path().join(&name);
+                let cannot = |error| Failure::local(format!("cannot listen on {}: {error}", path.display()));
+                let listener = listener.map_err(cannot)?;
+                listener.set_nonblocking(true).map_err(cannot)?;
+                let listener = UnixListener::from_std(listener).map_err(cannot)?;
+                let accept = async move || {
+                    let (stream, _) = listener.accept().await?;
+                    Ok((user_of_unix(&stream), stream.into_std()?.into()))
+                };
+                let place = format!("unix:{}", path.display());
+                let ended = until_end(shared(None), (accept, remote_listener), || tell(place), end).await;
+                let _ = fs::remove_file(&path);
+                ended
+            }
+        }
+    })
+}
+
+/// Serves until the future ends, or the process for the owner's programs does.
+async fn until_end<A>(
+    shared: Shared,
+    (accept, remote): (A, Option<TcpListener>),
+    tell: impl FnOnce(),
+    end: impl Future<Output = ()>,
+) -> Result<(), Failure>
+where
+    A: AsyncFn() -> io::Result<(Option<u32>, OwnedFd)>,
+{
+    let shared = Arc::new(shared);
+    let half = Half::start(Arc::clone(&shared), Client::Owner).await?;
+    tell();
+    let others = Spare::of(&shared, Client::Other);
+    let remotes = Arc::new(Spare::of(&shared, Client::Remote));
+    let accepting = remote.map(|listener| tokio::spawn(remote::accept(listener, Arc::clone(&remotes))));
+    let accept = pin!(async {
+        let owners = Arc::new(Semaphore::new(connections_max()));
+        loop {
+            let Ok((user, stream)) = accept().await else {
+                sleep(ACCEPT_PAUSE).await;
+                continue;
+            };
+            if is_owner(user) {
+                let Ok(permit) = Arc::clone(&owners).try_acquire_owned() else { continue };
+                half.pass(permit, &stream).await;
+            } else if let Some(half) = others.half().await {
+                half.pass_other(user, &stream).await;
+            }
+        }
+    });
+    let heard = pin!(half.hear());
+    let ended = first(end, heard, accept).await;
+    let how = half.end();
+    accepting.iter().for_each(tokio::task::JoinHandle::abort);
+    others.end();
+    remotes.end();
+    match ended {
+        Ended::Asked => Ok(()),
+        Ended::Line(why) => Err(Failure::local(format!("the process that speaks HTTP for the page {why}: {how}"))),
+    }
+}
+
+/// How many connections the owner's process may have where there can be few descriptors.
+fn connections_max() -> usize {
+    let soft = descriptors::limit().soft.map_or(CONNECTIONS_MAX, |soft| usize::try_from(soft).unwrap_or(usize::MAX));
+    soft.saturating_sub(DESCRIPTORS_OF_OWN).clamp(1, CONNECTIONS_MAX)
+}
+
+/// Why the page ends.
+enum Ended {
+    /// It was asked to.
+    Asked,
+    /// The line to the process for the owner's programs.
+    Line(String),
+}
+
+/// Polls all three until one of the first two is over; the third never is.
+async fn first(
+    end: impl Future<Output = ()>,
+    line: impl Future<Output = String>,
+    work: impl Future<Output = std::convert::Infallible>,
+) -> Ended {
+    let (mut end, mut line, mut work) = (pin!(end), pin!(line), pin!(work));
+    poll_fn(|cx| {
+        if end.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(Ended::Asked);
+        }
+        if let Poll::Ready(why) = line.as_mut().poll(cx) {
+            return Poll::Ready(Ended::Line(why));
+        }
+        match work.as_mut().poll(cx) {
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(never) => match never {},
+        }
+    })
+    .await
+}
+
+/// The user at the other end; `None`: one that is not known.
+fn user_of_tcp(stream: &tokio::net::TcpStream) -> Option<u32> {
+    match peer_owner(stream) {
+        Ok(PeerOwner::User(user)) => Some(user),
+        Ok(PeerOwner::Elsewhere | PeerOwner::Closed) | Err(_) => None,
+    }
+}
+
+fn user_of_unix(stream: &tokio::net::UnixStream) -> Option<u32> {
+    Credentials::of(stream).map(|credentials| credentials.user()).ok()
+}
+
+fn is_owner(user: Option<u32>) -> bool {
+    user.is_some_and(|user| user == runtime_folder::owner() || user == 0)
+}

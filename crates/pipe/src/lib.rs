@@ -1,0 +1,64 @@
+//! # Tuned pipes: a device's data by a deadline
+//!
+//! **This crate is** the `tpipe` of West, Golchin and Njavro, "Real-Time USB Networking and Device I/O" (2023), section
+//! 5, on Linux: a function that runs once a period with a promised execution time, at one end of one channel of a
+//! device's endpoint, on this host or another. The requested quality of service determines its budget and period (Little's law),
+//! whether the endpoint and a processor can carry it (Equation 1), the buffers, and the worst delay of a message (as
+//! Equations 9 and 10, for threads that look once a period). The [`Report`] compares what was promised with what
+//! happened.
+//!
+//! **It may touch** the scheduler, threads and the clock.
+//!
+//! **It never touches** a protocol: it drives a device by its requests, as a host does.
+//!
+//! **Start reading at** [`tpipe`]; a message passes `Receiver::turn` in `endpoint.rs`, then the loop in `pipe.rs`.
+//!
+//! **Why** a crate: it is tied to no front end, and a program of one's own uses it as `farbus pipe` does.
+//!
+//! Everything runs by the clock and no thread wakes another, because a thread that is woken is as late as the thread
+//! that wakes it. Two periodic threads and a buffer between them have a bound that is the sum of theirs. They share
+//! only two locks, held for a copy ([`PiLock`](farbus_io::sys::pi_lock::PiLock): its owner runs at the priority of the
+//! most urgent thread that waits for it).
+//!
+//! | of the paper | here |
+//! |---|---|
+//! | Main VCPU of a pipe | its thread under `SCHED_DEADLINE`, else `SCHED_FIFO`, else a warning |
+//! | I/O VCPU and receiving thread of an endpoint | one thread: what the kernel did before it belongs to no process |
+//! | VCPUs of one processor | [`Processors`]: all together, or each a cpuset of its own |
+
+mod bus;
+pub mod can;
+mod codec;
+mod endpoint;
+mod error;
+mod inlet;
+pub mod job;
+mod lag;
+mod opening;
+mod path;
+mod pipe;
+mod processors;
+mod ring;
+mod unfit;
+mod way;
+
+pub use farbus::common::processor_leases::Beside;
+pub use farbus_control::pipe::{PipeGrant as Granted, PipeJobs as Jobs, PipeReport as Report};
+pub use farbus_io::sys::pi_lock::PiLock;
+/// The scheduler and the clock, for threads beside pipes.
+pub use farbus_io::sys::scheduling;
+pub use farbus_realtime::pipe::{Quality, Refusal, Stage, worst_ns};
+pub use farbus_realtime::timetable::Jump;
+pub use farbus_realtime::vcpu::{Overload, Reserve};
+
+pub use bus::Bus;
+pub use codec::{Codec, Sorted, Whole};
+pub use endpoint::{CHANNELS_MAX, Endpoint, PERIOD_NS_MAX, PERIOD_NS_MIN, Received, STILL_NS_MAX, Shape, Terms};
+pub use error::PipeError;
+pub use inlet::Inlet;
+pub use opening::{FarTime, claim_of, here, path_delay, there, there_reserving};
+pub use path::PathDelay;
+pub use pipe::{End, Flow, Pipe, Turn, tpipe};
+pub use processors::{ProcessorShare, Processors, Strictness};
+pub use unfit::SetUpError;
+pub use way::{Driven, InSession, Patient, Plain, Way};

@@ -1,0 +1,317 @@
+//! Which processor carries which thread: Equation 1 decides for each, before the kernel is asked.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use farbus::common::processor_leases::Beside;
+use farbus_io::sys::cpuset::{CpusetEntry, CpusetError, Exclusive};
+use farbus_io::sys::scheduling::{LockedMemory, Policy, Reservation};
+use farbus_realtime::vcpu::{Overload, Reserve, admit};
+
+use super::error::PipeError;
+
+/// A whole processor.
+const WHOLE: Reserve = Reserve { budget_ns: 1_000_000, period_ns: 1_000_000 };
+
+/// Which scheduling a pipe's thread asks for, best first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Strictness {
+    /// A deadline, else a priority, else none and a warning.
+    Deadline,
+    /// A priority, else none and a warning.
+    Fifo,
+    /// None: to measure what promises are worth.
+    None,
+}
+
+/// Processors, and the time that was promised on them. Threads of one set of processors are admitted together.
+#[derive(Clone)]
+pub struct Processors(Arc<Inner>);
+
+struct Inner {
+    strictness: Strictness,
+    places: Vec<Place>,
+    ledger: Mutex<Ledger>,
+    beside: Option<Box<dyn Beside>>,
+    /// Keeps memory from being paged out while any promise exists; or why that is not possible.
+    memory: Result<LockedMemory, String>,
+}
+
+/// Where threads run.
+enum Place {
+    /// On any processor. All processors together keep deadlines then: a set that one processor would carry (its sum is
+    /// at most 1) is carried by m under global earliest-deadline-first too, which takes a sum of m - (m - 1) times its
+    /// largest part (Goossens, Funk and Baruah, 2003).
+    Anywhere,
+    /// On a processor that runs nothing else, for as long as it is kept.
+    Own { cpuset_entry: CpusetEntry, _kept: Option<Exclusive> },
+}
+
+#[derive(Default)]
+struct Ledger {
+    next: u64,
+    /// What was promised: place, number of the share, reserve.
+    shares: Vec<(usize, u64, Reserve)>,
+}
+
+/// A promise that counts until it is dropped.
+pub struct ProcessorShare {
+    processors: Processors,
+    place: usize,
+    id: u64,
+}
+
+impl Processors {
+    /// All processors, as the kernel divides them.
+    pub fn anywhere(strictness: Strictness) -> Self {
+        Self::over(vec![Place::Anywhere], strictness)
+    }
+
+    /// These processors and no others, each taken away from all other threads.
+    ///
+    /// # Errors
+    /// [`CpusetError`]; processors that were taken already are given back.
+    pub fn exclusive(cpus: &[usize], strictness: Strictness) -> Result<Self, CpusetError> {
+        let take = |&cpu: &usize| {
+            let kept = Exclusive::take(cpu)?;
+            Ok(Place::Own { cpuset_entry: kept.cpuset_entry()?, _kept: Some(kept) })
+        };
+        let own = cpus.iter().map(take).collect::<Result<Vec<_>, _>>()?;
+        Ok(Self::over(own, strictness))
+    }
+
+    /// These processors, which another process has taken and keeps.
+    pub fn kept_elsewhere(cpuset_entries: Vec<CpusetEntry>, strictness: Strictness) -> Self {
+        let own = cpuset_entries.into_iter().map(|cpuset_entry| Place::Own { cpuset_entry, _kept: None });
+        Self::over(own.collect(), strictness)
+    }
+
+    /// The same beside other processes that promise time on them: on exclusive processors they have none, and of all
+    /// processors together they have what this process leaves.
+    ///
+    /// # Errors
+    /// [`PipeError::Promised`] if they have promised time that is ours.
+    pub fn beside(mut self, others: impl Beside) -> Result<Self, PipeError> {
+        let own = self.0.places.iter().filter(|place| place.own().is_some()).count();
+        if own > 0 {
+            others.admit(&vec![WHOLE; own]).map_err(PipeError::Promised)?;
+        }
+        if let Some(inner) = Arc::get_mut(&mut self.0) {
+            inner.beside = Some(Box::new(others));
+        }
+        Ok(self)
+    }
+
+    fn over(places: Vec<Place>, strictness: Strictness) -> Self {
+        let memory = match strictness {
+            Strictness::None => Err("nobody asked for it".to_owned()),
+            _ => LockedMemory::take().map_err(|error| error.to_string()),
+        };
+        Self(Arc::new(Inner { strictness, places, ledger: Mutex::default(), beside: None, memory }))
+    }
+
+    /// Where threads run, for people.
+    pub fn described(&self) -> String {
+        let own: Vec<_> = self.0.places.iter().filter_map(Place::own).map(|own| own.cpu().to_string()).collect();
+        match own.as_slice() {
+            [] => "all processors together".to_owned(),
+            cpus => format!("processors {} alone", cpus.join(", ")),
+        }
+    }
+
+    /// Why memory may be paged out, if it may.
+    pub fn unlocked(&self) -> Option<&str> {
+        self.0.memory.as_ref().err().map(String::as_str)
+    }
+
+    /// Promises `reserve` on the first processor that carries it by Equation 1.
+    ///
+    /// # Errors
+    /// [`PipeError::Processor`] of the processor that lacks least, [`PipeError::Promised`].
+    pub fn share(&self, reserve: Reserve) -> Result<ProcessorShare, PipeError> {
+        let mut ledger = self.ledger();
+        let mut least = None;
+        for place in 0..self.0.places.len() {
+            match admit(&ledger.with(place, None, reserve), &[]) {
+                Ok(_) => {
+                    self.admit_beside(place, ledger.with(place, None, reserve))?;
+                    ledger.next += 1;
+                    let id = ledger.next;
+                    ledger.shares.push((place, id, reserve));
+                    return Ok(ProcessorShare { processors: self.clone(), place, id });
+                }
+                Err(overload) => {
+                    let missing = |overload: &Overload| match overload {
+                        Overload::Demand(load) => load.missing_ppb(),
+                        _ => u64::MAX,
+                    };
+                    if least.as_ref().is_none_or(|best| missing(&overload) < missing(best)) {
+                        least = Some(overload);
+                    }
+                }
+            }
+        }
+        Err(least.expect("there is a processor").into())
+    }
+
+    /// Asks the other processes; on exclusive processors they have no time in any case.
+    fn admit_beside(&self, place: usize, all: Vec<Reserve>) -> Result<(), PipeError> {
+        match (&self.0.places[place], &self.0.beside) {
+            (Place::Anywhere, Some(beside)) => beside.admit(&all).map_err(PipeError::Promised),
+            _ => Ok(()),
+        }
+    }
+
+    fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        self.0.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Processors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Processors({})", self.described())
+    }
+}
+
+impl Place {
+    fn own(&self) -> Option<&CpusetEntry> {
+        match self {
+            Place::Anywhere => None,
+            Place::Own { cpuset_entry, .. } => Some(cpuset_entry),
+        }
+    }
+}
+
+impl Ledger {
+    /// What is promised at a place with `reserve` added, or in place of the share `instead_of`.
+    fn with(&self, place: usize, instead_of: Option<u64>, reserve: Reserve) -> Vec<Reserve> {
+        let others = self.shares.iter().filter(|(at, id, _)| *at == place && Some(*id) != instead_of);
+        others.map(|(.., reserve)| *reserve).chain([reserve]).collect()
+    }
+}
+
+impl ProcessorShare {
+    /// Changes the promise to `reserve`.
+    ///
+    /// # Errors
+    /// [`PipeError`] as [`Processors::share`]; the promise stays as it was.
+    pub fn change(&self, reserve: Reserve) -> Result<(), PipeError> {
+        let mut ledger = self.processors.ledger();
+        let all = ledger.with(self.place, Some(self.id), reserve);
+        admit(&all, &[])?;
+        self.processors.admit_beside(self.place, all)?;
+        if let Some(share) = ledger.shares.iter_mut().find(|(_, id, _)| *id == self.id) {
+            share.2 = reserve;
+        }
+        Ok(())
+    }
+
+    /// Moves the calling thread to its processor and asks the kernel for what was promised. The second value lists what
+    /// was denied.
+    pub fn reserve(&self, reserve: Reserve) -> (Reservation, Vec<String>) {
+        let mut warnings = Vec::new();
+        if let Some(own) = self.processors.0.places[self.place].own()
+            && let Err(error) = own.enter()
+        {
+            warnings.push(error.to_string());
+        }
+        let reservation = Reservation::take(&self.wishes(reserve));
+        warnings.extend(said(&reservation));
+        (reservation, warnings)
+    }
+
+    /// The policies to ask for, best first.
+    pub fn wishes(&self, reserve: Reserve) -> Vec<Policy> {
+        let [budget, period] = [reserve.budget_ns, reserve.period_ns].map(Duration::from_nanos);
+        let fifo = Policy::Fifo { priority: priority_of(reserve.period_ns) };
+        match self.processors.0.strictness {
+            Strictness::Deadline => vec![Policy::Deadline { budget, period }, fifo],
+            Strictness::Fifo => vec![fifo],
+            Strictness::None => Vec::new(),
+        }
+    }
+}
+
+/// What was denied, for people.
+pub fn said(reservation: &Reservation) -> Vec<String> {
+    let mut said: Vec<_> = reservation.denied().iter().map(ToString::to_string).collect();
+    if !said.is_empty() && reservation.policy() == Policy::Ordinary {
+        said.push("nothing is promised: it runs as every thread does".to_owned());
+    }
+    said
+}
+
+impl Drop for ProcessorShare {
+    fn drop(&mut self) {
+        let mut ledger = self.processors.ledger();
+        ledger.shares.retain(|(_, id, _)| *id != self.id);
+        let left = ledger.shares.iter().filter(|(at, ..)| *at == self.place).map(|(.., reserve)| *reserve).collect();
+        // A smaller need is always admitted; other processes that do not answer any more need not be told.
+        let _ = self.processors.admit_beside(self.place, left);
+    }
+}
+
+/// Rate-monotonic, one step for each doubling of the period: below the priority of the kernel's own threads (50).
+fn priority_of(period_ns: u64) -> u8 {
+    49u8.saturating_sub(period_ns.max(1).ilog2() as u8).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reserve(budget_ns: u64, period_ns: u64) -> Reserve {
+        Reserve { budget_ns, period_ns }
+    }
+
+    #[test]
+    fn equation_1_decides_before_the_kernel_is_asked() {
+        let processors = Processors::anywhere(Strictness::None);
+        let first = processors.share(reserve(40_000, 100_000)).unwrap();
+        let second = processors.share(reserve(40_000, 100_000)).unwrap();
+        let beyond = processors.share(reserve(1_000, 100_000));
+        let Err(PipeError::Processor(Overload::Demand(load))) = beyond else { panic!("beyond the bound") };
+        assert_eq!(load.demand_ppb, 810_000_000);
+        assert!(second.change(reserve(60_000, 100_000)).is_err());
+        drop(first);
+        second.change(reserve(60_000, 100_000)).unwrap();
+        assert!(processors.share(reserve(22_000, 100_000)).is_ok());
+        assert!(matches!(processors.share(reserve(2, 1)), Err(PipeError::Processor(Overload::Reserve(_)))));
+    }
+
+    /// A fake of the other processes: what they leave, and what they were told last.
+    #[derive(Clone, Default)]
+    struct Others(Arc<Mutex<Vec<Reserve>>>);
+
+    impl Beside for Others {
+        fn admit(&self, all: &[Reserve]) -> Result<(), String> {
+            admit(&[all, &[reserve(30, 100)]].concat(), &[]).map_err(|overload| overload.to_string())?;
+            *self.0.lock().unwrap() = all.to_vec();
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn time_promised_by_other_processes_is_not_promised_again() {
+        let others = Others::default();
+        let told = || others.0.lock().unwrap().clone();
+        let processors = Processors::anywhere(Strictness::None).beside(others.clone()).unwrap();
+        let first = processors.share(reserve(30, 100)).unwrap();
+        let Err(PipeError::Promised(why)) = processors.share(reserve(40, 100)) else { panic!("beyond what is left") };
+        assert!(why.contains("missing"), "{why}");
+        assert_eq!(told(), [reserve(30, 100)], "and who is refused has nothing");
+        let second = processors.share(reserve(10, 100)).unwrap();
+        assert!(matches!(second.change(reserve(40, 100)), Err(PipeError::Promised(_))));
+        drop(first);
+        assert_eq!(told(), [reserve(10, 100)]);
+        second.change(reserve(40, 100)).unwrap();
+        assert_eq!(told(), [reserve(40, 100)]);
+    }
+
+    #[test]
+    fn shorter_periods_have_higher_priorities() {
+        let of = [100_000, 1_000_000, 10_000_000, u64::MAX].map(priority_of);
+        assert!(of.is_sorted_by(|a, b| a > b) && of[0] < 50 && of[3] == 1, "{of:?}");
+    }
+}
