@@ -307,6 +307,8 @@ async function press(form) {
   if (button.ariaDisabled === "true") { return; }
   const line = form.querySelector("code").textContent;
   if (!await isMeant(form.dataset.hits, line)) { button.focus(); return; }
+  // A new drawing of its part has this form in it: what is answered is said at its fields.
+  form.classList.add("typed");
   // A button that is disabled would lose the keyboard's place.
   button.ariaDisabled = "true";
   tell(line + " …");

@@ -242,6 +242,36 @@ fn a_disk_is_swapped_to_where_the_form_says() {
 }
 
 #[test]
+fn what_is_wrong_is_said_at_its_field_though_its_part_is_drawn_anew_before_and_after_the_answer() {
+    if !has_browser() {
+        return;
+    }
+    let harness = Harness::new();
+    let image = harness.image("disk.img", 1 << 20);
+    let share = harness.share(&[&format!("disk:{},name=disk", image.display())]);
+    let looked = Looked::new(&harness, open_page(&harness));
+    looked.open_device(share.process.id(), "disk");
+    looked.browser.script(
+        "window.drawAnew = () => { for (const list of document.querySelectorAll('[data-parts]')) {
+             show(list, [...list.children].map((part) => [part.id, part.outerHTML]));
+         } };
+         const real = window.fetch;
+         window.fetch = async (...asked) => {
+             const answer = await real(...asked);
+             if (asked[1]?.method === 'POST') { drawAnew(); }
+             return answer;
+         };",
+    );
+    let is_marked =
+        || looked.browser.script("return document.querySelector('#do-swap-to[aria-invalid=\"true\"]') !== null");
+    assert_eq!(is_marked(), false);
+    assert!(looked.press("do-swap", None).contains("it is missing"));
+    assert_eq!(is_marked(), true, "the form that was pressed is not the one that is shown");
+    looked.browser.script("drawAnew()");
+    assert_eq!(is_marked(), true);
+}
+
+#[test]
 fn a_host_is_forbidden_and_allowed_and_a_disk_is_sent_to_another_host_by_forms() {
     if !has_browser() {
         return;
