@@ -2,10 +2,10 @@
 //!
 //! **This crate is** the `tpipe` of West, Golchin and Njavro, "Real-Time USB Networking and Device I/O" (2023), section
 //! 5, on Linux: a function that runs once a period with a promised execution time, at one end of one channel of a
-//! device's endpoint, on this host or another. The requested quality of service determines its budget and period (Little's law),
-//! whether the endpoint and a processor can carry it (Equation 1), the buffers, and the worst delay of a message (as
-//! Equations 9 and 10, for threads that look once a period). The [`Report`] compares what was promised with what
-//! happened.
+//! device's endpoint, on this host or another. The requested quality of service determines its budget and period
+//! (Little's law), whether the endpoint and a processor can carry it (Equation 1), the buffers, and the worst delay of
+//! a message (as Equations 9 and 10, for threads that look once a period). The [`Report`] compares what was promised
+//! with what happened.
 //!
 //! **It may touch** the scheduler, threads and the clock.
 //!

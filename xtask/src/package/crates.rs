@@ -85,7 +85,7 @@ pub fn check(archives: &[PathBuf], work: &Path) -> Result<(), String> {
 
     let installed = work.join("installed");
     let mut install = cargo(&["install", "--debug", "--offline", "--no-track"]);
-    install.current_dir(&sources).arg("--path").arg(format!("farbus{version}")).arg("--root").arg(&installed);
+    install.current_dir(&sources).arg("--path").arg(format!("farbus-cli{version}")).arg("--root").arg(&installed);
     install.arg("--target-dir").arg(workspace::root().join("target"));
     cargo::run(install)?;
     let mut demo = Command::new(installed.join("bin/farbus"));

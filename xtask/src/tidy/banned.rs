@@ -225,7 +225,7 @@ mod tests {
         assert_eq!(said.len(), 1, "{said:#?}");
         assert!(said[0].contains("banned: io may not use anyhow"), "{}", said[0]);
         let main = "mod a;\nfn main() {}\n";
-        let tree = workspace_with(&[("crates/cli/src/main.rs", main), ("crates/farbus/src/a.rs", text)]);
+        let tree = workspace_with(&[("crates/farbus/src/main.rs", main), ("crates/farbus/src/a.rs", text)]);
         assert_eq!(complaints(&tree), [""; 0]);
     }
 

@@ -120,7 +120,7 @@ pub fn workspace_with(changes: &[(&str, &str)]) -> Tree {
         files.insert(format!("{top}lib.rs"), format!("{DESCRIPTION}{declarations}"));
     }
     files.insert("crates/farbus/Cargo.toml".to_owned(), manifest("farbus", ""));
-    files.insert("crates/cli/src/main.rs".to_owned(), "fn main() {}\n".to_owned());
+    files.insert("crates/farbus/src/main.rs".to_owned(), "fn main() {}\n".to_owned());
     files.extend(changes.iter().map(|(path, text)| ((*path).to_owned(), (*text).to_owned())));
     Tree::of(files.iter().map(|(path, text)| (path.as_str(), text.as_str())))
 }

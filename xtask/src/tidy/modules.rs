@@ -409,7 +409,7 @@ mod tests {
     #[test]
     fn programs_are_held_to_it_as_well() {
         let tree = workspace_with(&[
-            ("crates/cli/src/main.rs", "mod a;\nstruct Cli;\nfn main() { a::run(); }\n"),
+            ("crates/farbus/src/main.rs", "mod a;\nstruct Cli;\nfn main() { a::run(); }\n"),
             ("crates/farbus/src/a.rs", "pub fn run() { let _: crate::Cli; }\n"),
         ]);
         let said = complaints(&tree);
