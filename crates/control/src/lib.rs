@@ -16,6 +16,7 @@
 
 pub mod attachment;
 pub mod daemon;
+pub mod descriptors;
 pub mod device;
 pub mod event;
 pub mod failure;

@@ -2,8 +2,10 @@
 //!
 //! With a script the same form is sent as JSON, as a program does.
 
+use farbus_control::failure::FailureReport;
 use farbus_control::process::ProcessDevice;
 use maud::Markup;
+use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::api::actions::Wrong;
@@ -11,11 +13,23 @@ use super::api::forms::{FIELDS_MAX, given, line};
 use super::api::refusal::Refusal;
 use super::api::routes::{ACTIONS_AT, Found, OPERATIONS_AT};
 use super::line::messages::Question;
-use super::operation::DrawnOperation;
+use super::operation::{DrawnOperation, State};
 use super::status::Status;
 use super::view::View;
 use super::view::forms::{Answered, Form, hits, question, stop_hits};
 use super::view::pairs_in;
+
+/// What is read of the answer to a change: what is wrong with it, or the operation that it began.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct ChangeAnswer {
+    wrong: Option<Wrong>,
+    failure: Option<FailureReport>,
+    id: u64,
+    state: Option<State>,
+    stopped_by: Option<String>,
+    warnings: Option<String>,
+}
 
 /// A form that was posted.
 pub struct Sent {
@@ -91,20 +105,21 @@ impl Sent {
 
     /// The answer when it was done, begun or has failed: the status, and what the document has.
     pub fn after(&self, status: u16, body: &Value) -> (u16, Markup) {
-        if let Ok(wrong) = serde_json::from_value::<Wrong>(body["wrong"].clone()) {
+        let said = ChangeAnswer::deserialize(body).unwrap_or_else(|error| ChangeAnswer {
+            wrong: Some(Wrong { parameter: None, message: format!("its answer cannot be read: {error}") }),
+            ..ChangeAnswer::default()
+        });
+        let failed = said.failure.map(|failure| Wrong { parameter: None, message: failure.message });
+        if let Some(wrong) = said.wrong.or(failed) {
             return (status, self.again(&wrong));
         }
-        if let Some(why) = body["failure"]["message"].as_str() {
-            let wrong = Wrong { parameter: None, message: why.to_owned() };
-            return (status, self.again(&wrong));
-        }
-        let id = body["id"].as_u64().unwrap_or_default();
-        let outcome = match (body["state"].as_str(), body["stopped_by"].as_str()) {
+        let id = said.id;
+        let outcome = match (said.state, said.stopped_by) {
             (_, Some(_)) => format!("Operation {id} was asked to end."),
-            (Some("running"), _) => format!("It was begun: operation {id}."),
+            (Some(State::Running), _) => format!("It was begun: operation {id}."),
             _ => "It is done.".to_owned(),
         };
-        let warnings = body["warnings"].as_str().map(|warnings| format!(" It warned: {warnings}"));
+        let warnings = said.warnings.map(|warnings| format!(" It warned: {warnings}"));
         (status, self.drawn((&(outcome + &warnings.unwrap_or_default()), false), Markup::default()))
     }
 

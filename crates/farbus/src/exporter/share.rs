@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use farbus_control::descriptors::DescriptorTree;
 pub use farbus_control::device::DeviceStatus;
 use farbus_control::reservation::BusStatus;
 use farbus_io::link::Listener;
@@ -27,7 +28,7 @@ use crate::broker::{Broker, SystemAccess};
 use crate::common::processor_leases::Beside;
 use crate::common::processor_leases::ProcessorLeases;
 use crate::common::socket_place::{Place, SocketListener};
-use crate::devices::descriptors::DescriptorTree;
+use crate::devices::descriptors::descriptor_tree;
 use crate::devices::identities::labels::{DeviceClass, made_here};
 use crate::devices::identities::naming::Naming;
 use crate::exporter::access::encrypted::SecureListener;
@@ -355,7 +356,7 @@ impl Share {
         let bus_id = self.shared.registry.bus_id_of(device)?;
         let found = self.shared.registry.lock().descriptors(&bus_id);
         let (descriptors, speed) = found.ok_or_else(|| ShareError::NoDevice(device.to_owned()))?;
-        Ok(DescriptorTree::of(&descriptors, speed))
+        Ok(descriptor_tree(&descriptors, speed))
     }
 
     /// Sends a command to a device, such as ejecting its medium, whether the device is in use or not.

@@ -110,6 +110,26 @@ struct Directory {
     next: Option<Instant>,
 }
 
+/// What a daemon answers to the question for the directory. A record that is none of farbus's is passed over, and spoils
+/// no other.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct ToldDirectory {
+    version: Option<String>,
+    own_key: Option<String>,
+    /// How long ago it was heard, seconds.
+    heard_s: Option<u64>,
+    trouble: Option<ToldTrouble>,
+    known_hosts: Option<Vec<Value>>,
+    known_devices: Option<Vec<Value>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct ToldTrouble {
+    message: String,
+}
+
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct DirectoryHost {
@@ -307,22 +327,21 @@ impl Directory {
         }
         let question = Question::Directory { query: None, known: self.version.clone() };
         if let Ok(Answer::Ok(said)) = ask_one(pid, &question, &[]) {
-            self.take(said, now_s());
+            self.take(serde_json::from_value(said).unwrap_or_default(), now_s());
         }
         self.next = Some(Instant::now() + begun.elapsed() * DIRECTORY_SHARE);
     }
 
-    fn take(&mut self, mut said: Value, now_s: u64) {
-        let text = |value: &Value| value.as_str().map(short);
-        self.own_key = text(&said["own_key"]);
-        self.trouble = text(&said["trouble"]["message"]);
-        self.heard_s = said["heard_s"].as_u64().map(|ago_s| now_s.saturating_sub(ago_s));
-        let (Value::Array(hosts), Value::Array(devices)) = (said["known_hosts"].take(), said["known_devices"].take())
-        else {
+    fn take(&mut self, said: ToldDirectory, now_s: u64) {
+        let some = |text: Option<String>| text.map(|text| short(&text));
+        self.own_key = some(said.own_key);
+        self.trouble = said.trouble.map(|trouble| short(&trouble.message));
+        self.heard_s = said.heard_s.map(|ago_s| now_s.saturating_sub(ago_s));
+        let (Some(hosts), Some(devices)) = (said.known_hosts, said.known_devices) else {
             // They are as they were.
             return;
         };
-        let version = text(&said["version"]);
+        let version = some(said.version);
         // A daemon of an earlier release says no version: what it says counts as new each time.
         self.version = Some(version.unwrap_or_else(|| format!("{:?}", Instant::now())));
         let host = |said| serde_json::from_value::<DirectoryHost>(said).ok();
@@ -457,16 +476,18 @@ mod tests {
             1000,
         );
         let mut directory = Directory::default();
+        let answer = |said| serde_json::from_value(said).unwrap();
         directory.take(
-            json!({
+            answer(json!({
                 "version": "7", "own_key": "own", "heard_s": 3,
                 "known_hosts": [{ "key": "k3", "name": "whatever" }, { "key": "liar0000", "name": "lab3" }, { "key": "own" }],
                 "known_devices": [
                     { "host_key": "k3", "name": "board", "state": "in use", "user": "desk" },
                     { "host_key": "liar0000", "name": "board", "state": "available" },
                     { "host_key": "own", "name": "ours", "state": "available" },
+                    { "host_key": 7 },
                 ],
-            }),
+            })),
             1000,
         );
         let lab = gathered(&seen, Some(&directory), &[paired("lab3", "k3")]);
@@ -476,8 +497,8 @@ mod tests {
         assert_eq!((lab3.from, lab3.heard_s, lab3.devices.len()), (Source::Directory, Some(1000), 2));
         let board = &lab3.devices[0];
         assert_eq!((board.reason.as_deref(), board.since_s, board.booked.len()), (Some("nightly"), Some(940), 1));
-        directory
-            .take(json!({ "version": "7", "own_key": "own", "heard_s": 1, "trouble": { "message": "away" } }), 1050);
+        let away = json!({ "version": "7", "own_key": "own", "heard_s": 1, "trouble": { "message": "away" } });
+        directory.take(answer(away), 1050);
         assert_eq!(directory.hosts.len(), 3, "an answer without hosts changes none");
         let lab = gathered(&seen, Some(&directory), &[paired("lab3", "k3")]);
         assert_eq!((lab.hosts[0].from, lab.trouble.as_deref()), (Source::Host, Some("away")));

@@ -30,7 +30,7 @@ pub fn details(pid: u32, name: String) -> Details {
     };
     let events = events.events.into_iter().rev().filter(is_its).take(EVENTS_MAX).collect();
     let latency = serde_json::from_value(latency(pid, name.clone())).unwrap_or_default();
-    let descriptors = ask(&Question::Descriptors { device: name });
+    let descriptors = serde_json::from_value(ask(&Question::Descriptors { device: name })).ok();
     Details { descriptors, events, latency, hosts: host_names(), ..Details::default() }
 }
 

@@ -1,6 +1,7 @@
 //! One device: what is known of it, what is done with it, and what can be.
 
 use farbus_control::attachment::AttachmentStatus;
+use farbus_control::descriptors::DescriptorTree;
 use farbus_control::device::{DeviceStatus, PastStatus};
 use farbus_control::event::Event;
 use farbus_control::process::{ProcessDevice, ProcessStatus};
@@ -9,7 +10,6 @@ use farbus_control::units::format_bytes;
 use farbus_io::trust::Scope;
 use maud::{Markup, Render, html};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 use super::super::shell::{command, is_deceptive};
 use super::super::status::Status;
@@ -43,9 +43,9 @@ pub struct Which {
 /// What does not change while the device's page is looked at.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Details {
-    /// What its process answers to the question for descriptors; null if it does not know them.
+    /// What its process answers to the question for descriptors; `None` if it does not know them.
     #[serde(default)]
-    pub descriptors: Value,
+    pub descriptors: Option<DescriptorTree>,
     /// The latest events of it, the latest first.
     #[serde(default)]
     pub events: Vec<Event>,
@@ -160,7 +160,7 @@ impl Which {
             pieces.push(fixed(plots("rates", "Rates over time")));
             pieces.push(fixed(plots("links", "Rates of its links over time")));
             pieces.push(fixed(self.latency(found.map(|(_, device)| device), details.latency.as_ref())));
-            pieces.push(fixed(descriptors::tree(&details.descriptors)));
+            pieces.push(fixed(details.descriptors.as_ref().map(descriptors::tree).unwrap_or_default()));
             pieces.push(fixed(events(&details.events)));
         }
         Drawing { title, is_there: found.is_some(), pieces }
