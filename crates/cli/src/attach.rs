@@ -21,7 +21,7 @@ use farbus::frontend::{
 };
 use farbus::frontend::{attachment_status, through};
 use farbus::hosts::known_host::moved_to;
-use farbus::importer::client::{Attribute, Client, ClientError, RememberedDevice, Reopener, Target};
+use farbus::importer::client::{Client, ClientError, FailureKind, RememberedDevice, Reopener, Target};
 use farbus::importer::discovery::local_shares::{is_same, resolve, target_from};
 use farbus::importer::disk::DiskMode;
 use farbus::importer::options::ahead::Ahead;
@@ -296,7 +296,7 @@ pub fn attach(mut args: AttachArgs) -> Result<(), Failure> {
         ended = show(attachment, &client, &request, &shown, args.json)?;
     }
     match &ended {
-        Ended::Undurable(why) => return Err(Failure::new(Attribute::Device, undurable(&target.shown(), why))),
+        Ended::Undurable(why) => return Err(Failure::new(FailureKind::Device, undurable(&target.shown(), why))),
         _ if args.json => {}
         Ended::Asked | Ended::Released | Ended::HandedOver => say(format!("{} detached", target.shown())),
         Ended::Moved => say(format!("{} handed over", target.shown())),
@@ -333,9 +333,9 @@ fn show(
 /// Whether an attachment ended because its device has left its exporter, or has become another one there.
 fn is_gone(ended: &Ended, client: &Client, target: &Target) -> bool {
     match ended {
-        Ended::Over(report) => report.attribute == Attribute::Gone,
+        Ended::Over(report) => report.attribute == FailureKind::Gone,
         // A plain exporter ends the connection alone. What is there now may be another device.
-        Ended::Lost(_) => matches!(client.why_lost(target), Attribute::Gone | Attribute::Refused),
+        Ended::Lost(_) => matches!(client.why_lost(target), FailureKind::Gone | FailureKind::Refused),
         _ => false,
     }
 }
@@ -466,7 +466,9 @@ impl<'a> Patience<'a> {
             let error = match attempt() {
                 Ok(had) => return Ok(Some(had)),
                 // What has just come may not be ready, and what has just gone may be listed still.
-                Err(error) if matches!(error.attribute(), Attribute::Gone | Attribute::Refused | Attribute::Device) => {
+                Err(error)
+                    if matches!(error.attribute(), FailureKind::Gone | FailureKind::Refused | FailureKind::Device) =>
+                {
                     error
                 }
                 Err(error) => return Err(error.into()),
@@ -511,7 +513,7 @@ impl<'a> Patience<'a> {
             }
             if self.shown.is_ending() {
                 let what = format!("{} is not attached: 'farbus detach' ended the wait for it", target.shown());
-                return Err(Failure::new(Attribute::Refused, what));
+                return Err(Failure::new(FailureKind::Refused, what));
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -664,7 +666,7 @@ fn detach_one(name: &str, is_unmounted: bool, is_forced: bool) -> Result<(), Fai
 }
 
 fn nothing_attached() -> Failure {
-    Failure::new(Attribute::Gone, "nothing is attached here")
+    Failure::new(FailureKind::Gone, "nothing is attached here")
 }
 
 /// The names of all devices that are attached here, as attached.

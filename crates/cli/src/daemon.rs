@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use farbus_control::failure::Attribute;
+use farbus_control::failure::FailureKind;
 use farbus_daemon::{Options, Ready, serve};
 use farbus_io::local::control_socket::{Answer, Question, ask_all};
 use serde_json::Value;
@@ -143,11 +143,11 @@ fn ask_daemon(question: &Question) -> Result<Value, Failure> {
         match answer {
             Answer::Ok(value) => return Ok(value),
             Answer::Unknown => {}
-            Answer::Refused(why) => return Err(Failure::new(Attribute::Refused, why)),
+            Answer::Refused(why) => return Err(Failure::new(FailureKind::Refused, why)),
             Answer::Failed(failure) => return Err(Failure::new(failure.attribute, failure.message)),
         }
     }
-    Err(Failure::new(Attribute::Gone, "no daemon of yours runs here\n  start one: farbus daemon --config FILE"))
+    Err(Failure::new(FailureKind::Gone, "no daemon of yours runs here\n  start one: farbus daemon --config FILE"))
 }
 
 fn restart(interrupt: bool, json: bool) -> Result<(), Failure> {
@@ -166,7 +166,7 @@ fn reload(adopt: Option<String>, json: bool) -> Result<(), Failure> {
     let changes = ask_daemon(&Question::Reload { adopt: adopt.clone() })?;
     if adopt.is_some() && changes["adopted"].is_null() {
         let what = "the daemon that runs is of an earlier release, and adopts nothing";
-        return Err(Failure::new(Attribute::Refused, format!("{what}\n  type: farbus daemon restart")));
+        return Err(Failure::new(FailureKind::Refused, format!("{what}\n  type: farbus daemon restart")));
     }
     if json {
         return print_json(&changes);

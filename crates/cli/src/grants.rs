@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use farbus::devices::identities::naming::looks_automatic;
 use farbus::devices::identities::shared_now::{SharedNow, shared_now};
 use farbus::hosts::trust::Trust;
-use farbus::importer::client::Attribute;
+use farbus::importer::client::FailureKind;
 use farbus_io::trust::{DeviceId, Devices, Event, Folder, Outcome, Peer};
 use serde::Serialize;
 
@@ -286,7 +286,10 @@ fn change_grant(
     } else {
         ""
     };
-    Err(Failure::new(Attribute::Gone, format!("{} was not allowed {} by name{hint}", peer.name, unchanged.join(", "))))
+    Err(Failure::new(
+        FailureKind::Gone,
+        format!("{} was not allowed {} by name{hint}", peer.name, unchanged.join(", ")),
+    ))
 }
 
 /// An event of the audit log: what the owner did to a peer.
@@ -296,5 +299,5 @@ pub(super) fn of<'a>(peer: &'a Peer, verb: &'a str) -> Event<'a> {
 
 /// The failure if there is no such peer.
 pub(super) fn no_such_peer(name: &str) -> Failure {
-    Failure::new(Attribute::Gone, format!("no host called '{name}' is paired with this one\n  see: farbus peers"))
+    Failure::new(FailureKind::Gone, format!("no host called '{name}' is paired with this one\n  see: farbus peers"))
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use farbus::devices::identities::evidence_at;
 use farbus::devices::identities::shared_now::{SharedNow, shared_now};
 use farbus::exporter::sources::what::{UsbSpec, What};
-use farbus::importer::client::Attribute;
+use farbus::importer::client::FailureKind;
 use farbus_io::evidence::Evidence;
 use farbus_io::local::control_socket::{Answer, Question, ask_one};
 use farbus_io::trust::{DeviceId, Devices, Folder, KnownDevice, PREFIX_DIGITS_MIN};
@@ -175,13 +175,13 @@ fn adopt(folder: &Folder, device: &str, id: &str, json: bool) -> Result<(), Fail
             other.name,
             other.pid
         );
-        return Err(Failure::new(Attribute::Refused, message));
+        return Err(Failure::new(FailureKind::Refused, message));
     }
     let running: Vec<&SharedNow> = now.iter().filter(|shared| current.is_some() && shared.id() == current).collect();
     if let Some(SharedNow { name, user: Some(user), .. }) = running.iter().find(|shared| shared.user.is_some()) {
         let message =
             format!("'{name}' is used by {user}, as the device that it is now\n  first: farbus release {name}");
-        return Err(Failure::new(Attribute::Refused, message));
+        return Err(Failure::new(FailureKind::Refused, message));
     }
     // It may be another medium: without a new generation, an earlier session would continue with it.
     let generation = wanted.identity().adopted().generation;
@@ -217,7 +217,10 @@ fn subject_of(device: &str, all: &Devices, now: &[SharedNow]) -> Result<Subject,
         [] if device.contains([':', '/']) => return subject_at(device),
         [] => {
             let next = "name it as it is shared, such as disk:PATH; see: farbus status";
-            return Err(Failure::new(Attribute::Gone, format!("no device called '{device}' is shared here\n  {next}")));
+            return Err(Failure::new(
+                FailureKind::Gone,
+                format!("no device called '{device}' is shared here\n  {next}"),
+            ));
         }
         [_] => {}
         _ => {
@@ -226,7 +229,7 @@ fn subject_of(device: &str, all: &Devices, now: &[SharedNow]) -> Result<Subject,
                 "'{device}' is shared by processes {}\n  say which, as it is shared: farbus identity adopt disk:PATH ID",
                 pids.join(", ")
             );
-            return Err(Failure::new(Attribute::Refused, message));
+            return Err(Failure::new(FailureKind::Refused, message));
         }
     }
     let known = called[0].id().and_then(|id| all.of_id(id));
@@ -250,7 +253,7 @@ fn subject_at(text: &str) -> Result<Subject, Failure> {
                     "{} USB devices are {selector}\n  name one by its bus id: farbus share --list",
                     found.len()
                 );
-                return Err(Failure::new(Attribute::Refused, message));
+                return Err(Failure::new(FailureKind::Refused, message));
             };
             (Some(Evidence::of_usb(found, &all, &inventory)), String::new())
         }
@@ -258,7 +261,7 @@ fn subject_at(text: &str) -> Result<Subject, Failure> {
             let path: Option<PathBuf> = spec.medium_path().map(Into::into);
             let path = path.ok_or_else(|| unknowable(text))?;
             if !path.exists() {
-                return Err(Failure::new(Attribute::Gone, format!("there is nothing at {}", path.display())));
+                return Err(Failure::new(FailureKind::Gone, format!("there is nothing at {}", path.display())));
             }
             (evidence_at(&path), spec.view_with(*sector_bytes))
         }
@@ -270,7 +273,7 @@ fn subject_at(text: &str) -> Result<Subject, Failure> {
 
 fn unknowable(device: &str) -> Failure {
     let why = "it has nothing by which it is known again after a restart: see docs/identity.md";
-    Failure::new(Attribute::Refused, format!("{device} cannot be said to be a device of before\n  {why}"))
+    Failure::new(FailureKind::Refused, format!("{device} cannot be said to be a device of before\n  {why}"))
 }
 
 /// The known device that `text` means.
@@ -285,7 +288,7 @@ fn find<'a>(all: &'a Devices, text: &str, subject: &Subject) -> Result<&'a Known
         [known] => Ok(known),
         [] => {
             let next = format!("an id has at least {PREFIX_DIGITS_MIN} digits; see: farbus identity list");
-            Err(Failure::new(Attribute::Gone, format!("no device of before is '{text}'\n  {next}")))
+            Err(Failure::new(FailureKind::Gone, format!("no device of before is '{text}'\n  {next}")))
         }
         _ => {
             let choices: Vec<_> = meant
@@ -293,7 +296,7 @@ fn find<'a>(all: &'a Devices, text: &str, subject: &Subject) -> Result<&'a Known
                 .map(|known| format!("{}  {} last shared {}", known.id.short(), known.name, known.seen))
                 .collect();
             let message = format!("'{text}' is several devices: say which by its id\n  {}", choices.join("\n  "));
-            Err(Failure::new(Attribute::Refused, message))
+            Err(Failure::new(FailureKind::Refused, message))
         }
     }
 }

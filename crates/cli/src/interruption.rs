@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use farbus_control::failure::Attribute;
+use farbus_control::failure::FailureKind;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 use signal_hook::low_level::emulate_default_handler;
@@ -45,7 +45,7 @@ impl Interruption {
     /// The failure of what the signal cancelled; a failure with another reason stays what it is.
     pub fn explains(&self, failure: Failure) -> Failure {
         match self.signal() {
-            Some(signal) if failure.attribute() == Attribute::Refused => failure.by_signal(signal),
+            Some(signal) if failure.attribute() == FailureKind::Refused => failure.by_signal(signal),
             _ => failure,
         }
     }

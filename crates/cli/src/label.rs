@@ -1,7 +1,7 @@
 //! `farbus label`.
 
 use farbus::devices::identities::shared_now::{SharedNow, shared_now};
-use farbus::importer::client::Attribute;
+use farbus::importer::client::FailureKind;
 use farbus_io::local::control_socket::{Answer, Question, ask_one};
 use farbus_io::trust::{DeviceNotes, Folder, KnownNotes, NoteChange, NotedDevice};
 use serde_json::json;
@@ -41,14 +41,14 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let Some(first) = called.first() else {
         let next = "share it, then label it; see: farbus status";
         let message = format!("no device called '{}' is shared here\n  {next}", args.device);
-        return Err(Failure::new(Attribute::Gone, message));
+        return Err(Failure::new(FailureKind::Gone, message));
     };
     if let Some(other) = called.iter().find(|other| other.id() != first.id()) {
         let message = format!(
             "'{}' is the name of two devices, of processes {} and {}\n  give one another name: name=NAME",
             args.device, first.pid, other.pid
         );
-        return Err(Failure::new(Attribute::Refused, message));
+        return Err(Failure::new(FailureKind::Refused, message));
     }
     let lasting = first.identity.as_ref().filter(|identity| identity.is_lasting).map(|identity| identity.id);
     let device = NotedDevice::of(lasting, &first.name);
@@ -56,7 +56,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         true => KnownNotes::of(&folder, &device)?,
         false => {
             let changed = KnownNotes::change(&folder, &device, &args.words)?;
-            changed.map_err(|why| Failure::new(Attribute::Refused, why))?
+            changed.map_err(|why| Failure::new(FailureKind::Refused, why))?
         }
     };
     let mut shown = stored.clone();

@@ -75,7 +75,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use farbus_control::failure::Attribute;
+    use farbus_control::failure::FailureKind;
 
     /// The state of each device: here, held, or gone.
     #[derive(Default)]
@@ -97,7 +97,7 @@ mod tests {
                     Ok(json!({ "machine": has_user }))
                 }
                 Step::Resume if self.held.remove(device) => Ok(Value::Null),
-                Step::Resume => Err(Failure::new(Attribute::Refused, "it is not held")),
+                Step::Resume => Err(Failure::new(FailureKind::Refused, "it is not held")),
             }
         }
     }
@@ -111,7 +111,7 @@ mod tests {
                 if is_late {
                     let _ = hosts.ask(device, step);
                 }
-                Err(Failure::new(Attribute::Refused, "not now"))
+                Err(Failure::new(FailureKind::Refused, "not now"))
             }
             _ => hosts.ask(device, step),
         });

@@ -1,6 +1,6 @@
 //! `farbus module`: which modules there are, and their manuals.
 
-use farbus::importer::client::Attribute;
+use farbus::importer::client::FailureKind;
 use farbus_io::local::asking::ask_owner;
 use farbus_io::local::control_socket::Question;
 use farbus_modules::Catalogue;
@@ -84,7 +84,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         }
         Verb::Show { name, json } => {
             let maker = catalogue.find(name).map_err(|refusal| {
-                Failure::new(Attribute::Gone, format!("{refusal}\n  'farbus module list' shows what they do"))
+                Failure::new(FailureKind::Gone, format!("{refusal}\n  'farbus module list' shows what they do"))
             })?;
             let manifest = maker.manifest();
             match json {

@@ -14,7 +14,7 @@ use farbus::exporter::swap::Swaps;
 use farbus::exporter::swap_answers::{answer_disk, asked_of};
 use farbus::frontend::nbd::{NbdServer, Offer, PROTOCOL, uri};
 use farbus::frontend::{Ended, Export, StopSignal, undurable};
-use farbus::importer::client::Attribute;
+use farbus::importer::client::FailureKind;
 use farbus::link::meters::Meters;
 use farbus_control::attachment::AttachmentStatus;
 use farbus_control::process::{ProcessDevice, ProcessStatus};
@@ -150,8 +150,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     drop(system);
     match ended {
         Ended::Asked | Ended::Released | Ended::HandedOver | Ended::Moved => Ok(()),
-        Ended::Undurable(why) => Err(Failure::new(Attribute::Device, undurable("the disk", &why))),
-        Ended::Lost(why) => Err(Failure::new(Attribute::Device, why)),
+        Ended::Undurable(why) => Err(Failure::new(FailureKind::Device, undurable("the disk", &why))),
+        Ended::Lost(why) => Err(Failure::new(FailureKind::Device, why)),
         Ended::Over(report) => Err(Failure::new(report.attribute, report.message)),
         Ended::Broken(reject) => Err(Failure::local(reject)),
     }

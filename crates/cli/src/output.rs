@@ -6,15 +6,15 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use comfy_table::{Attribute as Style, Cell, ContentArrangement, Table, TableStyle};
-use farbus_control::failure::Attribute;
 pub use farbus_control::failure::Failure;
+use farbus_control::failure::FailureKind;
 use serde_json::Value;
 
 /// Prints which party failed and how; with `as_json` the same as JSON on standard output. Returns the exit code; 2 is
 /// clap's for usage errors.
 pub fn report(failure: &Failure, as_json: bool) -> ExitCode {
     match failure.attribute() {
-        Attribute::Local => eprintln!("farbus: {failure}"),
+        FailureKind::Local => eprintln!("farbus: {failure}"),
         other => eprintln!("farbus: {}: {failure}", other.as_str()),
     }
     if as_json && !failure.is_told() {

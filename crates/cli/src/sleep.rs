@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farbus::importer::client::Attribute;
+use farbus::importer::client::FailureKind;
 use farbus_io::local::control_socket::{Answer, Question, ask_all};
 use farbus_io::sys::vhci::{PortState, Vhci};
 use farbus_io::usb::{Inventory, Obstacle};
@@ -24,7 +24,7 @@ fn ask(question: &Question) -> Result<Vec<Value>, Failure> {
         match answer {
             Answer::Ok(value) => answers.push(value),
             Answer::Unknown => {}
-            Answer::Refused(why) => return Err(Failure::new(Attribute::Refused, why)),
+            Answer::Refused(why) => return Err(Failure::new(FailureKind::Refused, why)),
             Answer::Failed(failure) => return Err(Failure::new(failure.attribute, failure.message)),
         }
     }
@@ -83,7 +83,7 @@ pub fn sleep(json: bool) -> Result<(), Failure> {
         false => {
             let next =
                 "unmount it, or 'farbus detach' it, before this machine sleeps; the kernel refuses to until then";
-            Err(Failure::new(Attribute::Refused, format!("{}\n  {next}", stays.join(", "))))
+            Err(Failure::new(FailureKind::Refused, format!("{}\n  {next}", stays.join(", "))))
         }
     }
 }

@@ -12,7 +12,7 @@ use farbus::frontend::stream::{Frame, Wanted, open_stream};
 use farbus::importer::client::{Client, ClientConfig, Target};
 use farbus::importer::discovery::local_shares::resolve;
 use farbus::link::modules::recipe;
-use farbus_control::failure::Attribute;
+use farbus_control::failure::FailureKind;
 use farbus_io::sys::confine::Needs;
 use farbus_modules::Asked;
 use farbus_page::pictures::Painter;
@@ -182,7 +182,7 @@ fn read(args: &ReadArgs) -> Result<(), Failure> {
     };
     let mut frames = open_stream(&client, target, wanted)?;
     let painter = args.pictures.then(|| Painter::of(frames.description())).transpose();
-    let painter = painter.map_err(|why| Failure::new(Attribute::Device, format!("{target}: {why}")))?;
+    let painter = painter.map_err(|why| Failure::new(FailureKind::Device, format!("{target}: {why}")))?;
     let stop_signal = frames.stop_signal();
     if let Some(signal) = ending.signal() {
         return Err(Failure::interrupted(signal, format!("{target} is not read")));

@@ -17,7 +17,7 @@ use farbus::devices::media_journal::{Journals, Medium, MovedDevice};
 use farbus::exporter::sources::block::bytes_from;
 use farbus::frontend::usb_swap::is_at;
 use farbus::hosts::known_host::KnownHost;
-use farbus::importer::client::{Attribute, ClientError, Target};
+use farbus::importer::client::{ClientError, FailureKind, Target};
 use farbus::importer::discovery::local_shares::is_same;
 use farbus_control::device::{IdentityStatus, MediumStatus};
 use farbus_control::failure::FailureReport;
@@ -232,7 +232,7 @@ fn forget(path: &Path, json: bool) -> Result<(), Failure> {
             say(format!("{} may be shared again as it is", path.display()));
             Ok(())
         }
-        false => Err(Failure::new(Attribute::Gone, format!("nothing is against sharing {}", path.display()))),
+        false => Err(Failure::new(FailureKind::Gone, format!("nothing is against sharing {}", path.display()))),
     }
 }
 
@@ -260,13 +260,13 @@ fn forget_retirement(named: &Path) -> Result<bool, Failure> {
         _ => {
             let ids: Vec<String> = found.iter().map(|known| known.id.short()).collect();
             let message = format!("several devices are called '{named}'\n  name one by its id: {}", ids.join(", "));
-            return Err(Failure::new(Attribute::Refused, message));
+            return Err(Failure::new(FailureKind::Refused, message));
         }
     };
     let running: Vec<&SharedNow> = now.iter().filter(|shared| shared.id() == Some(known.id)).collect();
     if let Some(SharedNow { name, user: Some(user), .. }) = running.iter().find(|shared| shared.user.is_some()) {
         let message = format!("'{name}' is used by {user}\n  first: farbus release {name}");
-        return Err(Failure::new(Attribute::Refused, message));
+        return Err(Failure::new(FailureKind::Refused, message));
     }
     // It is another medium than the one that went on elsewhere: no session of before continues with it.
     let (id, generation) = (known.id, known.identity().adopted().generation);
@@ -277,7 +277,7 @@ fn forget_retirement(named: &Path) -> Result<bool, Failure> {
         let question = Question::Adopt { device: name.clone(), id, generation };
         if !matches!(ask_one(*pid, &question, &[]), Ok(Answer::Ok(_))) {
             let message = format!("process {pid} shares '{name}' as what it was\n  end it, and type the same again");
-            return Err(Failure::new(Attribute::Refused, message));
+            return Err(Failure::new(FailureKind::Refused, message));
         }
     }
     Ok(KnownLease::forget_retirement(&folder, id)?)
@@ -341,7 +341,7 @@ impl Owner {
             }
             let (first, second) = (first.pid, second.pid);
             let what = format!("'{device}' is what processes {first} and {second} have attached: which is meant?");
-            return Err(Failure::new(Attribute::Refused, format!("{what}\n  detach one of them")));
+            return Err(Failure::new(FailureKind::Refused, format!("{what}\n  detach one of them")));
         }
         if let Some(owner) = owners.pop() {
             return Ok(owner);
@@ -351,7 +351,7 @@ impl Owner {
                 "{device} is attached by Linux's usbip: its kernel has the connection itself, and farbus exchanges only \
                  what it carries\n  attach it by farbus: usbip detach -p {port}; farbus attach {device} --via kernel"
             );
-            return Err(Failure::new(Attribute::Refused, message));
+            return Err(Failure::new(FailureKind::Refused, message));
         }
         let message = match attached {
             Some(_) => format!("{device} is not attached here\n  see: farbus status"),
@@ -360,7 +360,7 @@ impl Owner {
                  see: farbus status"
             ),
         };
-        Err(Failure::new(Attribute::Gone, message))
+        Err(Failure::new(FailureKind::Gone, message))
     }
 
     fn ask(&self, question: &Question, fds: &[std::os::fd::BorrowedFd<'_>]) -> Result<Value, Failure> {
@@ -368,15 +368,15 @@ impl Owner {
             Ok(Answer::Ok(value)) => Ok(value),
             Ok(Answer::Unknown) => {
                 let what = if self.is_attached { "attached" } else { "shared" };
-                Err(Failure::new(Attribute::Gone, format!("{} is not {what} any more", self.device)))
+                Err(Failure::new(FailureKind::Gone, format!("{} is not {what} any more", self.device)))
             }
-            Ok(Answer::Refused(why)) => Err(Failure::new(Attribute::Refused, why)),
+            Ok(Answer::Refused(why)) => Err(Failure::new(FailureKind::Refused, why)),
             Ok(Answer::Failed(failure)) => Err(Failure::new(failure.attribute, failure.message)),
             Err(error) => {
                 let has = if self.is_attached { "has attached" } else { "shares" };
                 let what = format!("process {}, which {has} {}, does not answer: {error}", self.pid, self.device);
                 let hint = "the disk is complete: share it again, and swap again if it was not done";
-                Err(Failure::new(Attribute::Gone, format!("{what}\n  {hint}")))
+                Err(Failure::new(FailureKind::Gone, format!("{what}\n  {hint}")))
             }
         }
     }
@@ -385,14 +385,14 @@ impl Owner {
     fn begin_twin(&self, selector: &Selector) -> Result<Option<Exchange>, Failure> {
         if self.medium.is_some() {
             let message = format!("{} is a disk: it moves to block:PATH", self.device);
-            return Err(Failure::new(Attribute::Refused, message));
+            return Err(Failure::new(FailureKind::Refused, message));
         }
         let all = Inventory::default().devices().map_err(Failure::local)?;
         let found: Vec<_> = all.iter().filter(|found| selector.matches(found)).collect();
         let [found] = found[..] else {
             let (attribute, what) = match found.len() {
-                0 => (Attribute::Gone, format!("no USB device is {selector}")),
-                count => (Attribute::Refused, format!("{count} USB devices are {selector}: name one by its bus id")),
+                0 => (FailureKind::Gone, format!("no USB device is {selector}")),
+                count => (FailureKind::Refused, format!("{count} USB devices are {selector}: name one by its bus id")),
             };
             return Err(Failure::new(attribute, format!("{what}\n  see: farbus share --list")));
         };
@@ -425,7 +425,7 @@ impl Owner {
     fn begin_twin_of_host(&self, target: &Target) -> Result<(), Failure> {
         if !self.is_attached {
             let why = format!("{0} is shared here: farbus swap {0} --to usb:BUSID swaps it", self.device);
-            return Err(Failure::new(Attribute::Refused, why));
+            return Err(Failure::new(FailureKind::Refused, why));
         }
         // Its process may connect to its own host.
         let is_near = self.device.parse::<Target>().is_ok_and(|own| is_at(target, &own));
@@ -451,7 +451,7 @@ impl Owner {
                  to a file or block device: farbus swap {0} --to block:PATH",
                 self.device
             );
-            return Err(Failure::new(Attribute::Refused, message));
+            return Err(Failure::new(FailureKind::Refused, message));
         }
         let from = self.medium_or_refusal()?;
         let (broker, peer) = passage_to(target)?;
@@ -470,7 +470,7 @@ impl Owner {
                 ),
                 false => format!("{} is no disk: only a disk can be moved to a file or block device", self.device),
             };
-            Failure::new(Attribute::Refused, message)
+            Failure::new(FailureKind::Refused, message)
         })
     }
 
@@ -491,7 +491,10 @@ impl Owner {
             Trouble::InUse(user) => {
                 let by = user.map(|user| format!(", by {user}")).unwrap_or_default();
                 let what = format!("{} is mounted or shared already{by}", path.display());
-                Failure::new(Attribute::Refused, format!("{what}, by {} itself perhaps\n  choose another", self.device))
+                Failure::new(
+                    FailureKind::Refused,
+                    format!("{what}, by {} itself perhaps\n  choose another", self.device),
+                )
             }
             _ => Failure::local(error),
         })?;

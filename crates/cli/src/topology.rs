@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farbus::importer::client::Attribute;
+use farbus::importer::client::FailureKind;
 use farbus_io::local::control_socket::{Answer, Question, TopologyAct, ask_in_turn};
 use serde_json::Value;
 
@@ -98,11 +98,12 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 fn ask(act: TopologyAct) -> Result<Value, Failure> {
     match ask_in_turn(&Question::Topology { act }).map_err(Failure::local)? {
         Answer::Ok(value) => Ok(value),
-        Answer::Refused(why) => Err(Failure::new(Attribute::Refused, why)),
+        Answer::Refused(why) => Err(Failure::new(FailureKind::Refused, why)),
         Answer::Failed(failure) => Err(Failure::new(failure.attribute, failure.message)),
-        Answer::Unknown => {
-            Err(Failure::new(Attribute::Gone, "no daemon of yours runs here\n  start one: farbus daemon --config FILE"))
-        }
+        Answer::Unknown => Err(Failure::new(
+            FailureKind::Gone,
+            "no daemon of yours runs here\n  start one: farbus daemon --config FILE",
+        )),
     }
 }
 
@@ -122,7 +123,7 @@ fn up(file: Option<&Path>, patience: Duration, json: bool) -> Result<(), Failure
         Some("up") => Ok(()),
         Some("no plan") => {
             let what = format!("there is no plan at {}", word(&status["plan"]));
-            Err(Failure::new(Attribute::Gone, format!("{what}\n  give it one: farbus topology up FILE")))
+            Err(Failure::new(FailureKind::Gone, format!("{what}\n  give it one: farbus topology up FILE")))
         }
         _ if patience.is_zero() => Ok(()),
         _ => {
@@ -133,7 +134,7 @@ fn up(file: Option<&Path>, patience: Duration, json: bool) -> Result<(), Failure
                 false => format!("no link yet to {}", late.join(", ")),
             };
             let next = "the daemon goes on; why is above, and in 'farbus topology status' there";
-            Err(Failure::new(Attribute::Refused, format!("{what}\n  {next}")))
+            Err(Failure::new(FailureKind::Refused, format!("{what}\n  {next}")))
         }
     }
 }

@@ -9,9 +9,8 @@ use serde::{Deserialize, Serialize};
 /// The kind of a failure (N10), named in every message, exit code and JSON state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
-#[cfg_attr(feature = "schema", schemars(rename = "FailureKind"))]
 #[serde(rename_all = "lowercase")]
-pub enum Attribute {
+pub enum FailureKind {
     /// The device failed.
     Device,
     /// The network failed.
@@ -25,26 +24,26 @@ pub enum Attribute {
     Local,
 }
 
-impl Attribute {
+impl FailureKind {
     /// The word that is used in messages, JSON and tables.
     pub const fn as_str(self) -> &'static str {
         match self {
-            Attribute::Device => "device",
-            Attribute::Network => "network",
-            Attribute::Refused => "refused",
-            Attribute::Gone => "gone",
-            Attribute::Local => "local",
+            FailureKind::Device => "device",
+            FailureKind::Network => "network",
+            FailureKind::Refused => "refused",
+            FailureKind::Gone => "gone",
+            FailureKind::Local => "local",
         }
     }
 
     /// The exit code of the command. Code 2 means wrong usage.
     pub const fn exit_code(self) -> u8 {
         match self {
-            Attribute::Local => 1,
-            Attribute::Refused => 3,
-            Attribute::Gone => 4,
-            Attribute::Network => 5,
-            Attribute::Device => 6,
+            FailureKind::Local => 1,
+            FailureKind::Refused => 3,
+            FailureKind::Gone => 4,
+            FailureKind::Network => 5,
+            FailureKind::Device => 6,
         }
     }
 }
@@ -56,7 +55,7 @@ impl Attribute {
 #[serde(default)]
 pub struct FailureReport {
     /// The kind of the failure.
-    pub attribute: Attribute,
+    pub attribute: FailureKind,
     /// A sentence for a person.
     pub message: String,
     /// The name of the limit that was reached, if that is the failure.
@@ -66,7 +65,7 @@ pub struct FailureReport {
 
 impl FailureReport {
     /// A failure of this kind that is not a limit.
-    pub fn new(attribute: Attribute, message: impl Into<String>) -> Self {
+    pub fn new(attribute: FailureKind, message: impl Into<String>) -> Self {
         Self { attribute, message: message.into(), limit: None }
     }
 }
@@ -74,7 +73,7 @@ impl FailureReport {
 /// Why a command failed: the kind, what happened and where, and what to type next.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    attribute: Attribute,
+    attribute: FailureKind,
     message: String,
     is_told: bool,
     exit_code: Option<u8>,
@@ -85,11 +84,11 @@ pub struct Failure {
 impl Failure {
     /// A failure of this machine.
     pub fn local(message: impl fmt::Display) -> Self {
-        Self::new(Attribute::Local, message)
+        Self::new(FailureKind::Local, message)
     }
 
     /// A failure of this kind.
-    pub fn new(attribute: Attribute, message: impl fmt::Display) -> Self {
+    pub fn new(attribute: FailureKind, message: impl fmt::Display) -> Self {
         Self { attribute, message: message.to_string(), is_told: false, exit_code: None, signal: None, limit: None }
     }
 
@@ -134,7 +133,7 @@ impl Failure {
     }
 
     /// The kind of the failure.
-    pub fn attribute(&self) -> Attribute {
+    pub fn attribute(&self) -> FailureKind {
         self.attribute
     }
 

@@ -13,7 +13,7 @@ use farbus::frontend::{
     ANOTHER_DEVICE, Attachment, Ended, Handle, Prepared, Refused, Request, Restored, Running, explain, tell_reason,
 };
 use farbus::frontend::{attachment_status, through};
-use farbus::importer::client::{Attribute, Client, ClientError, FailureReport, RememberedDevice, Reopener};
+use farbus::importer::client::{Client, ClientError, FailureKind, FailureReport, RememberedDevice, Reopener};
 use farbus_control::attachment::{AttachmentStatus, MigrationStatus};
 use farbus_control::failure::Failure;
 use farbus_io::local::events::{Event, EventKind, publish};
@@ -493,5 +493,5 @@ fn take(client: &Client, request: &Request) -> Result<Box<dyn Attachment>, Clien
 }
 
 fn is_busy(error: &ClientError) -> bool {
-    error.attribute() == Attribute::Refused
+    error.attribute() == FailureKind::Refused
 }

@@ -19,7 +19,7 @@ use farbus::exporter::state::shared::Neighbourhood;
 use farbus::frontend::{Refused, Request, steer};
 use farbus::hosts::mdns::Nearby;
 use farbus::hosts::trust::Trust;
-use farbus::importer::client::{Attribute, FailureReport, HOLD, Target, name_of};
+use farbus::importer::client::{FailureKind, FailureReport, HOLD, Target, name_of};
 use farbus_control::attachment::AttachmentStatus;
 use farbus_control::daemon::{DaemonStatus, FailedDevice};
 use farbus_control::failure::Failure;
@@ -384,7 +384,7 @@ impl Supervisor {
             for name in &names {
                 let _ = self.share.remove(name);
             }
-            return Err(FailureReport::new(Attribute::Refused, error.to_string()));
+            return Err(FailureReport::new(FailureKind::Refused, error.to_string()));
         }
         Ok(names)
     }
@@ -476,15 +476,15 @@ impl Supervisor {
     fn adopt(&self, device: &str) -> Result<String, Failure> {
         let in_port = self.has().real.as_ref().and_then(|real| real.shared().adopt(&self.share, device));
         if let Some(adopted) = in_port {
-            return adopted.map_err(|why| Failure::new(Attribute::Refused, why));
+            return adopted.map_err(|why| Failure::new(FailureKind::Refused, why));
         }
         let adopted = self.ask_kept(device, |kept| kept.adopt().map(|()| kept.request().target.to_string()));
         let unknown = || {
             let all: Vec<String> = self.has().attachments.values().map(|kept| kept.request().target.shown()).collect();
             let all = if all.is_empty() { "nothing".to_owned() } else { all.join(", ") };
-            Failure::new(Attribute::Gone, format!("the daemon keeps no '{device}' attached; it keeps: {all}"))
+            Failure::new(FailureKind::Gone, format!("the daemon keeps no '{device}' attached; it keeps: {all}"))
         };
-        adopted.ok_or_else(unknown)?.map_err(|why| Failure::new(Attribute::Refused, why))
+        adopted.ok_or_else(unknown)?.map_err(|why| Failure::new(FailureKind::Refused, why))
     }
 
     /// Restores a session of the process before this one.
@@ -534,7 +534,7 @@ impl Supervisor {
     pub fn hand_over(&self, interrupt: bool) -> Result<Value, Failure> {
         let has = self.has();
         if self.is_handed_over() {
-            return Err(Failure::new(Attribute::Refused, "another process goes on already"));
+            return Err(Failure::new(FailureKind::Refused, "another process goes on already"));
         }
         let going: Vec<(&String, Going)> = has.attachments.iter().map(|(name, kept)| (name, kept.going())).collect();
         let moving: Vec<&str> =
@@ -542,12 +542,12 @@ impl Supervisor {
         if !moving.is_empty() && !interrupt {
             let what = format!("{}: held still, or on its way to another host", moving.join(", "));
             let next = "try again when that is over, at most 20 s; or 'farbus resume DEVICE' first";
-            return Err(Failure::new(Attribute::Refused, format!("{what}\n  {next}")));
+            return Err(Failure::new(FailureKind::Refused, format!("{what}\n  {next}")));
         }
         let swapping = going.iter().find(|(_, going)| matches!(going, Going::Swapping));
         if let Some((name, _)) = swapping.filter(|_| !interrupt) {
             let next = format!("wait for it: farbus swap {name}\n  or stop it: farbus swap {name} --cancel");
-            return Err(Failure::new(Attribute::Refused, format!("{name} is being moved\n  {next}")));
+            return Err(Failure::new(FailureKind::Refused, format!("{name} is being moved\n  {next}")));
         }
         let torn = going.iter().filter_map(|(name, going)| match going {
             Going::Torn(how) => Some(format!("{name} is attached {how}")),
@@ -559,7 +559,7 @@ impl Supervisor {
         if !torn.is_empty() && !interrupt {
             let what = "the new process cannot continue with that: its users would get errors";
             let next = "detach it first, or 'farbus daemon restart --interrupt'";
-            return Err(Failure::new(Attribute::Refused, format!("{}; {what}\n  {next}", torn.join(", "))));
+            return Err(Failure::new(FailureKind::Refused, format!("{}; {what}\n  {next}", torn.join(", "))));
         }
         let failed = |error: std::io::Error| Failure::local(format!("this process goes on: {error}"));
         let ReplacementProcess { pid, passage } = self.broker.replacement().map_err(failed)?;

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 
-use farbus_control::failure::Attribute;
+use farbus_control::failure::FailureKind;
 use farbus_host::{PortError, RemoteError};
 use farbus_realtime::pipe::Refusal;
 use farbus_realtime::vcpu::Overload;
@@ -74,20 +74,20 @@ pub enum PipeError {
 
 impl PipeError {
     /// Which party has to act.
-    pub fn attribute(&self) -> Attribute {
+    pub fn attribute(&self) -> FailureKind {
         match self {
-            Self::Quality(_) | Self::Processor(_) | Self::Promised(_) | Self::Period { .. } => Attribute::Refused,
-            Self::Rate { .. } | Self::Bus { .. } => Attribute::Refused,
+            Self::Quality(_) | Self::Processor(_) | Self::Promised(_) | Self::Period { .. } => FailureKind::Refused,
+            Self::Rate { .. } | Self::Bus { .. } => FailureKind::Refused,
             Self::Taken(_) | Self::Direction | Self::Channel { .. } | Self::Device(SetUpError::Unfit(_)) => {
-                Attribute::Refused
+                FailureKind::Refused
             }
             Self::Device(SetUpError::Device(RemoteError::Port(error))) | Self::Lost(error) => match error {
-                PortError::Gone => Attribute::Gone,
-                PortError::World(_) => Attribute::Network,
-                PortError::Peer(_) | PortError::Idle => Attribute::Device,
+                PortError::Gone => FailureKind::Gone,
+                PortError::World(_) => FailureKind::Network,
+                PortError::Peer(_) | PortError::Idle => FailureKind::Device,
             },
-            Self::Device(_) => Attribute::Device,
-            Self::System(_) => Attribute::Local,
+            Self::Device(_) => FailureKind::Device,
+            Self::System(_) => FailureKind::Local,
         }
     }
 }

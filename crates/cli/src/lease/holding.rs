@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use farbus::common::child_program::{exit_code_of, exit_code_of_error, not_run, passed_on};
-use farbus::importer::client::{Attribute, Target};
+use farbus::importer::client::{FailureKind, Target};
 use farbus_control::lease::LeaseAct;
 use farbus_control::lease::LeaseAnswer;
 use farbus_io::sys::inherited;
@@ -74,7 +74,7 @@ pub fn run(program: &[OsString], granted: Vec<Granted>, span: Duration, mut sign
     let lost = give_back(leases);
     match exit_code_of(status?) {
         0 if !lost.is_empty() => Err(Failure::new(
-            Attribute::Refused,
+            FailureKind::Refused,
             format!("{} has ended with 0, and the lease of {} was over before", program[0].display(), lost.join(", ")),
         )),
         0 => Ok(()),
@@ -176,12 +176,12 @@ impl Held {
                 }
                 Ok(_) => return None,
                 Err(failure) if is_not_held(&failure) => return Some(shown),
-                Err(failure) if failure.attribute() == Attribute::Refused && !force => {
+                Err(failure) if failure.attribute() == FailureKind::Refused && !force => {
                     force = Instant::now() >= patient_until;
                 }
                 Err(failure) => {
                     tries += 1;
-                    if tries == RELEASE_TRIES || failure.attribute() != Attribute::Network {
+                    if tries == RELEASE_TRIES || failure.attribute() != FailureKind::Network {
                         eprintln!(
                             "farbus: warning: {shown} may be leased to this host for {}: {failure}",
                             format_span(self.left())
@@ -198,5 +198,5 @@ impl Held {
 
 /// Whether an exporter says that this host has no lease.
 fn is_not_held(failure: &Failure) -> bool {
-    failure.attribute() == Attribute::Refused && failure.to_string().contains(&LeaseRefusal::NotHeld.to_string())
+    failure.attribute() == FailureKind::Refused && failure.to_string().contains(&LeaseRefusal::NotHeld.to_string())
 }

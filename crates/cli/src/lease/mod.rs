@@ -14,7 +14,7 @@ use farbus::common::child_program::MEANT_SIGNALS;
 use farbus::devices::offer::{Listed, ListedLease, ListedWaiting};
 use farbus::devices::query::Query;
 use farbus::hosts::trust::Trust;
-use farbus::importer::client::{ANSWER_TIME_MAX, Attribute, Client, Target, address_of};
+use farbus::importer::client::{ANSWER_TIME_MAX, Client, FailureKind, Target, address_of};
 use farbus::importer::discovery::everywhere;
 use farbus_control::lease::LeaseAct;
 use farbus_control::lease::{BookedStatus, LeaseAnswer};
@@ -306,7 +306,7 @@ fn request(args: &several::Asked<'_>, target: &Target, signals: &mut Signals) ->
         );
         let answer = match answer {
             Err(failure)
-                if failure.attribute() == Attribute::Gone && has_waited && absence.may_end_by(Instant::now()) =>
+                if failure.attribute() == FailureKind::Gone && has_waited && absence.may_end_by(Instant::now()) =>
             {
                 pause(target, signals)?;
                 continue;
@@ -323,7 +323,7 @@ fn request(args: &several::Asked<'_>, target: &Target, signals: &mut Signals) ->
         let place = answer.place.unwrap_or_default();
         if is_provisional && args.no_wait {
             let message = format!("{}: another command of this host asks for it, with others", target.shown());
-            return Err(Failure::new(Attribute::Refused, message));
+            return Err(Failure::new(FailureKind::Refused, message));
         }
         has_waited = true;
         if said != Some(place) {

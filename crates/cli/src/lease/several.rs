@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use farbus::devices::query::Query;
-use farbus::importer::client::{ANSWER_TIME_MAX, Attribute, Client, ClientError, Target};
+use farbus::importer::client::{ANSWER_TIME_MAX, Client, ClientError, FailureKind, Target};
 use farbus::importer::discovery::everywhere;
 use farbus_control::failure::FailureReport;
 use farbus_control::lease::LeaseAct;
@@ -90,7 +90,7 @@ fn candidates(client: &Client, targets: &[Target], query: &Query, wanted: usize)
     for target in targets {
         let key = client.key_of(&target.address)?.ok_or_else(|| {
             let why = "a host leases to paired hosts only, and this one is not paired\n  pair with it: farbus pair";
-            Failure::new(Attribute::Refused, format!("{}: {why}", target.shown()))
+            Failure::new(FailureKind::Refused, format!("{}: {why}", target.shown()))
         })?;
         let offered = client.offers(&target.address, ANSWER_TIME_MAX)?;
         let found = offered.iter().find(|device| device.name == target.device || device.bus_id == target.device);
@@ -117,7 +117,7 @@ fn candidates(client: &Client, targets: &[Target], query: &Query, wanted: usize)
             _ => format!("{count} devices alone"),
         };
         let why = format!("{what} of the paired hosts is meant, and {wanted} are asked for\n  see: farbus list");
-        return Err(Failure::new(Attribute::Gone, why));
+        return Err(Failure::new(FailureKind::Gone, why));
     }
     all.sort();
     // The first in the order are tried first; so many are enough.
@@ -229,7 +229,7 @@ pub fn request(
     let mut all = loop {
         match candidates(&client, targets, query, wanted) {
             Err(failure)
-                if is_waited_for && failure.attribute() == Attribute::Gone && sites(query, &paired()).is_some() =>
+                if is_waited_for && failure.attribute() == FailureKind::Gone && sites(query, &paired()).is_some() =>
             {
                 if !std::mem::replace(&mut is_said, true) {
                     args.say_wait(format!(
@@ -306,11 +306,11 @@ pub fn request(
         return Err(nothing_leased(signal));
     }
     let taken: Vec<String> = several.refused().iter().map(|&at| line_of(&all[at], whys[at].as_ref())).collect();
-    let attribute = whys.iter().flatten().map(|why| why.attribute).find(|attribute| *attribute != Attribute::Refused);
+    let attribute = whys.iter().flatten().map(|why| why.attribute).find(|attribute| *attribute != FailureKind::Refused);
     let next = if args.no_wait { "\n  wait for them: leave out --no-wait" } else { "" };
     let why = format!("{wanted} at once are not to be had: {}; nothing is leased{next}", taken.join(", "));
     let limit = whys.iter().flatten().find_map(|why| why.limit.clone());
-    Err(Failure::new(attribute.unwrap_or(Attribute::Refused), why).at_limit(limit))
+    Err(Failure::new(attribute.unwrap_or(FailureKind::Refused), why).at_limit(limit))
 }
 
 /// A device that is not free, and why.
@@ -339,14 +339,14 @@ fn put(
         Ask::Confirm => LeaseAct::Confirm,
         Ask::Release => LeaseAct::Release { force: false },
     };
-    let refused = |message: &str| FailureReport::new(Attribute::Refused, message.to_owned());
+    let refused = |message: &str| FailureReport::new(FailureKind::Refused, message.to_owned());
     let (heard, report) = match client.lease_within(target, act, ANSWER_TIME) {
         Ok(Ok(said)) => {
             let heard = heard_of(ask, &said);
             *answer = Some(said);
             (heard, (heard == Heard::NotNow).then(|| refused("another command of this host asks for it")))
         }
-        Ok(Err(report)) if report.attribute == Attribute::Gone => (Heard::Never, Some(report)),
+        Ok(Err(report)) if report.attribute == FailureKind::Gone => (Heard::Never, Some(report)),
         Ok(Err(report)) => (Heard::NotNow, Some(report)),
         Err(error @ ClientError::Untrusted { .. }) => {
             (Heard::Never, Some(FailureReport::new(error.attribute(), error.to_string())))

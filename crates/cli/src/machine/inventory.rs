@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use farbus::importer::client::Target;
-use farbus_control::failure::{Attribute, Failure};
+use farbus_control::failure::{Failure, FailureKind};
 use serde_json::{Value, json};
 
 use super::monitor::{Monitor, MonitorError, plain};
@@ -46,7 +46,7 @@ pub fn take(monitor: &mut Monitor, owner: &dyn Owner, named: &[String]) -> Resul
 }
 
 fn refused(why: impl std::fmt::Display) -> Failure {
-    Failure::new(Attribute::Refused, format!("the machine cannot be moved: {why}"))
+    Failure::new(FailureKind::Refused, format!("the machine cannot be moved: {why}"))
 }
 
 fn ask(monitor: &mut Monitor, command: &'static str, arguments: Value) -> Result<Value, Failure> {
@@ -94,7 +94,7 @@ fn chosen(attached: &[Attached], process: Option<u32>, named: &[String]) -> Resu
         return match its.is_empty() {
             false => Ok(its),
             true => Err(Failure::new(
-                Attribute::Gone,
+                FailureKind::Gone,
                 format!(
                     "the machine ({who}) has no device that you have attached here with --via redir or nbd at a Unix \
                      socket\n  see: farbus status; --device names one that it has all the same"
@@ -106,7 +106,7 @@ fn chosen(attached: &[Attached], process: Option<u32>, named: &[String]) -> Resu
     for name in named {
         let found = attached.iter().find(|device| device.is_called(name));
         let found = found.ok_or_else(|| {
-            Failure::new(Attribute::Gone, format!("no device called '{name}' is attached here\n  see: farbus status"))
+            Failure::new(FailureKind::Gone, format!("no device called '{name}' is attached here\n  see: farbus status"))
         })?;
         if !devices.contains(found) {
             devices.push(found.clone());
@@ -306,11 +306,11 @@ mod tests {
             |names: &[&str], process| chosen(&all, process, &names.iter().map(|&name| name.into()).collect::<Vec<_>>());
         assert_eq!(named(&["key", "lab3:1/disk", "key"], Some(7)).unwrap(), [all[1].clone(), all[0].clone()]);
         let left = named(&["disk"], Some(7)).unwrap_err();
-        assert!(left.attribute() == Attribute::Refused && left.to_string().contains("--device lab3:1/key"), "{left}");
+        assert!(left.attribute() == FailureKind::Refused && left.to_string().contains("--device lab3:1/key"), "{left}");
         assert_eq!(named(&["x"], None).unwrap(), [all[2].clone()], "its process is in a container");
         for (nobody, process) in [(named(&["printer"], Some(7)), "printer"), (named(&[], Some(5)), "process 5")] {
             let nobody = nobody.unwrap_err();
-            assert!(nobody.attribute() == Attribute::Gone && nobody.to_string().contains(process), "{nobody}");
+            assert!(nobody.attribute() == FailureKind::Gone && nobody.to_string().contains(process), "{nobody}");
         }
         assert!(named(&[], None).is_err());
     }

@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use farbus_control::failure::{Attribute, Failure};
+use farbus_control::failure::{Failure, FailureKind};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -184,7 +184,7 @@ impl Migration<'_> {
 
     fn check_cancelled(&self) -> Result<(), Failure> {
         match self.is_cancelled.load(Ordering::Relaxed) {
-            true => Err(Failure::new(Attribute::Refused, "it was cancelled")),
+            true => Err(Failure::new(FailureKind::Refused, "it was cancelled")),
             false => Ok(()),
         }
     }
@@ -201,7 +201,7 @@ impl Migration<'_> {
                 Some(state) => before.push(json!({ "capability": name, "state": state })),
                 None => {
                     let why = format!("its QEMU has no '{name}': it is older than 2.12, or does not say so");
-                    return Err(Failure::new(Attribute::Refused, format!("the machine cannot be moved: {why}")));
+                    return Err(Failure::new(FailureKind::Refused, format!("the machine cannot be moved: {why}")));
                 }
             }
         }
@@ -237,7 +237,7 @@ impl Migration<'_> {
             let state = found.map_or("not attached any more", |found| &found.state);
             if state != "following" {
                 let why = format!("{} is {state}, and would not go with the machine", device.title);
-                return Err(Failure::new(Attribute::Gone, why));
+                return Err(Failure::new(FailureKind::Gone, why));
             }
         }
         Ok(())
@@ -438,7 +438,7 @@ impl Migration<'_> {
 
 fn not_migrated(said: &Value) -> Failure {
     let why = said["error-desc"].as_str().or(said["status"].as_str()).unwrap_or_default();
-    Failure::new(Attribute::Network, format!("QEMU did not migrate the machine: {}", plain(why)))
+    Failure::new(FailureKind::Network, format!("QEMU did not migrate the machine: {}", plain(why)))
 }
 
 fn progress(status: &str, said: &Value) -> Progress {

@@ -2,7 +2,7 @@
 
 use std::thread;
 
-use farbus_control::failure::{Attribute, Failure};
+use farbus_control::failure::{Failure, FailureKind};
 use farbus_io::local::control_socket::{Answer, Question, ask_all, ask_one};
 use farbus_io::trust::Fingerprint;
 use serde::Serialize;
@@ -98,10 +98,10 @@ impl Owner for Attachments {
 
 fn ask(device: &Attached, question: Question) -> Result<(), Failure> {
     let failed = |attribute, why: &str| Failure::new(attribute, format!("{}: {why}", device.title));
-    match ask_one(device.pid, &question, &[]).map_err(|error| failed(Attribute::Gone, &error.to_string()))? {
+    match ask_one(device.pid, &question, &[]).map_err(|error| failed(FailureKind::Gone, &error.to_string()))? {
         Answer::Ok(_) => Ok(()),
-        Answer::Unknown => Err(failed(Attribute::Gone, "it is not attached any more")),
-        Answer::Refused(why) => Err(failed(Attribute::Refused, &why)),
+        Answer::Unknown => Err(failed(FailureKind::Gone, "it is not attached any more")),
+        Answer::Refused(why) => Err(failed(FailureKind::Refused, &why)),
         Answer::Failed(failure) => Err(failed(failure.attribute, &failure.message)),
     }
 }

@@ -255,7 +255,7 @@ impl Owner for Devices {
             if self.is_late {
                 self.following.borrow_mut().push(device.title.clone());
             }
-            return Err(Failure::new(Attribute::Refused, "it is over TCP"));
+            return Err(Failure::new(FailureKind::Refused, "it is over TCP"));
         }
         self.following.borrow_mut().push(device.title.clone());
         Ok(())
@@ -275,7 +275,7 @@ impl Owner for Devices {
         let mut following = self.following.borrow_mut();
         match following.iter().position(|title| *title == device.title) {
             Some(at) => drop(following.remove(at)),
-            None => return Err(Failure::new(Attribute::Refused, "it is not held")),
+            None => return Err(Failure::new(FailureKind::Refused, "it is not held")),
         }
         Ok(())
     }
@@ -331,7 +331,7 @@ fn device_that_does_not_follow_or_is_gone_before_the_switch_keeps_the_machine_he
         let owner = Devices { unwilling: Some(unwilling), is_late, ..Devices::default() };
         let qemu = Qemu::start(None);
         let failure = qemu.migrate(&owner, &NEVER).unwrap_err();
-        assert!(failure.attribute() == Attribute::Refused && failure.to_string().contains("over TCP"), "{failure}");
+        assert!(failure.attribute() == FailureKind::Refused && failure.to_string().contains("over TCP"), "{failure}");
         assert!(owner.following.borrow().is_empty(), "{unwilling} {is_late}: all stay");
         qemu.assert_untouched("unwilling");
         assert!(!qemu.script.lock().unwrap().asked.contains(&"migrate".to_owned()));
@@ -340,7 +340,7 @@ fn device_that_does_not_follow_or_is_gone_before_the_switch_keeps_the_machine_he
     let owner = Devices { leaves_after: Some(1), ..Devices::default() };
     let qemu = Qemu::start(None);
     let failure = qemu.migrate(&owner, &NEVER).unwrap_err();
-    assert!(failure.attribute() == Attribute::Gone && failure.to_string().contains("lab3:3241/disk"), "{failure}");
+    assert!(failure.attribute() == FailureKind::Gone && failure.to_string().contains("lab3:3241/disk"), "{failure}");
     qemu.assert_untouched("gone");
 }
 
@@ -357,7 +357,7 @@ fn cancelled_migration_leaves_everything_here_and_a_failed_one_says_what_qemu_sa
         is_cancelled.store(true, Ordering::Relaxed);
     });
     let failure = failure.unwrap_err();
-    assert!(failure.attribute() == Attribute::Refused && failure.to_string().contains("was cancelled"), "{failure}");
+    assert!(failure.attribute() == FailureKind::Refused && failure.to_string().contains("was cancelled"), "{failure}");
     assert_eq!(shown, Some(Progress { status: "active".into(), total_bytes: 1000, left_bytes: 10 }));
     assert!(owner.following.borrow().is_empty());
     qemu.assert_untouched("cancelled");
@@ -367,7 +367,7 @@ fn cancelled_migration_leaves_everything_here_and_a_failed_one_says_what_qemu_sa
     qemu.script.lock().unwrap().answers.push(("query-migrate", failed));
     let owner = Devices::default();
     let failure = qemu.migrate(&owner, &NEVER).unwrap_err();
-    assert!(failure.attribute() == Attribute::Network, "{failure}");
+    assert!(failure.attribute() == FailureKind::Network, "{failure}");
     assert!(failure.to_string().contains("Connection refused\n  the machine stays here"), "{failure}");
     assert!(owner.following.borrow().is_empty());
 }
@@ -453,7 +453,10 @@ fn what_could_not_be_moved_is_refused_before_anything_begins() {
         let file = Attached { pid: 2, title: "lab3:3241/img".into(), at: "/mnt/disk.img".into(), ..fresh() };
         let owner = Devices { others: vec![file], ..Devices::default() };
         for failure in [qemu.check(&owner).unwrap_err(), qemu.migrate(&owner, &NEVER).unwrap_err()] {
-            assert!(failure.attribute() == Attribute::Refused && failure.to_string().contains(why), "{why}: {failure}");
+            assert!(
+                failure.attribute() == FailureKind::Refused && failure.to_string().contains(why),
+                "{why}: {failure}"
+            );
         }
         let script = qemu.script.lock().unwrap();
         let acts = ["migrate", "migrate-set-capabilities", "cont", "quit"];

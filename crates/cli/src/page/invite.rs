@@ -4,7 +4,7 @@ use std::io::{self, IsTerminal};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, SystemTime};
 
-use farbus_control::failure::Attribute;
+use farbus_control::failure::FailureKind;
 use farbus_io::trust::{Audit, Event, Folder, Invitation, Outcome, RemotePage, Scope, TOKEN_NAME_CHARS_MAX, is_shown};
 use qrcode::QrCode;
 use qrcode::render::unicode::Dense1x2;
@@ -55,11 +55,11 @@ pub fn run(args: &InviteArgs) -> Result<(), Failure> {
         |name: &str| !name.is_empty() && name.chars().count() <= TOKEN_NAME_CHARS_MAX && name.chars().all(is_shown);
     if args.name.as_deref().is_some_and(|name| !is_name(name)) {
         let why = format!("a name has 1 to {TOKEN_NAME_CHARS_MAX} characters that are shown");
-        return Err(Failure::new(Attribute::Refused, why));
+        return Err(Failure::new(FailureKind::Refused, why));
     }
     let none = || {
         let what = "no page for browsers of other machines runs here";
-        Failure::new(Attribute::Gone, format!("{what}\n  type: farbus page --tls 0.0.0.0:7241"))
+        Failure::new(FailureKind::Gone, format!("{what}\n  type: farbus page --tls 0.0.0.0:7241"))
     };
     let RemotePage { listen, url, fingerprint } = RemotePage::load(&folder)?.ok_or_else(none)?;
     let listens =
@@ -68,7 +68,7 @@ pub fn run(args: &InviteArgs) -> Result<(), Failure> {
         return Err(none());
     }
     let made = Invitation::make(&folder, args.scope, args.name.as_deref(), args.expires, SystemTime::now())?;
-    let code = made.map_err(|why| Failure::new(Attribute::Refused, why))?;
+    let code = made.map_err(|why| Failure::new(FailureKind::Refused, why))?;
     record(&folder, args);
     let link = format!("{url}/enter#{code}");
     if args.json {

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use farbus_control::failure::Attribute;
+use farbus_control::failure::FailureKind;
 use farbus_io::local::time_words::parse_span;
 use farbus_io::trust::limits::PAGE_TOKEN_TIME_MAX;
 use farbus_io::trust::{Audit, Event, Folder, Outcome, Scope, Token, Tokens};
@@ -95,7 +95,7 @@ pub fn run(args: &TokenArgs) -> Result<(), Failure> {
         Verb::List { json } => list(&folder, *json),
         Verb::Revoke { token, json } => {
             let revoked = Tokens::revoke(&folder, token)?.ok_or_else(|| {
-                Failure::new(Attribute::Gone, format!("no token is called '{token}'\n  see: farbus page token list"))
+                Failure::new(FailureKind::Gone, format!("no token is called '{token}'\n  see: farbus page token list"))
             })?;
             record(&folder, "page-token-revoke", &revoked);
             print_done(*json, "revoke", revoked.called())
@@ -105,7 +105,7 @@ pub fn run(args: &TokenArgs) -> Result<(), Failure> {
 
 fn create(folder: &Folder, args: &CreateArgs) -> Result<(), Failure> {
     let made = Tokens::make(folder, args.scope, args.name.as_deref(), args.expires)?;
-    let (kept, token) = made.map_err(|why| Failure::new(Attribute::Refused, why))?;
+    let (kept, token) = made.map_err(|why| Failure::new(FailureKind::Refused, why))?;
     record(folder, "page-token-create", &kept);
     if args.json {
         let mut value = in_json(&kept);

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use farbus::broker::confined::{give_rights_away, start_broker};
 use farbus::broker::{BrokerPolicy, SystemAccess};
 use farbus::exporter::sources::what::What;
-use farbus::importer::client::{Attribute, Client, ClientConfig, FailureReport, Target};
+use farbus::importer::client::{Client, ClientConfig, FailureKind, FailureReport, Target};
 use farbus::importer::discovery::local_shares::resolve;
 use farbus_gadgets::can::Can;
 use farbus_gadgets::serial::Serial;
@@ -481,7 +481,7 @@ impl Args {
             }
             _ => {
                 let what = "--here takes can, zero or serial: 'farbus share' offers all others, and 'farbus pipe HOST/DEVICE' takes them";
-                return Err(Failure::new(Attribute::Refused, what));
+                return Err(Failure::new(FailureKind::Refused, what));
             }
         };
         let (device, speed) = opened.map_err(Failure::local)?;
@@ -500,7 +500,7 @@ impl Args {
         let (mut device, speed, time) = there_reserving(client, target, claims)?;
         let delay = match self.network_us {
             Some(us) => PathDelay::at_worst(us.saturating_mul(1000)),
-            None => path_delay(&mut device).map_err(|error| Failure::new(Attribute::Device, error))?,
+            None => path_delay(&mut device).map_err(|error| Failure::new(FailureKind::Device, error))?,
         };
         let terms = match time {
             FarTime::Reserved => Terms::there(delay).reserved(),
@@ -545,7 +545,7 @@ impl Args {
         } else if self.can.is_empty() {
             let none = "it has no bulk endpoints: 'farbus attach' makes it this machine's, whatever it is";
             let shape = Shape::bulk(&device, speed, self.message_bytes());
-            shape.ok_or_else(|| Failure::new(Attribute::Refused, none))?
+            shape.ok_or_else(|| Failure::new(FailureKind::Refused, none))?
         } else {
             let rates: Vec<_> = self.can.iter().map(|&rate| (rate > 0).then_some(rate)).collect();
             can::set_up(&mut device, &rates, can::ROOM).map_err(|error| refused(PipeError::Device(error)))?
@@ -648,18 +648,18 @@ mod tests {
             (failure.report().attribute, failure.to_string())
         };
         let (attribute, said) = refusal(&format!("pipe --here keyboard {USUAL} --policy none"));
-        assert_eq!(attribute, Attribute::Refused);
+        assert_eq!(attribute, FailureKind::Refused);
         assert!(said.contains("'farbus pipe HOST/DEVICE'"), "{said}");
         let line = "pipe --here can --can 500000 --rate 1000 --buffer 1 --execution-us 2000 --policy none --no-sandbox";
         let (attribute, said) = refusal(line);
-        assert_eq!(attribute, Attribute::Refused);
+        assert_eq!(attribute, FailureKind::Refused);
         assert!(said.contains("larger buffer"), "{said}");
         for (line, advice) in [
             ("--here zero --rate 20000 --buffer 1000 --execution-us 100", "--rate 6153"),
             ("--here can --can 500000 --rate 15000 --buffer 1000 --execution-us 100", "--rate 9803"),
         ] {
             let (attribute, said) = refusal(&format!("pipe {line} --policy none --no-sandbox"));
-            assert_eq!(attribute, Attribute::Refused);
+            assert_eq!(attribute, FailureKind::Refused);
             assert!(said.contains(advice) && said.contains("are missing"), "{said}");
         }
         let said = refusal(&format!("pipe --here zero --endpoint 0x84 {USUAL} --policy none")).1;

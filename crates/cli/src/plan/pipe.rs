@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::str::FromStr;
 
-use farbus::importer::client::Attribute;
+use farbus::importer::client::FailureKind;
 use farbus_realtime::pipe::{Attributes, Quality, Stage, derive, input_stages, worst_ns};
 use farbus_realtime::vcpu::{Overload, Reserve, admit};
 use serde::Deserialize;
@@ -137,7 +137,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             None => return Ok(()),
         },
     };
-    let planned = Planned::of(&wanted).map_err(|why| Failure::new(Attribute::Refused, why))?;
+    let planned = Planned::of(&wanted).map_err(|why| Failure::new(FailureKind::Refused, why))?;
     if args.json {
         return print_json(&planned.to_json());
     }

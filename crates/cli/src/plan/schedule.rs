@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::path::PathBuf;
 
-use farbus::importer::client::Attribute;
+use farbus::importer::client::FailureKind;
 use farbus_page::bus_drawing::{BusDrawing, Picture, PlaceDrawing};
 use farbus_realtime::schedule::{Criticality, Invalid, Mode, Options, Placement, Plan, Refusal, Request, plan};
 use farbus_realtime::transfer::{Direction, Shape, interval_ps};
@@ -206,14 +206,14 @@ struct Planned<'a> {
 }
 
 impl<'a> Planned<'a> {
-    fn reserving(bus: &'a Bus, mode: ModeName, reservation: ReservationName) -> Result<Self, (Attribute, String)> {
+    fn reserving(bus: &'a Bus, mode: ModeName, reservation: ReservationName) -> Result<Self, (FailureKind, String)> {
         let mut planned = Self::of(bus, mode)?;
         if reservation == ReservationName::Most {
             planned.plan.reserve_rest();
         }
         let stages = bus.stage.iter().map(|stage| {
             let ns =
-                planned.stage_ns(stage).map_err(|why| (Attribute::Local, format!("stage {}: {why}", stage.name)))?;
+                planned.stage_ns(stage).map_err(|why| (FailureKind::Local, format!("stage {}: {why}", stage.name)))?;
             Ok((stage.name.as_str(), stage.times, ns))
         });
         planned.stages = stages.collect::<Result<_, _>>()?;
@@ -245,7 +245,7 @@ impl<'a> Planned<'a> {
         (!self.stages.is_empty()).then_some(sum)
     }
 
-    fn of(bus: &'a Bus, mode: ModeName) -> Result<Self, (Attribute, String)> {
+    fn of(bus: &'a Bus, mode: ModeName) -> Result<Self, (FailureKind, String)> {
         let speed = match bus.speed {
             SpeedWord::Low => Speed::Low,
             SpeedWord::Full => Speed::Full,
@@ -253,7 +253,7 @@ impl<'a> Planned<'a> {
             SpeedWord::Super => Speed::Super,
         };
         let requests = (0..).zip(&bus.endpoint).map(|(id, endpoint)| {
-            request(id, speed, endpoint).map_err(|why| (Attribute::Local, format!("{}: {why}", endpoint.name)))
+            request(id, speed, endpoint).map_err(|why| (FailureKind::Local, format!("{}: {why}", endpoint.name)))
         });
         let requests: Vec<_> = requests.collect::<Result<_, _>>()?;
         let options = match mode {
@@ -482,7 +482,7 @@ fn request(id: u32, speed: Speed, endpoint: &Endpoint) -> Result<Request, String
 }
 
 /// A refusal in the terms of the file: which party has to act, what is missing, what to change.
-fn refused(refusal: &Refusal, endpoints: &[Endpoint], speed: Speed) -> (Attribute, String) {
+fn refused(refusal: &Refusal, endpoints: &[Endpoint], speed: Speed) -> (FailureKind, String) {
     let name = |id: &u32| endpoints.get(*id as usize).map_or("", |endpoint| endpoint.name.as_str());
     let unit = unit(speed);
     match refusal {
@@ -495,7 +495,7 @@ fn refused(refusal: &Refusal, endpoints: &[Endpoint], speed: Speed) -> (Attribut
                 us_from_ps(*needed_ps),
                 us_from_ps(*available_ps)
             );
-            (Attribute::Refused, message)
+            (FailureKind::Refused, message)
         }
         Refusal::High { id, missing_ps, is_proven } => {
             let hedge = if *is_proven { "" } else { " (not every arrangement was tried)" };
@@ -505,10 +505,10 @@ fn refused(refusal: &Refusal, endpoints: &[Endpoint], speed: Speed) -> (Attribut
                 name(id),
                 us_from_ps(*missing_ps)
             );
-            (Attribute::Refused, message)
+            (FailureKind::Refused, message)
         }
-        Refusal::Invalid { id, why } => (Attribute::Local, format!("{}: {why}", name(id))),
-        Refusal::Count { .. } => (Attribute::Local, refusal.to_string()),
+        Refusal::Invalid { id, why } => (FailureKind::Local, format!("{}: {why}", name(id))),
+        Refusal::Count { .. } => (FailureKind::Local, refusal.to_string()),
     }
 }
 
@@ -650,7 +650,7 @@ mod tests {
         ] {
             bus.stage = vec![wrong];
             let refusal = Planned::reserving(&bus, ModeName::Sound, ReservationName::Least).err().unwrap();
-            assert_eq!(refusal, (Attribute::Local, why.to_owned()));
+            assert_eq!(refusal, (FailureKind::Local, why.to_owned()));
         }
     }
 
@@ -678,12 +678,12 @@ mod tests {
     fn invalid_schedules_are_refused_with_what_to_type() {
         let refusal = |bus: &Bus, mode| Planned::of(bus, mode).err().unwrap();
         let (attribute, why) = refusal(&table_5(65_536, 1), ModeName::Sound);
-        assert_eq!(attribute, Attribute::Refused);
+        assert_eq!(attribute, FailureKind::Refused);
         assert!(why.contains("us are missing") && why.contains("longer period"), "{why}");
         let mut bus = table_5(4096, 8);
         bus.endpoint[1].period = 6;
         let (attribute, why) = refusal(&bus, ModeName::Sound);
-        assert_eq!(attribute, Attribute::Local);
+        assert_eq!(attribute, FailureKind::Local);
         assert!(why.starts_with("i2: a period of 6 intervals is no power of two") && why.ends_with("say 'period = 4'"));
         bus.endpoint[1].period = 2;
         bus.endpoint[1].budget_bytes = Some(33_793);

@@ -16,7 +16,7 @@ use farbus::exporter::sources::what::{UsbSpec, What};
 use farbus::hosts::questions::NOT_A_QUESTION;
 use farbus::hosts::trust::Trust;
 use farbus::importer::discovery::local_shares::place_of_daemon;
-use farbus_control::failure::Attribute;
+use farbus_control::failure::FailureKind;
 use farbus_daemon::check_config;
 use farbus_io::link::{self, Interest};
 use farbus_io::local::asking::{hear_owner, heard};
@@ -233,7 +233,7 @@ impl Daemon {
             if until == Until::Saved && found.len() > 1 {
                 let next = "save each by its bus id: see 'farbus share --list'";
                 let message = format!("{} USB devices are {selector}, and an entry names one\n  {next}", found.len());
-                return Err(Failure::new(Attribute::Refused, message));
+                return Err(Failure::new(FailureKind::Refused, message));
             }
             places.extend(found.iter().map(Replugged::place_of));
             return found.iter().map(|found| open_usb(found, follow).map_err(failed)).collect();
@@ -271,11 +271,11 @@ impl Daemon {
                 Ok((shared, leased))
             }
             Answer::Refused(why) if why.starts_with(NOT_A_QUESTION) => Err(Refusal::TooOld),
-            Answer::Refused(why) => Err(failed(Failure::new(Attribute::Refused, why))),
+            Answer::Refused(why) => Err(failed(Failure::new(FailureKind::Refused, why))),
             Answer::Failed(report) => Err(failed(Failure::new(report.attribute, report.message))),
             Answer::Unknown => {
                 let why = "another process takes the daemon's place at this moment\n  try again";
-                Err(failed(Failure::new(Attribute::Refused, why)))
+                Err(failed(Failure::new(FailureKind::Refused, why)))
             }
         }
     }
@@ -288,7 +288,7 @@ impl Daemon {
             Some(device) => {
                 let name = device["name"].as_str().unwrap_or_default();
                 Failure::new(
-                    Attribute::Refused,
+                    FailureKind::Refused,
                     format!("{} is shared by the daemon already, as '{name}'", path.display()),
                 )
             }
@@ -413,7 +413,7 @@ fn wait(mut leases: Vec<Leased>, mut replugged: Replugged, mut signals: Signals)
                 }
                 _ => {
                     let message = format!("the daemon has ended, and '{name}' is not shared any more");
-                    return Err(Failure::new(Attribute::Gone, message));
+                    return Err(Failure::new(FailureKind::Gone, message));
                 }
             }
         }
@@ -425,11 +425,11 @@ fn share_replugged(called: &Called, found: &Found, leases: &mut Vec<Leased>) -> 
     let is_by_port = matches!(called.what.usb(), Some(Selector::BusId(_)));
     let opened = open_usb(found, &called.what.follow()).map_err(Failure::local)?;
     let opened = Opened { is_again: is_by_port, ..opened };
-    let daemon = Daemon::find()?.ok_or_else(|| Failure::new(Attribute::Gone, "the daemon does not run"))?;
+    let daemon = Daemon::find()?.ok_or_else(|| Failure::new(FailureKind::Gone, "the daemon does not run"))?;
     let (shared, leased) = match daemon.share_one(called, opened, Until::Interrupted) {
         Ok(shared) => shared,
         Err(Refusal::Failure(failure)) => return Err(failure),
-        Err(Refusal::TooOld) => return Err(Failure::new(Attribute::Refused, "the daemon is of an earlier release")),
+        Err(Refusal::TooOld) => return Err(Failure::new(FailureKind::Refused, "the daemon is of an earlier release")),
     };
     leases.extend(leased);
     shared.devices.iter().for_each(|device| say_device(&device.name, &device.bus_id, &device.ids, &device.speed));
@@ -442,7 +442,7 @@ fn end_all(leases: &[Leased]) -> Result<(), Failure> {
         let Some((pid, _)) = own_daemon().map_err(Failure::local)? else { return Ok(()) };
         let question = Question::Unshare { device: name.clone(), force: true };
         match ask_one(pid, &question, &[]).map_err(Failure::local)? {
-            Answer::Refused(why) => return Err(Failure::new(Attribute::Refused, why)),
+            Answer::Refused(why) => return Err(Failure::new(FailureKind::Refused, why)),
             Answer::Failed(report) => return Err(Failure::new(report.attribute, report.message)),
             // It ended meanwhile, or ends with its lease.
             Answer::Ok(_) | Answer::Unknown => {}
@@ -463,7 +463,7 @@ fn check_lasting(called: &Called) -> Result<(), Failure> {
     match paths.find(|path| OWN.iter().any(|own| path.starts_with(own))) {
         None => Ok(()),
         Some(path) => Err(Failure::new(
-            Attribute::Refused,
+            FailureKind::Refused,
             format!(
                 "{} is open in this command alone: it means nothing in the daemon's configuration
   share it with --keep",

@@ -33,7 +33,7 @@ use farbus::hosts::trust::Trust;
 use farbus::importer::client::HOLD;
 use farbus::importer::discovery::local_shares;
 use farbus::link::modules::allowed;
-use farbus_control::failure::Attribute;
+use farbus_control::failure::FailureKind;
 use farbus_io::discovery::{Announcement, Kind};
 use farbus_io::link::Listener;
 use farbus_io::link::host_address::SECURE_PORT;
@@ -436,7 +436,7 @@ fn shared_by_daemon(args: &Args) -> Result<bool, Failure> {
     let Some(daemon) = Daemon::find()? else {
         return match has_to {
             true => Err(Failure::new(
-                Attribute::Gone,
+                FailureKind::Gone,
                 "no daemon of yours runs here that could keep it\n  start one: farbus daemon --config FILE",
             )),
             false => Ok(false),
@@ -448,7 +448,7 @@ fn shared_by_daemon(args: &Args) -> Result<bool, Failure> {
     match is_shared || !has_to {
         true => Ok(is_shared),
         false => Err(Failure::new(
-            Attribute::Refused,
+            FailureKind::Refused,
             "the daemon is of an earlier release, which does not share this for others\n  farbus daemon restart",
         )),
     }
@@ -510,7 +510,7 @@ fn reserve(share: &Share, all: &[DeviceReservation]) -> Result<(), Failure> {
         let requests: Vec<ReservationRequest> =
             all.iter().filter(|own| own.device == device).map(|own| own.request.clone()).collect();
         if let Some(reservation) = together(&requests).map_err(Failure::local)? {
-            share.reserve(device, reservation).map_err(|error| Failure::new(Attribute::Refused, error))?;
+            share.reserve(device, reservation).map_err(|error| Failure::new(FailureKind::Refused, error))?;
         }
     }
     Ok(())

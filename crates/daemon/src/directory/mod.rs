@@ -25,7 +25,7 @@ use farbus::exporter::state::lease_limits::{LeaseLimit, Site, SiteLimit};
 use farbus::hosts::trust::Trust;
 use farbus_control::daemon::{DirectoryStatus, TroubleStatus};
 use farbus_control::device::DeviceStatus;
-use farbus_control::failure::{Attribute, FailureReport};
+use farbus_control::failure::{FailureKind, FailureReport};
 use farbus_directory::gateway::{Call, Refusal};
 use farbus_directory::key::{HostId, KeyRange};
 use farbus_directory::publisher::Step as PublisherStep;
@@ -247,19 +247,19 @@ impl Directory {
         };
         let refused = |attribute, message: String| Some(Err(FailureReport::new(attribute, message)));
         let Some(host) = HostId::new(host) else {
-            return refused(Attribute::Refused, "a limit is for a host, by its key: 52 letters".to_owned());
+            return refused(FailureKind::Refused, "a limit is for a host, by its key: 52 letters".to_owned());
         };
         let told = |trouble: &Trouble| format!("the directory does not take it: {trouble}\n  {}", trouble.next());
         let is_away = |trouble: &&Trouble| trouble.kind != TroubleKind::TooMuch;
         if let Some(trouble) = lock(&state.view).trouble().filter(is_away) {
-            return refused(Attribute::Network, told(trouble));
+            return refused(FailureKind::Network, told(trouble));
         }
         let by = self.trust.as_ref().map(|trust| trust.name().to_owned()).unwrap_or_default();
         let record = LimitRecord { devices, for_s, by, at: timestamp(SystemTime::now()) };
         let is_any = devices.is_some() || for_s.is_some();
         let system = match self.system.apart() {
             Ok(system) => system,
-            Err(error) => return refused(Attribute::Local, error.to_string()),
+            Err(error) => return refused(FailureKind::Local, error.to_string()),
         };
         let members = Members::new(&settings, system, stop, 0);
         let written = members.and_then(|members| {
@@ -267,7 +267,7 @@ impl Directory {
         });
         match written {
             Ok(()) => Some(Ok(json!({ "key": host.as_str(), "devices": devices, "for_s": for_s }))),
-            Err(trouble) => refused(Attribute::Network, told(&trouble)),
+            Err(trouble) => refused(FailureKind::Network, told(&trouble)),
         }
     }
 

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::Duration;
 
-use farbus_control::failure::{Attribute, FailureReport};
+use farbus_control::failure::{FailureKind, FailureReport};
 use farbus_io::link::{Wake, wait_for_ends};
 use farbus_io::local::control_socket::{Answer, Question, ask_one};
 use farbus_realtime::vcpu::{Overload, Reserve};
@@ -86,7 +86,7 @@ impl ProcessorLeases {
 
     /// Reserves for `owner`, in place of what it had, until the other end of `lease` is closed.
     pub fn keep(&self, owner: &str, reserves: &[(u64, u64)], lease: OwnedFd) -> Answer {
-        let refused = |message: String| Answer::Failed(FailureReport::new(Attribute::Refused, message));
+        let refused = |message: String| Answer::Failed(FailureReport::new(FailureKind::Refused, message));
         let mut leases = self.leases();
         if !leases.of.contains_key(owner) && leases.of.len() >= OWNERS_MAX {
             return refused(format!("{OWNERS_MAX} processes have parts of its processors already"));
@@ -203,7 +203,7 @@ mod tests {
         assert_eq!(promises.keep("a", &[(40, 100), (40, 100)], theirs), Answer::Ok(json!({ "processors": [0, 0] })));
         let (_other, theirs) = lease();
         let Answer::Failed(failure) = promises.keep("b", &[(40, 100)], theirs) else { panic!("beyond Equation 1") };
-        assert_eq!(failure.attribute, Attribute::Refused);
+        assert_eq!(failure.attribute, FailureKind::Refused);
         assert!(failure.message.contains("missing"), "{failure:?}");
         // A smaller reservation by another lease: the end of the first lease changes nothing.
         let (second, theirs) = lease();

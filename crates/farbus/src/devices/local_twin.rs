@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use farbus_control::failure::{Attribute, FailureReport};
+use farbus_control::failure::{FailureKind, FailureReport};
 use farbus_control::swap::SwapStatus;
 use farbus_io::usb::{Found, Inventory, Obstacle, UsbDevice};
 use farbus_session::twin::{DRAIN_TIME_MAX, PREPARE_TIME_MAX};
@@ -29,7 +29,13 @@ pub fn begun(device: &str, from: String, to: &str) -> SwapStatus {
 }
 
 /// The report of a swap of `device` for `to` that did not begin.
-pub fn not_begun(device: &str, to: &str, attribute: Attribute, why: &dyn Display, hint: &dyn Display) -> FailureReport {
+pub fn not_begun(
+    device: &str,
+    to: &str,
+    attribute: FailureKind,
+    why: &dyn Display,
+    hint: &dyn Display,
+) -> FailureReport {
     FailureReport::new(attribute, format!("{device} was not swapped for {to}: {why}\n  {hint}"))
 }
 
@@ -41,15 +47,15 @@ pub fn open(device: &str, to: &str, node: OwnedFd) -> Result<(UsbDevice, Found),
     let not = |attribute, why: &dyn Display, hint: &str| not_begun(device, to, attribute, why, &hint);
     let see = "see: farbus share --list";
     let port = to.strip_prefix("usb:").unwrap_or(to);
-    let found = Inventory::default().device_at(port).map_err(|error| not(Attribute::Local, &error, see))?;
-    let found = found.ok_or_else(|| not(Attribute::Gone, &"nothing is plugged in there", see))?;
+    let found = Inventory::default().device_at(port).map_err(|error| not(FailureKind::Local, &error, see))?;
+    let found = found.ok_or_else(|| not(FailureKind::Gone, &"nothing is plugged in there", see))?;
     match &found.obstacle {
         // The process that opened the node has the permission.
         None | Some(Obstacle::NoPermission { .. }) => {}
-        Some(obstacle) => return Err(not(Attribute::Refused, obstacle, "choose another device of the same make")),
+        Some(obstacle) => return Err(not(FailureKind::Refused, obstacle, "choose another device of the same make")),
     }
     let opened = UsbDevice::open_through(node, &found).map_err(|error| {
-        not(Attribute::Refused, &error, "if it is shared as well: farbus share without it, then this")
+        not(FailureKind::Refused, &error, "if it is shared as well: farbus share without it, then this")
     })?;
     Ok((opened, found))
 }

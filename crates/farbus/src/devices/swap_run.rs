@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use farbus_control::failure::{Attribute, FailureReport};
+use farbus_control::failure::{FailureKind, FailureReport};
 use farbus_control::swap::SwapStatus;
 use farbus_io::local::control_socket::Question;
 use farbus_io::local::events::{Event, EventKind, publish};
@@ -156,32 +156,35 @@ pub const FAILED: &str = "failed";
 pub fn report(error: &SwapError, device: &str, to: &str) -> FailureReport {
     let path = to.strip_prefix("block:").unwrap_or(to);
     let (attribute, hint) = match error {
-        SwapError::AnotherSwap => {
-            (Attribute::Refused, format!("watch it: farbus swap {device}\n  or stop it: farbus swap {device} --cancel"))
-        }
+        SwapError::AnotherSwap => (
+            FailureKind::Refused,
+            format!("watch it: farbus swap {device}\n  or stop it: farbus swap {device} --cancel"),
+        ),
         SwapError::TooSmall { needed, .. } if to.starts_with("block:") => {
-            (Attribute::Refused, format!("for a file, type: truncate -s {needed} {path}"))
+            (FailureKind::Refused, format!("for a file, type: truncate -s {needed} {path}"))
         }
         SwapError::TooSmall { needed, .. } => {
-            (Attribute::Refused, format!("choose a disk of {needed} bytes or more: farbus list HOST"))
+            (FailureKind::Refused, format!("choose a disk of {needed} bytes or more: farbus list HOST"))
         }
-        SwapError::ReadOnly => (Attribute::Refused, "choose one that can be written".to_owned()),
-        SwapError::Open(..) => (Attribute::Local, "it may have too many files open".to_owned()),
+        SwapError::ReadOnly => (FailureKind::Refused, "choose one that can be written".to_owned()),
+        SwapError::Open(..) => (FailureKind::Local, "it may have too many files open".to_owned()),
         SwapError::Medium { side: Side::Source, .. } => {
-            (Attribute::Device, format!("{device} stays where it was; copy what can be read with ddrescue"))
+            (FailureKind::Device, format!("{device} stays where it was; copy what can be read with ddrescue"))
         }
         SwapError::Medium { error: farbus_model::StoreError::NoSpace, .. } => (
-            Attribute::Local,
+            FailureKind::Local,
             format!("{device} stays where it was; make room and type the same again, which continues"),
         ),
         SwapError::Medium { .. } | SwapError::Differs { .. } => {
-            (Attribute::Device, format!("{device} stays where it was; choose another destination"))
+            (FailureKind::Device, format!("{device} stays where it was; choose another destination"))
         }
-        SwapError::Stuck => (Attribute::Device, format!("{device} stays where it was; see: farbus status")),
+        SwapError::Stuck => (FailureKind::Device, format!("{device} stays where it was; see: farbus status")),
         SwapError::Journal(_) => {
-            (Attribute::Local, format!("{device} stays where it was; make room in farbus's state folder"))
+            (FailureKind::Local, format!("{device} stays where it was; make room in farbus's state folder"))
         }
-        SwapError::Cancelled => (Attribute::Refused, format!("{device} stays where it was; the same again continues")),
+        SwapError::Cancelled => {
+            (FailureKind::Refused, format!("{device} stays where it was; the same again continues"))
+        }
     };
     FailureReport::new(attribute, format!("{device} was not moved to {to}: {error}\n  {hint}"))
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, UNIX_EPOCH};
 
-use farbus_control::failure::{Attribute, FailureReport};
+use farbus_control::failure::{FailureKind, FailureReport};
 use farbus_control::lease::LeaseAct;
 use farbus_control::lease::{LeaseAnswer, LeaseStatus};
 use farbus_io::link::unix_ms;
@@ -125,7 +125,7 @@ pub fn act(
             if let Err(error) = registry.keep_bookings(bus_id) {
                 // What would be forgotten is not booked.
                 with_claims(registry, bus_id, |claims| claims.cancel_bookings(who))?;
-                return Err(report(Attribute::Local, format!("the booking cannot be stored: {error}")));
+                return Err(report(FailureKind::Local, format!("the booking cannot be stored: {error}")));
             }
             info!(device = bus_id, host = who.name(), "booked");
             watch(shared);
@@ -198,7 +198,7 @@ fn with_claims<T>(
 }
 
 fn claims_of<'r>(registry: &'r mut Registry, bus_id: &str) -> Result<&'r mut Claims, FailureReport> {
-    registry.claims_mut(bus_id).ok_or_else(|| report(Attribute::Gone, "no such device is shared here"))
+    registry.claims_mut(bus_id).ok_or_else(|| report(FailureKind::Gone, "no such device is shared here"))
 }
 
 /// How many other devices the host of a booking has, or has booked, at some moment of it.
@@ -220,12 +220,12 @@ fn over(bus_id: &str, who: &Party, exceeded: Exceeded) -> FailureReport {
     exceeded.report()
 }
 
-fn report(attribute: Attribute, message: impl Into<String>) -> FailureReport {
+fn report(attribute: FailureKind, message: impl Into<String>) -> FailureReport {
     FailureReport::new(attribute, message.into())
 }
 
 fn refused(message: impl Into<String>) -> FailureReport {
-    report(Attribute::Refused, message)
+    report(FailureKind::Refused, message)
 }
 
 /// A refusal, with what to type next.
@@ -304,7 +304,7 @@ fn granted(shared: &Shared, bus_id: &str, who: &Party, keeps_number: bool) -> Re
         if let Some(claims) = registry.lock().claims_mut(bus_id) {
             claims.end_lease(Ending::Released, shared.serving.clock.now());
         }
-        return Err(report(Attribute::Local, format!("the lease cannot be stored: {error}")));
+        return Err(report(FailureKind::Local, format!("the lease cannot be stored: {error}")));
     }
     info!(device = bus_id, host = who.name(), "leased");
     publish(Event::of(EventKind::Leased, name_of(shared, bus_id)).host(who.name()));
@@ -328,7 +328,7 @@ fn keep_or_restore(shared: &Shared, bus_id: &str, before: Option<Lease>) -> Resu
     }
     warn!(device = bus_id, %error, "refused: a change of its lease cannot be stored");
     Err(report(
-        Attribute::Local,
+        FailureKind::Local,
         format!("the change cannot be stored: {error}\n  where it is shared, make room first"),
     ))
 }

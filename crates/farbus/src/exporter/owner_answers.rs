@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use farbus_control::device::DeviceStatus;
-use farbus_control::failure::{Attribute, FailureReport};
+use farbus_control::failure::{FailureKind, FailureReport};
 use farbus_control::process::{ProcessDevice, ProcessStatus};
 use farbus_io::local::control_socket::{Answer, Question};
 use farbus_io::local::passed_files::Files;
@@ -114,8 +114,8 @@ fn answer_to(result: Result<serde_json::Value, ShareError>) -> Answer {
     match result {
         Ok(value) => Answer::Ok(value),
         Err(ShareError::NoDevice(_)) => Answer::Unknown,
-        Err(error @ ShareError::NotInUse(_)) => failed(Attribute::Gone, error),
-        Err(error @ ShareError::Silent) => failed(Attribute::Device, error),
+        Err(error @ ShareError::NotInUse(_)) => failed(FailureKind::Gone, error),
+        Err(error @ ShareError::Silent) => failed(FailureKind::Device, error),
         Err(error) => Answer::Refused(error.to_string()),
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farbus_control::device::DeviceStatus;
-use farbus_control::failure::{Attribute, FailureReport};
+use farbus_control::failure::{FailureKind, FailureReport};
 use farbus_control::lease::LeaseAct;
 use farbus_control::lease::LeaseAnswer;
 use farbus_io::link::Link;
@@ -103,7 +103,7 @@ fn lease(
     // A device that the guest may not use does not exist for it.
     let gone = || {
         let message = format!("no device called '{}' is shared with this host", shortened(device));
-        FailureReport::new(Attribute::Gone, message)
+        FailureReport::new(FailureKind::Gone, message)
     };
     let bus_id = registry.bus_id_of(device).map_err(|_| gone())?;
     let name = registry.device_name(&bus_id).ok_or_else(gone)?;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use farbus_control::failure::{Attribute, FailureReport};
+use farbus_control::failure::{FailureKind, FailureReport};
 use farbus_control::swap::SwapStatus;
 use farbus_io::link::Clock;
 use farbus_io::local::events::{Event, EventKind, publish};
@@ -96,7 +96,7 @@ impl Swaps {
                 "{device} is shared here, and moves to a place of this machine: --to block:PATH\n  only a disk that is \
                  attached moves to another host's: farbus swap HOST/{device} --to HOST/DISK, where it is attached"
             );
-            return Err(FailureReport::new(Attribute::Refused, message));
+            return Err(FailureReport::new(FailureKind::Refused, message));
         };
         let clock = Clock::start();
         let from = export.place().unwrap_or_default();
@@ -139,7 +139,7 @@ impl Swaps {
         spawned.map(drop).map_err(|error| {
             // The swap was dropped with the closure, which cancelled it.
             lock(&self.runs).remove(bus_id);
-            FailureReport::new(Attribute::Local, format!("no thread for it: {error}"))
+            FailureReport::new(FailureKind::Local, format!("no thread for it: {error}"))
         })
     }
 

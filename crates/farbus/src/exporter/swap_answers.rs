@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use farbus_control::failure::{Attribute, FailureReport};
+use farbus_control::failure::{FailureKind, FailureReport};
 use farbus_io::local::control_socket::{Answer, Question};
 use farbus_io::local::passed_files::Files;
 use farbus_session::block::BlockExport;
@@ -72,7 +72,7 @@ pub fn answer_disk(
 fn answer_running(swaps: &Swaps, key: &str, question: Question) -> Answer {
     let device = asked_of(&question).unwrap_or(key);
     let message = format!("{device} is not being swapped\n  begin: farbus swap {device} --to block:PATH, or usb:BUSID");
-    let none = || Answer::Failed(FailureReport::new(Attribute::Gone, message));
+    let none = || Answer::Failed(FailureReport::new(FailureKind::Gone, message));
     match question {
         Question::SwapStatus { .. } => swaps.status(key).map_or_else(none, |status| Answer::Ok(json!(status))),
         Question::SwapCancel { .. } if swaps.cancel(key) => Answer::Ok(Value::Null),

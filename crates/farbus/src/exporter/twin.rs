@@ -6,7 +6,7 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Instant;
 
-use farbus_control::failure::{Attribute, FailureReport};
+use farbus_control::failure::{FailureKind, FailureReport};
 use farbus_control::swap::SwapStatus;
 use farbus_model::{Command, Exchange, Twin};
 use tracing::{info, warn};
@@ -26,7 +26,7 @@ pub fn begin(share: &Share, device: &str, bus_id: &str, to: &str, node: OwnedFd)
     let run = Arc::new(Run::new(status(share, device, bus_id, to)));
     if !share.swaps().enter(bus_id, &run) {
         return Err(not(
-            Attribute::Refused,
+            FailureKind::Refused,
             &"it is being swapped already",
             &format!("watch it: farbus swap {device}"),
         ));
@@ -41,7 +41,7 @@ pub fn begin(share: &Share, device: &str, bus_id: &str, to: &str, node: OwnedFd)
         share.swaps().withdraw(bus_id);
         // Dropping the last reference returns the device to its drivers.
         drop((twin, told));
-        let attribute = if matches!(error, ShareError::Silent) { Attribute::Device } else { Attribute::Refused };
+        let attribute = if matches!(error, ShareError::Silent) { FailureKind::Device } else { FailureKind::Refused };
         return Err(not(attribute, &error, "it takes a USB device of the same make, at the same speed"));
     }
     drop(twin);
@@ -80,13 +80,13 @@ pub fn begin(share: &Share, device: &str, bus_id: &str, to: &str, node: OwnedFd)
         warn!(device, to, why = failure, "not swapped: it stays what it was");
         let message = format!("{device} was not swapped for {to}: {failure}\n  {device} stays what it was");
         run.end(FAILED, |status| {
-            status.failure = Some(FailureReport::new(Attribute::Device, message));
+            status.failure = Some(FailureReport::new(FailureKind::Device, message));
         });
     };
     let spawned = thread::Builder::new().name("twin".into()).spawn(wait);
     spawned
         .map(drop)
-        .map_err(|error| FailureReport::new(Attribute::Local, format!("no thread to wait for it: {error}")))
+        .map_err(|error| FailureReport::new(FailureKind::Local, format!("no thread to wait for it: {error}")))
 }
 
 fn status(share: &Share, device: &str, bus_id: &str, to: &str) -> SwapStatus {

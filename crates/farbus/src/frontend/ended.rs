@@ -5,7 +5,7 @@ use farbus_io::local::events::{Event, EventKind};
 use farbus_session::Reject;
 use farbus_session::native::control::{Cause, End, HANDED_OVER};
 
-use crate::importer::client::{Attribute, Client, Target};
+use crate::importer::client::{Client, FailureKind, Target};
 
 /// Why an attachment ended.
 #[derive(Debug)]
@@ -60,8 +60,8 @@ impl Ended {
             Ended::Lost(why) => {
                 let attribute = client.why_lost(target);
                 let what = match attribute {
-                    Attribute::Gone => "the device has left its exporter",
-                    Attribute::Refused => "its exporter ended the session: its owner took it back, or it failed",
+                    FailureKind::Gone => "the device has left its exporter",
+                    FailureKind::Refused => "its exporter ended the session: its owner took it back, or it failed",
                     _ => "the link was lost",
                 };
                 Some(Failure::new(attribute, format!("{}: {what}: {why}\n  {UNPLUGGED}", target.shown())))
@@ -69,7 +69,7 @@ impl Ended {
             Ended::Over(report) => Some(over(target, report)),
             Ended::Broken(reject) => {
                 let what = format!("{}: cut off, its exporter broke the protocol: {reject}", target.shown());
-                Some(Failure::new(Attribute::Device, what))
+                Some(Failure::new(FailureKind::Device, what))
             }
         }
     }
@@ -92,16 +92,16 @@ pub fn undurable(what: &str, why: &str) -> String {
 /// Reports why a session ended.
 pub fn report_of(end: &End) -> FailureReport {
     let attribute = match end.cause {
-        Cause::Device => Attribute::Device,
-        Cause::Network => Attribute::Network,
-        Cause::Gone => Attribute::Gone,
+        Cause::Device => FailureKind::Device,
+        Cause::Network => FailureKind::Network,
+        Cause::Gone => FailureKind::Gone,
         Cause::Refused
         | Cause::Busy
         | Cause::Stale
         | Cause::Asked
         | Cause::Class
         | Cause::Module
-        | Cause::Reservation => Attribute::Refused,
+        | Cause::Reservation => FailureKind::Refused,
     };
     FailureReport { attribute, message: end.message.clone(), limit: end.limit().map(str::to_owned) }
 }

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farbus_control::failure::{Attribute, Failure};
+use farbus_control::failure::{Failure, FailureKind};
 use farbus_io::frontend::holders::{self, Holder};
 use farbus_io::local::control_socket::{Answer, Question, ask_all};
 use serde_json::Value;
@@ -73,19 +73,20 @@ pub fn make_free(name: &str, unmount: bool) -> Result<(), Failure> {
         let is_port = matches!(place_of(&device), Some(Place::Port(_)));
         let is_elsewhere = |holder: &Holder| matches!(holder, Holder::MountElsewhere { .. });
         if unmount && holders.iter().any(is_elsewhere) {
-            let failure = Failure::new(Attribute::Refused, "it is mounted where only another program can unmount it");
+            let failure = Failure::new(FailureKind::Refused, "it is mounted where only another program can unmount it");
             return Err(explain(name, failure, "and try again"));
         }
         if unmount {
-            let stays = |error: holders::ReleaseError| Failure::new(Attribute::Refused, format!("{name}: {error}"));
+            let stays = |error: holders::ReleaseError| Failure::new(FailureKind::Refused, format!("{name}: {error}"));
             holders::release(&holders).map_err(stays)?;
             if !is_closed_within(name, CLOSE_TIME_MAX)? {
                 let failure =
-                    Failure::new(Attribute::Refused, "its file systems were unmounted, and it is still in use");
+                    Failure::new(FailureKind::Refused, "its file systems were unmounted, and it is still in use");
                 return Err(explain(name, failure, "and try again"));
             }
         } else if is_port && !holders.is_empty() {
-            let failure = Failure::new(Attribute::Refused, "it is in use, and what was not written out would be lost");
+            let failure =
+                Failure::new(FailureKind::Refused, "it is in use, and what was not written out would be lost");
             return Err(explain(name, failure, "and try again"));
         } else {
             // Its own process refuses if it is still open.
@@ -131,7 +132,7 @@ fn is_closed_within(name: &str, time_max: Duration) -> Result<bool, Failure> {
 /// Adds to a refusal which programs have the disk open, and what to type.
 pub fn explain(name: &str, failure: Failure, next: &str) -> Failure {
     let report = failure.report();
-    if report.attribute != Attribute::Refused {
+    if report.attribute != FailureKind::Refused {
         return failure;
     }
     let holders: Vec<Holder> = attached(name).into_iter().flatten().flat_map(|device| holders_of(&device)).collect();

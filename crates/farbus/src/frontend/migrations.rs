@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use farbus_control::attachment::MigrationStatus;
-use farbus_control::failure::{Attribute, FailureReport};
+use farbus_control::failure::{FailureKind, FailureReport};
 use farbus_io::trust::timestamp;
 
 use super::Ended;
@@ -78,7 +78,7 @@ impl Migrations {
         if let Some(record) = &mut *self.lock() {
             record.progress = match answer {
                 Ok(()) => Progress::Granted(Instant::now(), false),
-                Err(why) => record.failed(Attribute::Refused, why),
+                Err(why) => record.failed(FailureKind::Refused, why),
             };
         }
     }
@@ -86,7 +86,7 @@ impl Migrations {
     /// Its owner lets the device continue here.
     pub fn resume(&self) {
         if let Some(record) = self.lock().as_mut().filter(|record| !record.progress.is_over()) {
-            record.progress = record.failed(Attribute::Refused, &"its owner let it continue here (farbus resume)");
+            record.progress = record.failed(FailureKind::Refused, &"its owner let it continue here (farbus resume)");
         }
     }
 
@@ -108,7 +108,7 @@ impl Migrations {
             ),
             false => format!("its user did not leave within {seconds} s: it continues here"),
         };
-        record.progress = record.failed(Attribute::Gone, &why);
+        record.progress = record.failed(FailureKind::Gone, &why);
     }
 
     /// The last one, by what the attachment shows; `None`: there was none.
@@ -124,11 +124,11 @@ impl Migrations {
         if !record.progress.is_over() {
             record.progress = match ended {
                 Ended::Moved => Progress::Done(record.at.elapsed()),
-                Ended::Lost(why) => record.failed(Attribute::Network, &format!("its link was lost: {why}")),
+                Ended::Lost(why) => record.failed(FailureKind::Network, &format!("its link was lost: {why}")),
                 Ended::Over(report) => record.failed(report.attribute, &report.message),
-                Ended::Broken(reject) => record.failed(Attribute::Device, reject),
+                Ended::Broken(reject) => record.failed(FailureKind::Device, reject),
                 Ended::Asked | Ended::Released | Ended::HandedOver | Ended::Undurable(_) => {
-                    record.failed(Attribute::Refused, &"it was detached here")
+                    record.failed(FailureKind::Refused, &"it was detached here")
                 }
             };
         }
@@ -137,7 +137,7 @@ impl Migrations {
 }
 
 impl Record {
-    fn failed(&self, attribute: Attribute, why: &dyn std::fmt::Display) -> Progress {
+    fn failed(&self, attribute: FailureKind, why: &dyn std::fmt::Display) -> Progress {
         let Self { device, to, .. } = self;
         let message = format!("{device} did not go to {to}: {why}\n  again: farbus migrate {device} --to {to}");
         Progress::Failed(FailureReport::new(attribute, message))

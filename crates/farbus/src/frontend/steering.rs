@@ -1,6 +1,6 @@
 //! Answers what an owner asks of an attachment on the control socket, for commands and the daemon.
 
-use farbus_control::failure::{Attribute, FailureReport};
+use farbus_control::failure::{FailureKind, FailureReport};
 use farbus_control::session::Seconds;
 use farbus_io::local::control_socket::{Answer, Question};
 use farbus_io::local::passed_files::Files;
@@ -115,7 +115,7 @@ fn swap(handle: Option<&Handle>, question: Question, files: &Files) -> Answer {
     };
     let none = |device: &str| {
         let message = format!("{device} is not being swapped\n  begin: farbus swap {device} --to block:PATH");
-        Answer::Failed(FailureReport::new(Attribute::Gone, message))
+        Answer::Failed(FailureReport::new(FailureKind::Gone, message))
     };
     match question {
         Question::SwapStatus { device } => {
@@ -139,7 +139,7 @@ fn swap(handle: Option<&Handle>, question: Question, files: &Files) -> Answer {
 pub(super) fn swap_usb(swap: &UsbSwap, question: Question, files: &Files) -> Answer {
     let none = |device: &str| {
         let message = format!("{device} is not being swapped\n  begin: farbus swap {device} --to usb:BUSID");
-        Answer::Failed(FailureReport::new(Attribute::Gone, message))
+        Answer::Failed(FailureReport::new(FailureKind::Gone, message))
     };
     match question {
         Question::Swap { device, to, peer, .. } => match swap.begin(&device, &to, peer.map(|it| *it), files) {

@@ -9,7 +9,7 @@ pub use stream::{Description, Format, Frame, PixelFormat};
 
 use super::ended::report_of;
 use crate::common::stop_signal::StopSignal;
-use crate::importer::client::{Attribute, Client, ClientError, FailureReport, Target};
+use crate::importer::client::{Client, ClientError, FailureKind, FailureReport, Target};
 use crate::importer::session::connection::Linked;
 
 /// Which frames a reader wants.
@@ -86,7 +86,7 @@ impl Frames {
 }
 
 fn local(error: io::Error) -> FailureReport {
-    FailureReport::new(Attribute::Local, error.to_string())
+    FailureReport::new(FailureKind::Local, error.to_string())
 }
 
 impl Drop for Frames {

@@ -25,7 +25,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant as WallInstant};
 
-use farbus_control::failure::{Attribute, FailureReport};
+use farbus_control::failure::{FailureKind, FailureReport};
 use farbus_control::swap::SwapStatus;
 use farbus_io::link::{Clock, Wake};
 use farbus_io::local::events::{Event, EventKind, publish};
@@ -304,12 +304,12 @@ impl SwapUsb {
             None => self.device.difference(&twin).map(|why| format!("it is not like the other device: {why}")),
         };
         if let Some(why) = refusal {
-            return tell.tell(Err((Attribute::Refused, why, Some(twin))));
+            return tell.tell(Err((FailureKind::Refused, why, Some(twin))));
         }
         let twin = Twin::new(twin, move |outcome| {
             tell.tell(match outcome {
                 Exchange::Done { left, report } => Ok((left, report)),
-                Exchange::Failed { twin, why } => Err((Attribute::Device, why, twin)),
+                Exchange::Failed { twin, why } => Err((FailureKind::Device, why, twin)),
             });
         });
         if let Err(CommandError(why)) = self.device.swap(now, &twin, done) {
@@ -386,7 +386,7 @@ impl SwapUsb {
             Place::Far(device) => device.ended(),
             Place::Here(device, at) => Device::is_gone(&**device).then(|| {
                 let message = format!("its twin at {at} on this machine was unplugged");
-                Ended::Over(FailureReport::new(Attribute::Gone, message))
+                Ended::Over(FailureReport::new(FailureKind::Gone, message))
             }),
         }
     }
@@ -468,7 +468,7 @@ fn same_target(one: &str, other: &str) -> bool {
 }
 
 /// How an exchange ended: with the device that was replaced, or with the reason and the twin.
-type Outcome = Result<(Box<AttachedUsb>, ExchangeReport), (Attribute, String, Option<Box<AttachedUsb>>)>;
+type Outcome = Result<(Box<AttachedUsb>, ExchangeReport), (FailureKind, String, Option<Box<AttachedUsb>>)>;
 
 /// A twin for an engine, and where the outcome is awaited.
 pub struct Order {
@@ -573,16 +573,16 @@ impl UsbSwap {
         let not = |attribute, why: &str, hint: &str| not_begun(device, to, attribute, &why, &hint);
         if self.is_running() {
             let hint = format!("watch it: farbus swap {device}");
-            return Err(not(Attribute::Refused, "it is being swapped already", &hint));
+            return Err(not(FailureKind::Refused, "it is being swapped already", &hint));
         }
         let own = &self.0.target;
         let now_at = self.replaced_by().unwrap_or_else(|| self.0.target.to_string());
         if now_at == to || same_target(&now_at, to) {
-            return Err(not(Attribute::Refused, "it is that one already", "see: farbus status"));
+            return Err(not(FailureKind::Refused, "it is that one already", "see: farbus status"));
         }
         let destination = match to.parse::<Target>() {
             _ if to.starts_with("usb:") => {
-                let [node] = files.take().map_err(|error| not(Attribute::Local, &error.to_string(), "try again"))?;
+                let [node] = files.take().map_err(|error| not(FailureKind::Local, &error.to_string(), "try again"))?;
                 let (opened, _) = local_twin::open(device, to, node)?;
                 Destination::Opened(Box::new(AttachedUsb::here(opened, to)))
             }
@@ -591,7 +591,8 @@ impl UsbSwap {
                 Destination::Host(Box::new(self.0.client.clone()), Target { address, ..target })
             }
             Ok(target) if !to.starts_with("block:") => {
-                let [broker] = files.take().map_err(|error| not(Attribute::Local, &error.to_string(), "try again"))?;
+                let [broker] =
+                    files.take().map_err(|error| not(FailureKind::Local, &error.to_string(), "try again"))?;
                 let client = self.0.client.to_another(&target.address, Some(broker), peer);
                 let hint = format!("{device} stays what it was");
                 let client = client.map_err(|error| not(error.attribute(), &error.to_string(), &hint))?;
@@ -600,7 +601,7 @@ impl UsbSwap {
             _ => {
                 let why =
                     "it is attached as a USB device, and only a disk that is attached as a block device moves there";
-                return Err(not(Attribute::Refused, why, "try: --to usb:BUSID, or --to HOST/DEVICE"));
+                return Err(not(FailureKind::Refused, why, "try: --to usb:BUSID, or --to HOST/DEVICE"));
             }
         };
         let from = self.replaced_by().unwrap_or_else(|| device.to_owned());
@@ -613,13 +614,13 @@ impl UsbSwap {
             is_free
         });
         if !is_entered {
-            return Err(not(Attribute::Refused, "it is being swapped already, or has ended", "see: farbus status"));
+            return Err(not(FailureKind::Refused, "it is being swapped already, or has ended", "see: farbus status"));
         }
         publish(Event::of(EventKind::SwapBegun, device).how(to));
         let (swap, for_thread) = (self.clone(), Arc::clone(&run));
         let carry_out = move || swap.carry_out(&for_thread, destination);
         thread::Builder::new().name("twin".into()).spawn(carry_out).map(drop).map_err(|error| {
-            let report = not(Attribute::Local, &format!("no thread for it: {error}"), "end some programs");
+            let report = not(FailureKind::Local, &format!("no thread for it: {error}"), "end some programs");
             run.end(FAILED, |status| status.failure = Some(report.clone()));
             report
         })
@@ -649,7 +650,7 @@ impl UsbSwap {
         }
     }
 
-    fn open(&self, destination: Destination) -> Result<AttachedUsb, (Attribute, String)> {
+    fn open(&self, destination: Destination) -> Result<AttachedUsb, (FailureKind, String)> {
         match destination {
             Destination::Opened(device) => Ok(*device),
             Destination::Host(client, target) => match FarDevice::open(&client, &target, GRACE) {
@@ -668,10 +669,10 @@ impl UsbSwap {
         run: &Run,
         twin: AttachedUsb,
         to: &str,
-    ) -> Result<(AttachedUsb, ExchangeReport), (Attribute, String)> {
+    ) -> Result<(AttachedUsb, ExchangeReport), (FailureKind, String)> {
         if run.is_cancelled() {
             twin.give_back();
-            return Err((Attribute::Refused, "it was cancelled".to_owned()));
+            return Err((FailureKind::Refused, "it was cancelled".to_owned()));
         }
         let (waiting, told) = mpsc::sync_channel(1);
         let replaced_by = (!same_target(to, &self.0.target.to_string())).then(|| to.to_owned());
@@ -686,7 +687,7 @@ impl UsbSwap {
         });
         if let Some(order) = refused {
             order.twin.give_back();
-            return Err((Attribute::Gone, "the attachment has ended".to_owned()));
+            return Err((FailureKind::Gone, "the attachment has ended".to_owned()));
         }
         self.0.has_order.store(true, Ordering::Release);
         self.0.wake.wake();
@@ -699,7 +700,7 @@ impl UsbSwap {
             Err(_) => {
                 // An order that was given up is not carried out later.
                 self.take_order().into_iter().for_each(|order| order.twin.give_back());
-                Err((Attribute::Gone, "its attachment has ended, or does not answer".to_owned()))
+                Err((FailureKind::Gone, "its attachment has ended, or does not answer".to_owned()))
             }
         }
     }
@@ -729,7 +730,7 @@ impl UsbSwap {
             mem::take(&mut state.order)
         });
         if let Some(Order { twin, tell }) = order {
-            tell.tell(Err((Attribute::Gone, "the attachment has ended".to_owned(), Some(twin))));
+            tell.tell(Err((FailureKind::Gone, "the attachment has ended".to_owned(), Some(twin))));
         }
     }
 }
@@ -846,7 +847,7 @@ mod tests {
         assert!(bench.device.ended().is_none() && bench.done.is_empty());
         is_gone.store(true, Ordering::Relaxed);
         let Some(Ended::Over(report)) = bench.device.ended() else { panic!("it ends as if it were unplugged") };
-        assert_eq!(report.attribute, Attribute::Gone);
+        assert_eq!(report.attribute, FailureKind::Gone);
         assert!(report.message.contains("usb:1-2"), "{}", report.message);
         bench.end();
     }
@@ -862,7 +863,7 @@ mod tests {
             let Err((attribute, why, twin)) = bench.exchange(twin, refusal).try_recv().expect("an outcome") else {
                 panic!("{part}: it was exchanged")
             };
-            assert!(attribute == Attribute::Refused && why.contains(part), "{why}");
+            assert!(attribute == FailureKind::Refused && why.contains(part), "{why}");
             assert!(twin.is_some() && bench.device.is_own() && bench.done.is_empty());
         }
         bench.end();
@@ -876,7 +877,7 @@ mod tests {
         let Err((attribute, why, _)) = bench.exchange(twin, None).try_recv().expect("an outcome") else {
             panic!("it is gone")
         };
-        assert_eq!((attribute, why.as_str()), (Attribute::Device, "the other device was unplugged"));
+        assert_eq!((attribute, why.as_str()), (FailureKind::Device, "the other device was unplugged"));
         assert!(bench.device.is_own() && bench.device.ended().is_none() && bench.done.is_empty());
         bench.end();
     }
@@ -888,9 +889,9 @@ mod tests {
         let failure = bench.swap.begin("lab3/serial", "lab3/other", None, &Files::default()).unwrap_err();
         assert!(failure.message.contains("has ended"), "{}", failure.message);
         let failure = bench.swap.begin("lab3/serial", "lab4/serial", None, &Files::default()).unwrap_err();
-        assert_eq!(failure.attribute, Attribute::Local, "no broker came along: {}", failure.message);
+        assert_eq!(failure.attribute, FailureKind::Local, "no broker came along: {}", failure.message);
         let failure = bench.swap.begin("lab3/serial", "usb:1-2", None, &Files::default()).unwrap_err();
-        assert_eq!(failure.attribute, Attribute::Local, "its node did not come along: {}", failure.message);
+        assert_eq!(failure.attribute, FailureKind::Local, "its node did not come along: {}", failure.message);
         bench.end();
     }
 }

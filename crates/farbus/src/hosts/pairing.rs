@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use farbus_control::failure::{Attribute, Failure};
+use farbus_control::failure::{Failure, FailureKind};
 use farbus_io::link::host_address::SECURE_PORT;
 use farbus_io::link::{Clock, Connection, Link, LinkError, Listener};
 use farbus_io::trust::limits::{CODE_TIME_MAX, CODES_A_PAIRING, EXCHANGE_TIME_MAX, TRIES_A_CODE};
@@ -55,14 +55,14 @@ pub enum PairError {
 
 impl PairError {
     /// The kind of the failure.
-    pub fn attribute(&self) -> Attribute {
+    pub fn attribute(&self) -> FailureKind {
         match self {
             PairError::Link(_) | PairError::Lost(_) | PairError::Handshake(HandshakeError::Lost(_)) => {
-                Attribute::Network
+                FailureKind::Network
             }
-            PairError::Expired => Attribute::Gone,
-            PairError::Local(_) => Attribute::Local,
-            _ => Attribute::Refused,
+            PairError::Expired => FailureKind::Gone,
+            PairError::Local(_) => FailureKind::Local,
+            _ => FailureKind::Refused,
         }
     }
 }

@@ -39,7 +39,7 @@ use std::thread;
 use std::time::Duration;
 
 use farbus_control::device::MediumStatus;
-use farbus_control::failure::{Attribute, FailureReport};
+use farbus_control::failure::{FailureKind, FailureReport};
 use farbus_control::swap::SwapStatus;
 use farbus_io::link::{Clock, Gathering, Wake};
 use farbus_io::local::events::{Event, EventKind, publish};
@@ -205,11 +205,11 @@ impl DiskSwap {
         let needed = self.0.info.size_bytes;
         if self.0.info.is_read_only {
             let message = format!("{device} is attached to be read: who may write to it can move it");
-            return Err(FailureReport::new(Attribute::Refused, message));
+            return Err(FailureReport::new(FailureKind::Refused, message));
         }
         if self.0.session.is_expected() || !self.0.session.is_ours() {
             let message = format!("{device} is on its way between two hosts: try again when it has arrived");
-            return Err(FailureReport::new(Attribute::Refused, message));
+            return Err(FailureReport::new(FailureKind::Refused, message));
         }
         let mut last = lock(&self.0.last);
         if last.run.as_ref().is_some_and(|run| !run.is_over()) {
@@ -244,7 +244,7 @@ impl DiskSwap {
             lock(&swap.0.last).other = None;
         };
         let spawned = thread::Builder::new().name("swap".into()).spawn(carry_out);
-        spawned.map_err(|error| not_moved(Attribute::Local, (&device, &to), &error))?;
+        spawned.map_err(|error| not_moved(FailureKind::Local, (&device, &to), &error))?;
         info!(device, to, verify = options.verify, resume = options.resume, "being moved");
         publish(Event::of(EventKind::SwapBegun, device.as_str()).how(to.as_str()));
         last.run = Some(run);
@@ -253,7 +253,7 @@ impl DiskSwap {
 
     /// Opens a file or block device of this machine, and notes that it is overwritten from now on.
     fn open_here(&self, store: FileStore, names: Names<'_>, notes: &mut Notes) -> Result<Opened, FailureReport> {
-        let local = |error: io::Error| not_moved(Attribute::Local, names, &error);
+        let local = |error: io::Error| not_moved(FailureKind::Local, names, &error);
         let (needed, found) = (self.0.info.size_bytes, store.size_bytes());
         if found < needed {
             return Err(report(&SwapError::TooSmall { needed, found }, names.0, names.1));
@@ -273,7 +273,7 @@ impl DiskSwap {
         notes: &mut Notes,
     ) -> Result<Opened, FailureReport> {
         let refused = |error: ClientError| not_moved(error.attribute(), names, &error);
-        let target: Target = names.1.parse().map_err(|error: String| not_moved(Attribute::Refused, names, &error))?;
+        let target: Target = names.1.parse().map_err(|error: String| not_moved(FailureKind::Refused, names, &error))?;
         let client =
             self.0.client.to_another(&target.address, Some(broker), peer.map(|peer| *peer)).map_err(refused)?;
         let (linked, kept) = client.overwrite(&target, self.0.clock).map_err(refused)?;
@@ -296,7 +296,7 @@ impl DiskSwap {
                 ours.request_bytes_max,
                 ours.block_bytes
             );
-            return Err(not_moved(Attribute::Refused, names, &what));
+            return Err(not_moved(FailureKind::Refused, names, &what));
         }
         let location = Location::of(&target, &linked, Some(client));
         linked.status().note_copy(true);
@@ -466,7 +466,7 @@ impl DiskSwap {
 /// A device and where it moves, as people name them.
 type Names<'a> = (&'a str, &'a str);
 
-fn not_moved(attribute: Attribute, (device, to): Names<'_>, what: &dyn std::fmt::Display) -> FailureReport {
+fn not_moved(attribute: FailureKind, (device, to): Names<'_>, what: &dyn std::fmt::Display) -> FailureReport {
     FailureReport::new(attribute, format!("{device} was not moved to {to}: {what}"))
 }
 
@@ -558,7 +558,7 @@ impl OldDisk {
             "{device} was not moved to {to}: its exporter does not answer, so it is not known whether it would give the \
              old disk to others\n  {device} stays where it was; the same again continues"
         );
-        self.is_silent.then_some(FailureReport::new(Attribute::Network, message))
+        self.is_silent.then_some(FailureReport::new(FailureKind::Network, message))
     }
 }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::IpAddr;
 
-use farbus_control::failure::Attribute;
+use farbus_control::failure::FailureKind;
 use farbus_io::local::runtime_folder;
 
 use crate::common::socket_place::Place;
@@ -36,11 +36,11 @@ pub enum HereError {
 
 impl HereError {
     /// Which party has to act.
-    pub fn attribute(&self) -> Attribute {
+    pub fn attribute(&self) -> FailureKind {
         match self {
-            Self::Nowhere { .. } => Attribute::Gone,
-            Self::Stranger { .. } => Attribute::Refused,
-            Self::Several { .. } => Attribute::Local,
+            Self::Nowhere { .. } => FailureKind::Gone,
+            Self::Stranger { .. } => FailureKind::Refused,
+            Self::Several { .. } => FailureKind::Local,
         }
     }
 }

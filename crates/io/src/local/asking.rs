@@ -1,6 +1,6 @@
 //! Asks the processes on this machine about one device.
 
-use farbus_control::failure::{Attribute, Failure};
+use farbus_control::failure::{Failure, FailureKind};
 use serde_json::Value;
 
 use crate::local::control_socket::{Answer, Question, ask_all, ask_in_turn, ask_one};
@@ -49,7 +49,7 @@ pub fn several(device: &str, pids: &[u32]) -> Failure {
     let each: Vec<String> = pids.iter().map(|pid| format!("{device}@{pid}")).collect();
     let what = format!("'{device}' is what {} processes share: which is meant?", pids.len());
     let next = "or give each device a name of its own: name=NAME";
-    Failure::new(Attribute::Refused, format!("{what}\n  call it {}, {next}", each.join(" or ")))
+    Failure::new(FailureKind::Refused, format!("{what}\n  call it {}, {next}", each.join(" or ")))
 }
 
 /// What a person calls a device: its name, bus id or target, and the process behind the '@', if one is named. No name
@@ -67,12 +67,12 @@ pub fn heard(device: &str, answers: impl IntoIterator<Item = Answer>) -> Result<
         match answer {
             Answer::Ok(value) => return Ok(value),
             Answer::Unknown => {}
-            Answer::Refused(why) => return Err(Failure::new(Attribute::Refused, why)),
+            Answer::Refused(why) => return Err(Failure::new(FailureKind::Refused, why)),
             Answer::Failed(failure) => return Err(Failure::new(failure.attribute, failure.message)),
         }
     }
     let message = format!("no device called '{device}' is shared or attached here\n  see: farbus status");
-    Err(Failure::new(Attribute::Gone, message))
+    Err(Failure::new(FailureKind::Gone, message))
 }
 
 #[cfg(test)]

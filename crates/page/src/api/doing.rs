@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use farbus_control::failure::Attribute;
+use farbus_control::failure::FailureKind;
 use farbus_control::schema::or_null;
 use hyper::StatusCode;
 use schemars::JsonSchema;
@@ -122,10 +122,10 @@ fn status_of(operation: &Operation) -> StatusCode {
         (State::Done, _) => StatusCode::OK,
         (State::Failed, _) if operation.is_misused => StatusCode::BAD_REQUEST,
         (State::Failed, failure) => match failure.as_ref().map(|failure| failure.attribute) {
-            Some(Attribute::Refused) => StatusCode::CONFLICT,
-            Some(Attribute::Gone) => StatusCode::NOT_FOUND,
-            Some(Attribute::Network | Attribute::Device) => StatusCode::BAD_GATEWAY,
-            Some(Attribute::Local) | None => StatusCode::INTERNAL_SERVER_ERROR,
+            Some(FailureKind::Refused) => StatusCode::CONFLICT,
+            Some(FailureKind::Gone) => StatusCode::NOT_FOUND,
+            Some(FailureKind::Network | FailureKind::Device) => StatusCode::BAD_GATEWAY,
+            Some(FailureKind::Local) | None => StatusCode::INTERNAL_SERVER_ERROR,
         },
     }
 }

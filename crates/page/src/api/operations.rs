@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use farbus_control::failure::{Attribute, FailureReport};
+use farbus_control::failure::{FailureKind, FailureReport};
 use farbus_control::process::ProcessStatus;
 use farbus_io::local::control_socket::{Answer, Question, ask_all, ask_one};
 use farbus_io::trust::{Audit, Event, Folder, Outcome, timestamp};
@@ -316,7 +316,7 @@ impl Operations {
                 operation.state = State::Failed;
                 operation.pid = None;
                 operation.failure =
-                    Some(FailureReport { attribute: Attribute::Local, message: error.to_string(), limit: None });
+                    Some(FailureReport { attribute: FailureKind::Local, message: error.to_string(), limit: None });
             });
             return Err(error);
         }
@@ -356,7 +356,7 @@ impl Operations {
         };
         let outcome = match &operation.failure {
             None => Outcome::Ok,
-            Some(FailureReport { attribute: Attribute::Refused, .. }) => Outcome::Refused,
+            Some(FailureReport { attribute: FailureKind::Refused, .. }) => Outcome::Refused,
             Some(_) => Outcome::Failed,
         };
         // The command itself records a permission under its own name. Of what goes on the beginning was recorded.
@@ -490,11 +490,11 @@ impl Runner {
         let told = printed.as_mut().map(|printed| printed["failure"].take());
         let told = told.and_then(|failure| serde_json::from_value::<FailureReport>(failure).ok());
         let attribute = match code {
-            Some(3) => Attribute::Refused,
-            Some(4) => Attribute::Gone,
-            Some(5) => Attribute::Network,
-            Some(6) => Attribute::Device,
-            _ => Attribute::Local,
+            Some(3) => FailureKind::Refused,
+            Some(4) => FailureKind::Gone,
+            Some(5) => FailureKind::Network,
+            Some(6) => FailureKind::Device,
+            _ => FailureKind::Local,
         };
         let said = match (&warnings[..], code) {
             ("", Some(code)) => format!("the command ended with exit code {code}"),

@@ -110,8 +110,8 @@ struct Directory {
     next: Option<Instant>,
 }
 
-/// What a daemon answers to the question for the directory. A record that is none of farbus's is passed over, and spoils
-/// no other.
+/// What a daemon answers to the question for the directory. A record that is none of farbus's is passed over, and
+/// spoils no other.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct ToldDirectory {

@@ -11,7 +11,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use farbus_control::device::AnotherInPortStatus;
-use farbus_control::failure::Attribute;
+use farbus_control::failure::FailureKind;
 use farbus_io::link::{Interest, Wake, wait};
 use farbus_io::trust::AttachedDevice;
 use farbus_io::usb::{Found, Hotplug, Inventory, Obstacle, OpenError, Selector, UsbDevice};
@@ -110,18 +110,18 @@ impl std::error::Error for UsbError {}
 
 impl UsbError {
     /// The kind of the fault, for its report.
-    pub fn attribute(&self) -> Attribute {
+    pub fn attribute(&self) -> FailureKind {
         match self {
-            UsbError::NoneFound(_) | UsbError::Open { error: OpenError::Gone, .. } => Attribute::Gone,
-            UsbError::Obstacle { obstacle: Obstacle::Unreadable, .. } => Attribute::Device,
+            UsbError::NoneFound(_) | UsbError::Open { error: OpenError::Gone, .. } => FailureKind::Gone,
+            UsbError::Obstacle { obstacle: Obstacle::Unreadable, .. } => FailureKind::Device,
             UsbError::Obstacle { obstacle: Obstacle::NoPermission { .. }, .. }
-            | UsbError::Open { error: OpenError::NotAllowed { .. }, .. } => Attribute::Local,
+            | UsbError::Open { error: OpenError::NotAllowed { .. }, .. } => FailureKind::Local,
             UsbError::Several { .. }
             | UsbError::Shared { .. }
             | UsbError::Obstacle { .. }
-            | UsbError::Open { error: OpenError::Busy { .. }, .. } => Attribute::Refused,
+            | UsbError::Open { error: OpenError::Busy { .. }, .. } => FailureKind::Refused,
             UsbError::Open { .. } | UsbError::Share(_) | UsbError::Unknown { .. } | UsbError::System(_) => {
-                Attribute::Local
+                FailureKind::Local
             }
         }
     }
@@ -243,7 +243,7 @@ pub struct Trouble {
     /// The device's name.
     pub name: String,
     /// The kind of the fault.
-    pub attribute: Attribute,
+    pub attribute: FailureKind,
     /// A sentence for a person.
     pub message: String,
 }
@@ -601,7 +601,7 @@ impl Shared {
         for (selector, name) in self.wanted.named().filter(|(selector, _)| !all.iter().any(|f| selector.matches(f))) {
             let message = format!("nothing is plugged in that is {selector}");
             let name = name.map_or_else(|| selector.to_string(), str::to_owned);
-            let trouble = Trouble { name, attribute: Attribute::Gone, message };
+            let trouble = Trouble { name, attribute: FailureKind::Gone, message };
             troubles.insert((selector.to_string(), 0), trouble);
         }
         self.troubles = troubles;

@@ -17,7 +17,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use farbus_control::failure::{Attribute, FailureReport};
+use farbus_control::failure::{FailureKind, FailureReport};
 use farbus_io::trust::Fingerprint;
 use farbus_model::Instant;
 use farbus_session::Registry;
@@ -165,7 +165,7 @@ impl Exceeded {
     /// The failure, which names the limit.
     pub fn report(self) -> FailureReport {
         let limit = Some(self.name.to_owned());
-        FailureReport { limit, ..FailureReport::new(Attribute::Refused, self.message) }
+        FailureReport { limit, ..FailureReport::new(FailureKind::Refused, self.message) }
     }
 }
 
@@ -211,7 +211,7 @@ mod tests {
         let none = bounds((None, None), (None, None), 1000);
         assert_eq!((name(&none, 1000), span(&none, u64::MAX)), (Ok(()), Ok(())));
         let report = both.check_devices(2).unwrap_err().report();
-        assert_eq!((report.attribute, report.limit.as_deref()), (Attribute::Refused, Some("directory_devices")));
+        assert_eq!((report.attribute, report.limit.as_deref()), (FailureKind::Refused, Some("directory_devices")));
         assert!(report.message.contains("4 devices (2 of other hosts)") && !report.message.contains('\u{1b}'));
         assert_eq!(name(&bounds((None, None), (Some(0), None), 0), 0), Err("directory_devices"), "none at all");
     }

@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant as WallInstant};
 
-use farbus_control::failure::{Attribute, FailureReport};
+use farbus_control::failure::{FailureKind, FailureReport};
 use farbus_gadgets::serial::Serial;
 use farbus_gadgets::zero::{Fill, SourceSink};
 use farbus_host::{Enumerate, IdSource, Port as _, run};
@@ -358,11 +358,11 @@ fn other_device_is_refused_and_given_back_and_the_kernel_keeps_its_own() {
     bench.share.add("slow", Serial::device(Speed::Full)).unwrap();
     bench.share.add("zero", SourceSink::device(Speed::High, Fill::Zeros, false)).unwrap();
     let cases = [
-        (bench.at("slow"), Attribute::Refused, "one runs at high speed, the other at full speed"),
-        (bench.at("zero"), Attribute::Refused, "the other 0525:a4a0"),
-        (bench.at("nothing"), Attribute::Gone, "first stays what it was"),
-        (bench.at("first"), Attribute::Refused, "it is that one already"),
-        ("block:/dev/null".to_owned(), Attribute::Refused, "it is attached as a USB device"),
+        (bench.at("slow"), FailureKind::Refused, "one runs at high speed, the other at full speed"),
+        (bench.at("zero"), FailureKind::Refused, "the other 0525:a4a0"),
+        (bench.at("nothing"), FailureKind::Gone, "first stays what it was"),
+        (bench.at("first"), FailureKind::Refused, "it is that one already"),
+        ("block:/dev/null".to_owned(), FailureKind::Refused, "it is attached as a USB device"),
     ];
     for (to, attribute, part) in cases {
         let failure = bench.swap_to(&to).unwrap_err();

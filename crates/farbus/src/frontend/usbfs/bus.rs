@@ -20,7 +20,7 @@ use crate::devices::follow::Follow;
 use crate::frontend::Ended;
 use crate::frontend::remote_usb::FarDevice;
 use crate::frontend::usb_swap::{Order, SwapUsb, UsbSwap};
-use crate::importer::client::{Attribute, Client, ClientError, GRACE_DISK, RememberedDevice, Reopener, Target};
+use crate::importer::client::{Client, ClientError, FailureKind, GRACE_DISK, RememberedDevice, Reopener, Target};
 
 /// The numbers of devices (USB 2.0 §9.4.6); the root hub has 1.
 const FIRST: u16 = 2;
@@ -176,7 +176,7 @@ impl Member {
     pub fn taken_away(&self) -> Option<FailureReport> {
         let Member::Far { device, .. } = self else { return None };
         match device.ended() {
-            Some(Ended::Over(report)) if report.attribute == Attribute::Refused => Some(report),
+            Some(Ended::Over(report)) if report.attribute == FailureKind::Refused => Some(report),
             _ => None,
         }
     }

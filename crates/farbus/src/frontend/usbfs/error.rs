@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use farbus_control::failure::Attribute;
+use farbus_control::failure::FailureKind;
 
 use crate::importer::client::ClientError;
 
@@ -16,7 +16,7 @@ pub enum RunError {
     /// A run of this name is there, or is not.
     Named {
         /// Refused or gone.
-        attribute: Attribute,
+        attribute: FailureKind,
         /// What to type.
         why: String,
     },

@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
-use farbus_control::failure::Attribute;
+use farbus_control::failure::FailureKind;
 use farbus_io::local::runtime_folder::{self, RuntimeFolder};
 use farbus_io::sys::{event_sockets, own_mounts, passing};
 use tracing::debug;
@@ -58,7 +58,7 @@ impl Named {
         if folder.connect(&file).is_ok() {
             let why =
                 format!("a program of the name {name} runs already\n  to join it: farbus run --join {name} -- PROGRAM");
-            return Err(RunError::Named { attribute: Attribute::Refused, why });
+            return Err(RunError::Named { attribute: FailureKind::Refused, why });
         }
         let listener = folder.listen(&file).map_err(RunError::local)?;
         listener.set_nonblocking(true).map_err(RunError::local)?;
@@ -133,7 +133,7 @@ fn move_in(name: &str, program: &[OsString]) -> Result<(), RunError> {
     let stream = folders.iter().find_map(|folder| folder.connect(&file_of(name)).ok()).ok_or_else(|| {
         let why =
             format!("no program of the name {name} runs\n  to start one: farbus run --name {name} DEVICE -- PROGRAM");
-        RunError::Named { attribute: Attribute::Gone, why }
+        RunError::Named { attribute: FailureKind::Gone, why }
     })?;
     let mut came = Vec::new();
     passing::receive_on_stream(stream.as_fd(), &mut [0], &mut came).map_err(RunError::local)?;

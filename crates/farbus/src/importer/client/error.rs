@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::time::{Duration, SystemTime};
 
-use farbus_control::failure::{Attribute, Failure};
+use farbus_control::failure::{Failure, FailureKind};
 use farbus_host::PortError;
 use farbus_io::link::LinkError;
 use farbus_io::link::host_address::{DEFAULT_PORT, LOCAL, SECURE_PORT, port_of, shown};
@@ -112,20 +112,20 @@ pub enum ClientError {
 
 impl ClientError {
     /// Which party has to act: the network, the exporter, the device or this machine.
-    pub fn attribute(&self) -> Attribute {
+    pub fn attribute(&self) -> FailureKind {
         match self {
-            ClientError::Link(_) | ClientError::Lost { .. } | ClientError::Closed { .. } => Attribute::Network,
-            ClientError::Refused { status: OpStatus::NoDevice, .. } | ClientError::NoDevice { .. } => Attribute::Gone,
-            ClientError::AnotherDevice { .. } => Attribute::Gone,
-            ClientError::Refused { status: OpStatus::DeviceError, .. } => Attribute::Device,
+            ClientError::Link(_) | ClientError::Lost { .. } | ClientError::Closed { .. } => FailureKind::Network,
+            ClientError::Refused { status: OpStatus::NoDevice, .. } | ClientError::NoDevice { .. } => FailureKind::Gone,
+            ClientError::AnotherDevice { .. } => FailureKind::Gone,
+            ClientError::Refused { status: OpStatus::DeviceError, .. } => FailureKind::Device,
             ClientError::Refused { .. }
             | ClientError::Limit { .. }
             | ClientError::Untrusted { .. }
             | ClientError::Elsewhere { .. }
-            | ClientError::Moved { .. } => Attribute::Refused,
-            ClientError::Protocol { .. } | ClientError::Device { .. } => Attribute::Device,
+            | ClientError::Moved { .. } => FailureKind::Refused,
+            ClientError::Protocol { .. } | ClientError::Device { .. } => FailureKind::Device,
             ClientError::Here(error) => error.attribute(),
-            ClientError::Local(_) => Attribute::Local,
+            ClientError::Local(_) => FailureKind::Local,
         }
     }
 }
@@ -371,10 +371,10 @@ mod tests {
             let target = "lab3/1-1".parse().unwrap();
             ClientError::Refused { target, status, user: None }.attribute()
         };
-        assert_eq!(attribute(OpStatus::Busy), Attribute::Refused);
-        assert_eq!(attribute(OpStatus::NotAvailable), Attribute::Refused);
-        assert_eq!(attribute(OpStatus::NoDevice), Attribute::Gone);
-        assert_eq!(attribute(OpStatus::DeviceError), Attribute::Device);
-        assert_eq!(attribute(OpStatus::Error), Attribute::Refused);
+        assert_eq!(attribute(OpStatus::Busy), FailureKind::Refused);
+        assert_eq!(attribute(OpStatus::NotAvailable), FailureKind::Refused);
+        assert_eq!(attribute(OpStatus::NoDevice), FailureKind::Gone);
+        assert_eq!(attribute(OpStatus::DeviceError), FailureKind::Device);
+        assert_eq!(attribute(OpStatus::Error), FailureKind::Refused);
     }
 }

@@ -35,7 +35,7 @@ mod strings;
 mod target;
 mod usbip;
 
-pub use farbus_control::failure::{Attribute, FailureReport};
+pub use farbus_control::failure::{FailureKind, FailureReport};
 use farbus_host::RemoteDisk;
 pub use farbus_io::link::host_address::address_of;
 use farbus_session::{DeviceRecord, RemoteDevice};

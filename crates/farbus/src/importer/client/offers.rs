@@ -4,7 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use farbus_control::failure::{Attribute, FailureReport};
+use farbus_control::failure::{FailureKind, FailureReport};
 use farbus_control::lease::LeaseAct;
 use farbus_control::lease::LeaseAnswer;
 use farbus_io::link::Link;
@@ -193,13 +193,13 @@ pub fn names_offered(connector: &Connector, address: &str) -> Vec<String> {
 }
 
 /// Why the link of a device ended, as far as its host says: it is asked once more, briefly.
-pub fn why_lost(connector: &Connector, target: &Target) -> Attribute {
+pub fn why_lost(connector: &Connector, target: &Target) -> FailureKind {
     match records(connector, &target.address, AFTERWARDS_TIME_MAX) {
         Ok(devices) if devices.iter().any(|record| DeviceSelector::of(&target.device).may_be(record)) => {
-            Attribute::Refused
+            FailureKind::Refused
         }
-        Ok(_) => Attribute::Gone,
-        Err(_) => Attribute::Network,
+        Ok(_) => FailureKind::Gone,
+        Err(_) => FailureKind::Network,
     }
 }
 

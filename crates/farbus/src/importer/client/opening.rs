@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use farbus_control::failure::{Attribute, FailureReport};
+use farbus_control::failure::{FailureKind, FailureReport};
 use farbus_control::lease::LeaseAct;
 use farbus_control::lease::LeaseAnswer;
 use farbus_host::storage::{BULK_ONLY, NO_DISK};
@@ -298,7 +298,7 @@ impl Client {
     }
 
     /// Why the link of a device ended, as far as its host says: it is asked once more, for 1 s at most.
-    pub fn why_lost(&self, target: &Target) -> Attribute {
+    pub fn why_lost(&self, target: &Target) -> FailureKind {
         offers::why_lost(&self.connector, target)
     }
 

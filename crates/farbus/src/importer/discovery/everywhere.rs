@@ -14,7 +14,7 @@ use tracing::{debug, warn};
 use crate::common::socket_place::Place;
 use crate::devices::offer::Listed;
 use crate::hosts::trust::Trust;
-use crate::importer::client::{Attribute, Client, ClientError, FailureReport};
+use crate::importer::client::{Client, ClientError, FailureKind, FailureReport};
 use crate::importer::discovery::local_shares;
 
 /// How long announcements are awaited: a host that has just answered another query may answer again a second later (RFC
@@ -114,7 +114,7 @@ fn ask(hosts: Vec<Candidate>, each: Duration, all: Duration) -> Vec<Neighbour> {
     }
     drop(answers);
     let silent = |host: &Candidate| {
-        FailureReport::new(Attribute::Network, format!("{} did not say in time what it offers", host.asked))
+        FailureReport::new(FailureKind::Network, format!("{} did not say in time what it offers", host.asked))
     };
     let mut results: Vec<_> = hosts.iter().map(|host| Err(silent(host))).collect();
     while let Ok((at, result)) = answered.recv_timeout(until.saturating_duration_since(Instant::now())) {
