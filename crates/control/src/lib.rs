@@ -32,5 +32,6 @@ pub mod reservation;
 #[cfg(feature = "schema")]
 pub mod schema;
 pub mod session;
+pub mod share;
 pub mod swap;
 pub mod units;

@@ -1,6 +1,6 @@
 //! What the owner's commands `farbus share` and `farbus unshare` ask of the daemon.
 
-use farbus::devices::class_words::name_of;
+use farbus_control::share::{ListeningPlace, ShareReport};
 use farbus_io::local::control_socket::Answer;
 use farbus_io::local::passed_files::Files;
 use serde_json::json;
@@ -33,15 +33,16 @@ impl Supervisor {
             Ok(records) => records,
             Err(why) => return Answer::Refused(why),
         };
-        let device = |record| {
-            let (name, id) = (name_of(record), self.share.id_of(name_of(record)));
-            let ids = format!("{:04x}:{:04x}", record.vendor, record.product);
-            json!({ "name": name, "bus_id": record.bus_id, "ids": ids, "speed": record.speed.to_string(), "id": id })
+        let place = |listens: &super::supervisor::Listens| ListeningPlace {
+            at: listens.place.as_host(),
+            is_secure: listens.is_secure,
         };
-        let devices: Vec<_> = records.iter().map(device).collect();
-        let place = |listens: &super::supervisor::Listens| json!({ "at": listens.place.as_host(), "is_secure": listens.is_secure });
-        let listening: Vec<_> = has.listeners.iter().map(place).collect();
-        Answer::Ok(json!({ "devices": devices, "listening": listening, "pid": std::process::id() }))
+        Answer::Ok(json!(ShareReport {
+            pid: std::process::id(),
+            devices: records.iter().map(|record| self.share.shared_now(record)).collect(),
+            listening: has.listeners.iter().map(place).collect(),
+            ..ShareReport::default()
+        }))
     }
 
     /// Stops sharing a device that a command asked for, or, until the next reload, one of the configuration. A device

@@ -17,22 +17,22 @@ use farbus::hosts::questions::NOT_A_QUESTION;
 use farbus::hosts::trust::Trust;
 use farbus::importer::discovery::local_shares::place_of_daemon;
 use farbus_control::failure::FailureKind;
+use farbus_control::share::{ListeningPlace, ShareReport, SharedNow};
 use farbus_daemon::check_config;
 use farbus_io::link::{self, Interest};
 use farbus_io::local::asking::{hear_owner, heard};
 use farbus_io::local::control_socket::{Answer, HAS_ENDED, IS_UNPLUGGED, Question, ask_one, own_daemon};
 use farbus_io::store::FileStore;
-use farbus_io::trust::{DeviceId, host_name};
+use farbus_io::trust::host_name;
 use farbus_io::usb::{Found, Selector};
-use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::Value;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use super::super::Failure;
 use super::super::output::{print_json, say};
 use super::replugged::Replugged;
-use super::words::{Called, Reach, quoted_all, say_device, say_what_to_type};
+use super::words::{Called, Reach, quoted_all, say_device, say_place, say_what_to_type};
 
 /// Stop sharing a device that a daemon shares.
 #[derive(Debug, clap::Args)]
@@ -88,28 +88,6 @@ pub enum Until {
     Unshared,
     /// As [`Until::Unshared`], and from the daemon's next start on it is in the configuration.
     Saved,
-}
-
-/// What the daemon answers.
-#[derive(Deserialize)]
-struct Shared {
-    devices: Vec<SharedDevice>,
-    listening: Vec<Listening>,
-}
-
-#[derive(Deserialize)]
-pub struct SharedDevice {
-    pub name: String,
-    pub bus_id: String,
-    pub ids: String,
-    pub speed: String,
-    id: Option<DeviceId>,
-}
-
-#[derive(Deserialize)]
-struct Listening {
-    at: String,
-    is_secure: bool,
 }
 
 /// A device that the daemon shares for this command.
@@ -200,21 +178,20 @@ impl Daemon {
             self.withdraw(&devices);
             return Err(failure);
         }
-        let all: Vec<&SharedDevice> = devices.iter().flatten().collect();
+        let all: Vec<&SharedNow> = devices.iter().flatten().collect();
         if as_json {
-            let shared = all.iter().map(|device| {
-                json!({ "name": device.name, "bus_id": device.bus_id, "ids": device.ids, "speed": device.speed,
-                        "id": device.id })
-            });
-            let places = listening.iter().map(|it| json!({ "at": it.at, "is_secure": it.is_secure }));
-            let (shared, places): (Vec<_>, Vec<_>) = (shared.collect(), places.collect());
-            let saved = (until == Until::Saved).then_some(&self.config);
-            print_json(&json!({ "daemon": self.pid, "devices": shared, "listening": places, "saved": saved }))?;
+            print_json(&ShareReport {
+                pid: self.pid,
+                daemon: Some(self.pid),
+                devices: all.into_iter().cloned().collect(),
+                listening,
+                saved: (until == Until::Saved).then(|| self.config.clone()),
+            })?;
         } else {
             self.tell(what, &all, &listening, until)?;
         }
         if until == Until::Interrupted {
-            wait(leases, Replugged::new(what, places), signals)?;
+            wait(leases, Replugged::new(what, places), signals, as_json)?;
         }
         Ok(true)
     }
@@ -254,7 +231,12 @@ impl Daemon {
     }
 
     /// Lets the daemon share what was opened. Returns the lease, too, unless the daemon is to keep it.
-    fn share_one(&self, called: &Called, opened: Opened, until: Until) -> Result<(Shared, Option<Leased>), Refusal> {
+    fn share_one(
+        &self,
+        called: &Called,
+        opened: Opened,
+        until: Until,
+    ) -> Result<(ShareReport, Option<Leased>), Refusal> {
         let failed = |failure| Refusal::Failure(failure);
         let Opened { words, files, is_again } = opened;
         let keep = until != Until::Interrupted;
@@ -265,7 +247,8 @@ impl Daemon {
         let answer = ask_one(self.pid, &question, &fds);
         match answer.map_err(|error| failed(Failure::local(format!("the daemon does not answer: {error}"))))? {
             Answer::Ok(value) => {
-                let shared: Shared = serde_json::from_value(value).map_err(|error| failed(Failure::local(error)))?;
+                let shared: ShareReport =
+                    serde_json::from_value(value).map_err(|error| failed(Failure::local(error)))?;
                 let name = shared.devices.first().map(|device| device.name.clone()).unwrap_or_default();
                 let leased = ours.map(|lease| Leased { name, text: called.text.clone(), lease });
                 Ok((shared, leased))
@@ -297,7 +280,7 @@ impl Daemon {
     }
 
     /// Ends shares that are not to stay.
-    fn withdraw(&self, devices: &[Vec<SharedDevice>]) {
+    fn withdraw(&self, devices: &[Vec<SharedNow>]) {
         for device in devices.iter().flatten() {
             // If it does not answer, it has ended, and with it its shares; of a bridge, both ends end with the first.
             let _ = ask_one(self.pid, &Question::Unshare { device: device.name.clone(), force: true }, &[]);
@@ -307,16 +290,13 @@ impl Daemon {
     fn tell(
         &self,
         what: &[Called],
-        all: &[&SharedDevice],
-        listening: &[Listening],
+        all: &[&SharedNow],
+        listening: &[ListeningPlace],
         until: Until,
     ) -> Result<(), Failure> {
         all.iter().for_each(|device| say_device(&device.name, &device.bus_id, &device.ids, &device.speed));
         let by = if until == Until::Interrupted { "the daemon; Ctrl-C ends the share" } else { "the daemon" };
-        for Listening { at, is_secure } in listening {
-            let to_whom = if *is_secure { " for paired hosts, encrypted" } else { "" };
-            say(format!("listening on {at}{to_whom}   ({by})"));
-        }
+        listening.iter().for_each(|place| say_place(place, by));
         let Some(first) = all.first() else { return Ok(()) };
         let is_secure = listening.iter().any(|it| it.is_secure);
         let trust = is_secure.then(Trust::open).transpose()?;
@@ -350,7 +330,7 @@ impl Daemon {
         &self,
         (mut file, text): (std::fs::File, String),
         what: &[Called],
-        devices: &[Vec<SharedDevice>],
+        devices: &[Vec<SharedNow>],
     ) -> Result<(), Failure> {
         let mut entries = String::new();
         for (called, devices) in what.iter().zip(devices) {
@@ -379,7 +359,9 @@ fn open_usb(found: &Found, follow: &Follow) -> Result<Opened, UsbError> {
 }
 
 /// Waits until a signal comes, or nothing is shared any more. Devices that are plugged in meanwhile are shared, too.
-fn wait(mut leases: Vec<Leased>, mut replugged: Replugged, mut signals: Signals) -> Result<(), Failure> {
+fn wait(mut leases: Vec<Leased>, mut replugged: Replugged, mut signals: Signals, as_json: bool) -> Result<(), Failure> {
+    // What it prints for a program is one value.
+    let tell = |text: String| if as_json { eprintln!("farbus: {text}") } else { say(text) };
     let stop = StopSignal::new().map_err(Failure::local)?;
     let for_thread = stop.clone();
     let hear = move || {
@@ -406,10 +388,10 @@ fn wait(mut leases: Vec<Leased>, mut replugged: Replugged, mut signals: Signals)
             let mut last = Vec::new();
             let heard = lease.set_nonblocking(true).and_then(|()| lease.read_to_end(&mut last));
             match heard.map(|_| last.as_slice()) {
-                Ok(IS_UNPLUGGED) => say(format!("{name}: unplugged; it is shared again when it is plugged in again")),
+                Ok(IS_UNPLUGGED) => tell(format!("{name}: unplugged; it is shared again when it is plugged in again")),
                 Ok(HAS_ENDED) => {
                     replugged.leave(&text);
-                    say(format!("{name}: somebody else ended this share"));
+                    tell(format!("{name}: somebody else ended this share"));
                 }
                 _ => {
                     let message = format!("the daemon has ended, and '{name}' is not shared any more");

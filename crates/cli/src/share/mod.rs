@@ -34,6 +34,7 @@ use farbus::importer::client::HOLD;
 use farbus::importer::discovery::local_shares;
 use farbus::link::modules::allowed;
 use farbus_control::failure::FailureKind;
+use farbus_control::share::{ListeningPlace, ShareReport, SharedNow};
 use farbus_io::discovery::{Announcement, Kind};
 use farbus_io::link::Listener;
 use farbus_io::link::host_address::SECURE_PORT;
@@ -52,9 +53,9 @@ use tracing::warn;
 
 use super::Failure;
 use super::link_args::hold_from;
-use super::output::say;
+use super::output::print_json;
 use by_daemon::{Daemon, Until};
-use words::{Called, Reach, quoted_all, say_device, say_of_serial_port, say_what_to_type};
+use words::{Called, Reach, quoted_all, say_device, say_of_serial_port, say_place, say_what_to_type};
 
 /// The default of `--peer-memory`.
 pub const PEER_MEMORY_MIB: u32 = (Budget::DEFAULT.peer_bytes >> 20) as u32;
@@ -146,8 +147,8 @@ pub struct Args {
     /// Each other device is shown with what prevents sharing it.
     #[arg(long, conflicts_with = "what", group = "answered")]
     list: bool,
-    /// With --list, --keep or --save: print JSON, for programs.
-    #[arg(long, requires = "answered")]
+    /// Print JSON, for programs: what is shared, as soon as it is.
+    #[arg(long)]
     json: bool,
     /// Share a disk that this machine uses itself.
     ///
@@ -322,8 +323,10 @@ pub fn run(mut args: Args) -> Result<(), Failure> {
     let mut real = broker.clone().filter(|_| has_usb).map(usb::Shared::new);
     let offered = offered_first.map_or_else(|| offer_all(&mut real), Ok)?;
     for record in offered.iter().flatten() {
-        let ids = format!("{:04x}:{:04x}", record.vendor, record.product);
-        say_device(name_of(record), &record.bus_id, &ids, record.speed);
+        if !args.json {
+            let SharedNow { name, bus_id, ids, speed, .. } = share.shared_now(record);
+            say_device(&name, &bus_id, &ids, &speed);
+        }
     }
     reserve(&share, &args.reserve)?;
     share.allow_reserve_high(args.reserve_high);
@@ -384,25 +387,31 @@ pub fn run(mut args: Args) -> Result<(), Failure> {
     let mut listening = Vec::new();
     for (listener, place) in plain {
         share.listen_at(listener, None).map_err(Failure::local)?;
-        listening.push(place.as_host());
+        listening.push(ListeningPlace { at: place.as_host(), is_secure: false });
     }
     if let Some(Secure { listener, datagrams, address, trust }) = secure {
         let beside = share.listen_secure_on(listener, trust).map_err(Failure::local)?;
         datagrams.map_or(Ok(()), |socket| beside.serve(socket)).map_err(Failure::local)?;
-        listening.push(format!("{address} for paired hosts, encrypted"));
+        listening.push(ListeningPlace { at: address.to_string(), is_secure: true });
     }
     startup_memory::give_back();
     // And what the last steps of the start need.
     startup_memory::give_back_soon();
-    listening.into_iter().for_each(|at| say(format!("listening on {at}   (Ctrl-C ends)")));
+    if args.json {
+        let devices = offered.iter().flatten().map(|record| share.shared_now(record)).collect();
+        let pid = std::process::id();
+        print_json(&ShareReport { pid, devices, listening: listening.clone(), ..ShareReport::default() })?;
+    } else {
+        listening.iter().for_each(|place| say_place(place, "Ctrl-C ends"));
+    }
     let announced = nearby.map(|(nearby, wanted)| Announced::keep(nearby, wanted)).transpose();
     let announced = announced.map_err(Failure::local)?;
-    if let (true, Some(record)) = (args.listen.is_empty(), offered.iter().flatten().next()) {
+    if let (true, Some(record)) = (args.listen.is_empty() && !args.json, offered.iter().flatten().next()) {
         let device = name_of(record);
         let reach = Reach::of(trust.as_ref(), device, share.id_of(device), None);
         say_what_to_type(device, device, &quoted_all(&args.what), &host_name(), &reach);
     }
-    for record in offered.iter().flatten().filter(|record| is_serial_port(record)) {
+    for record in offered.iter().flatten().filter(|record| !args.json && is_serial_port(record)) {
         say_of_serial_port(name_of(record));
     }
     let follower = real.map(|real| usb::Follower::start(Arc::clone(&share), real, hotplug)).transpose();

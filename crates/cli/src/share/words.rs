@@ -8,6 +8,7 @@ use farbus::devices::follow::Follow;
 use farbus::devices::identities::naming::split_name;
 use farbus::exporter::sources::what::What;
 use farbus::hosts::trust::Trust;
+use farbus_control::share::ListeningPlace;
 use farbus_io::trust::{DeviceId, Peer};
 
 use super::super::output::say;
@@ -73,6 +74,12 @@ pub(super) fn quoted_all(what: &[Called]) -> String {
 /// Prints the line of a device that is shared now.
 pub(super) fn say_device(name: &str, bus_id: &str, ids: &str, speed: impl fmt::Display) {
     say(format!("{name:<10} {bus_id}  {ids}  {speed} speed"));
+}
+
+/// Prints where a process listens, and who ends that.
+pub(super) fn say_place(ListeningPlace { at, is_secure }: &ListeningPlace, by: &str) {
+    let to_whom = if *is_secure { " for paired hosts, encrypted" } else { "" };
+    say(format!("listening on {at}{to_whom}   ({by})"));
 }
 
 /// What another machine needs in order to use what is shared here.

@@ -118,6 +118,38 @@ fn device_of_a_killed_command_is_unshared_and_of_a_killed_daemon_is_reported() {
 }
 
 #[test]
+fn a_program_reads_one_value_when_it_is_shared_by_a_process_of_its_own_and_by_a_daemon() {
+    let harness = Harness::new();
+    let start = |words: &[&str]| {
+        let command = Running::start(harness.command(&[&["share", "zero", "--json"], words].concat()));
+        let mut text = String::new();
+        let value = loop {
+            text += &command.wait_for_line("");
+            if let Ok(value) = serde_json::from_str::<Value>(&text) {
+                break value;
+            }
+        };
+        (command, value)
+    };
+    let (mut own, told) = start(&["--listen", "127.0.0.1:0"]);
+    let at = told["listening"][0]["at"].as_str().unwrap();
+    assert_eq!(names(at), ["zero"]);
+    let expected = json!({ "pid": own.id(), "daemon": null, "saved": null, "listening": [{ "at": at, "is_secure": false }],
+        "devices": [{ "name": "zero", "bus_id": "1-1", "ids": "0525:a4a0", "speed": "high", "id": told["devices"][0]["id"] }] });
+    assert_eq!(told, expected);
+    own.signal(Signal::INT);
+    assert_eq!((own.wait_for_end(PATIENCE), own.has_line_before_its_end("")), (Some(0), false));
+
+    let (daemon, _) = daemon(&harness, KEYBOARD);
+    let (mut command, told) = start(&[]);
+    assert_eq!((&told["daemon"], &told["devices"][0]["name"]), (&json!(daemon.process.id()), &json!("zero")), "{told}");
+    assert_eq!(names(&daemon.address), ["k", "zero"]);
+    said(&harness.run(&["unshare", "zero"]), 0, "not shared any more: zero");
+    assert_eq!(command.wait_for_end(PATIENCE), Some(0));
+    assert!(!command.has_line_before_its_end("") && command.log().contains("somebody else ended this share"));
+}
+
+#[test]
 fn kept_device_survives_reload_and_is_unshared_when_nobody_uses_it_or_by_force() {
     let harness = Harness::new();
     let image = harness.image("image", MIB);

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use farbus_control::share::SharedNow;
 use farbus_io::evidence::derive_from;
 use farbus_io::local::events::{Event, EventKind, publish};
 use farbus_io::trust::DeviceId;
@@ -95,6 +96,17 @@ impl Share {
     /// The id of the device with this name.
     pub fn id_of(&self, name: &str) -> Option<DeviceId> {
         self.shared.registry.id_of(name)
+    }
+
+    /// What is told of a device that was just offered.
+    pub fn shared_now(&self, record: &DeviceRecord) -> SharedNow {
+        SharedNow {
+            name: name_of(record).to_owned(),
+            bus_id: record.bus_id.clone(),
+            ids: format!("{:04x}:{:04x}", record.vendor, record.product),
+            speed: record.speed.to_string(),
+            id: self.id_of(name_of(record)),
+        }
     }
 
     /// Whether the owner gave the device its name.

@@ -61,12 +61,8 @@ pub enum Runs {
     /// Until it is stopped or nobody looks; it prints pictures, of which the newest is kept.
     Picture,
     /// As long as what it began lasts: it is done when it prints the first value.
-    OnAfterValue,
-    /// The same: it is done when it prints a line that begins so, or, with one of these switches, when it ends.
-    OnAfterLine {
-        /// How the line begins.
-        line: &'static str,
-        /// The switches with which the command ends, and prints JSON.
+    OnAfterValue {
+        /// The switches with which the command ends at once.
         unless: &'static [&'static str],
     },
 }
@@ -195,7 +191,7 @@ pub const ACTIONS: &[Action] = &[
             )
             .about(PERMITTED),
         ],
-        runs: Runs::OnAfterLine { line: "listening on ", unless: &["keep", "save"] },
+        runs: Runs::OnAfterValue { unless: &["keep", "save"] },
     },
     Action {
         name: "unshare",
@@ -327,7 +323,7 @@ pub const ACTIONS: &[Action] = &[
             .about(APPEARS),
             parameter("socket_group", HOSTS, At::Option("--socket-group"), "Group of the socket.").about(APPEARS),
         ],
-        runs: Runs::OnAfterValue,
+        runs: Runs::OnAfterValue { unless: &[] },
     },
     Action {
         name: "detach",
@@ -744,18 +740,13 @@ impl CommandLine {
 
     /// Whether its output is JSON.
     pub fn prints_json(&self) -> bool {
-        match self.action.runs {
-            Runs::OnAfterLine { unless, .. } => unless.iter().any(|switch| self.has.contains(switch)),
-            Runs::Recording | Runs::Console | Runs::Picture => false,
-            _ => true,
-        }
+        !matches!(self.action.runs, Runs::Recording | Runs::Console | Runs::Picture)
     }
 
     /// Whether its command goes on after it is done.
     pub fn goes_on(&self) -> bool {
         match self.action.runs {
-            Runs::OnAfterValue => true,
-            Runs::OnAfterLine { unless, .. } => !unless.iter().any(|switch| self.has.contains(switch)),
+            Runs::OnAfterValue { unless } => !unless.iter().any(|switch| self.has.contains(switch)),
             Runs::Briefly
             | Runs::BrieflyInLines
             | Runs::Long

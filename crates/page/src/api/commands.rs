@@ -137,7 +137,7 @@ pub const COMMANDS: &[Action] = &[
             parameter("socket", Kind::Path, At::Option("--socket"), "The socket for programs."),
             parameter("listen", ADDRESS, At::Option("--listen"), "A TCP address in its place: there is no password."),
         ],
-        runs: Runs::OnAfterValue,
+        runs: Runs::OnAfterValue { unless: &[] },
     },
     brief("module-list", &["module", "list"], "The modules that devices can be used through.", &[]),
     brief(

@@ -1,7 +1,7 @@
 //! Runs the command lines of actions, and remembers the latest: how far they are, and how they ended.
 
 use std::collections::BTreeSet;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufReader, Read};
 use std::net::IpAddr;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
@@ -422,7 +422,6 @@ impl Runner {
                 }
                 (Runs::BrieflyInLines, true) => Some(read_values(stdout)),
                 (_, true) => read_value(stdout),
-                (Runs::OnAfterLine { line, .. }, false) => read_until(stdout, line),
                 (_, false) => None,
             };
             is_done_early = self.is_lasting && printed.as_ref().is_some_and(|printed| printed["failure"].is_null());
@@ -564,13 +563,6 @@ fn read_value(stdout: &mut BufReader<ChildStdout>) -> Option<Value> {
 fn read_values(stdout: &mut BufReader<ChildStdout>) -> Value {
     let limited = stdout.take(OUTPUT_BYTES_MAX);
     serde_json::Deserializer::from_reader(limited).into_iter::<Value>().map_while(Result::ok).collect()
-}
-
-/// Reads lines until one begins so; returns it as a value.
-fn read_until(stdout: &mut BufReader<ChildStdout>, begins: &str) -> Option<Value> {
-    let limited = stdout.take(OUTPUT_BYTES_MAX);
-    let mut lines = limited.lines().map_while(Result::ok);
-    lines.find(|line| line.starts_with(begins)).map(|line| serde_json::json!({ "said": line }))
 }
 
 /// What is drawn of an operation.
