@@ -23,8 +23,7 @@ use farbus::importer::client::{FailureKind, FailureReport, HOLD, Target, name_of
 use farbus_control::attachment::AttachmentStatus;
 use farbus_control::daemon::{DaemonStatus, FailedDevice};
 use farbus_control::failure::Failure;
-use farbus_control::process::ProcessDevice;
-use farbus_control::process::ProcessStatus;
+use farbus_control::process::{ProcessDevice, ProcessStatus};
 use farbus_io::link::Listener;
 use farbus_io::local::control_socket::{Answer, Question, SentAnswer, TopologyAct};
 use farbus_io::local::passed_files::Files;

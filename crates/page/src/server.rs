@@ -328,16 +328,16 @@ impl Server {
         let of_status =
             async |answer: fn(&Status) -> Response<Body>| Ok(answer(&*self.line.status(by, Wanted::Processes).await?));
         match found.route.endpoint {
-            Endpoint::Health => Ok(text("text/plain; charset=utf-8", "ok\n".into())),
-            Endpoint::Style => Ok(text("text/css; charset=utf-8", html::STYLE.into())),
-            Endpoint::Script => Ok(text("text/javascript; charset=utf-8", html::SCRIPT.into())),
-            Endpoint::Plots => Ok(text("text/javascript; charset=utf-8", html::PLOTS.into())),
-            Endpoint::Uplot => Ok(kept("text/javascript; charset=utf-8", html::UPLOT)),
-            Endpoint::UplotStyle => Ok(kept("text/css; charset=utf-8", html::UPLOT_STYLE)),
-            Endpoint::Icon => picture(html::ICON.to_vec()),
-            Endpoint::EnterPage => Ok(text("text/html; charset=utf-8", ENTER_PAGE.into())),
-            Endpoint::EnterScript => Ok(text("text/javascript; charset=utf-8", ENTER_SCRIPT.into())),
-            Endpoint::EnterStyle => Ok(text("text/css; charset=utf-8", html::STYLE.into())),
+            Endpoint::Health
+            | Endpoint::Style
+            | Endpoint::Script
+            | Endpoint::Plots
+            | Endpoint::Uplot
+            | Endpoint::UplotStyle
+            | Endpoint::Icon
+            | Endpoint::EnterPage
+            | Endpoint::EnterScript
+            | Endpoint::EnterStyle => file_of(found.route.endpoint),
             Endpoint::Enter => self.enter(by, request, length).await,
             Endpoint::Leave => self.leave(by).await,
             Endpoint::Form => self.form((by, viewer), request, found, length).await,
@@ -387,20 +387,8 @@ impl Server {
             Endpoint::PageEvents | Endpoint::Events if request.method() == Method::HEAD => {
                 Ok(text("text/event-stream", String::new()))
             }
-            Endpoint::PageEvents => {
-                let permit = self.stream()?;
-                let followed = View::followed(request.uri().query());
-                let followed = followed.map(|(view, version)| (view.for_scope(viewer.may()), version));
-                let (status, follow, _) = self.line.follow(by, false).await?;
-                Ok(events(Events::new(status, (permit, follow), &self.drawn, followed)))
-            }
-            Endpoint::Events => {
-                let permit = self.stream()?;
-                let (_, follow, before) = self.line.follow(by, true).await?;
-                let last = request.headers().get("last-event-id").and_then(|last| last.to_str().ok());
-                let follower = self.line.journal.follow_after(last, before);
-                Ok(events(Events::numbered(follower, (permit, follow))))
-            }
+            Endpoint::PageEvents => self.page_events((by, viewer), request.uri()).await,
+            Endpoint::Events => self.events(by, request).await,
             Endpoint::Description => Ok(json_of(StatusCode::OK, &answers::description())),
             Endpoint::Actions => Ok(json_of(StatusCode::OK, &answers::actions())),
             Endpoint::Hosts => match self.line.ask(by, Question::Hosts).await? {
@@ -431,6 +419,24 @@ impl Server {
             },
             Endpoint::Action | Endpoint::Stop => self.change(by, request, found, length).await,
         }
+    }
+
+    /// What a page shows from now on, as events.
+    async fn page_events(&self, (by, viewer): (&By, &Viewer), uri: &Uri) -> Result<Response<Body>, Refusal> {
+        let permit = self.stream()?;
+        let followed = View::followed(uri.query());
+        let followed = followed.map(|(view, version)| (view.for_scope(viewer.may()), version));
+        let (status, follow, _) = self.line.follow(by, false).await?;
+        Ok(events(Events::new(status, (permit, follow), &self.drawn, followed)))
+    }
+
+    /// What happens from now on, or after the event that the client knows.
+    async fn events(&self, by: &By, request: &Request<Incoming>) -> Result<Response<Body>, Refusal> {
+        let permit = self.stream()?;
+        let (_, follow, before) = self.line.follow(by, true).await?;
+        let last = request.headers().get("last-event-id").and_then(|last| last.to_str().ok());
+        let follower = self.line.journal.follow_after(last, before);
+        Ok(events(Events::numbered(follower, (permit, follow))))
     }
 
     /// Lets a browser in that shows a code.
@@ -602,6 +608,22 @@ fn recording(id: u64, bytes: Vec<u8>) -> Response<Body> {
         response.headers_mut().insert(CONTENT_DISPOSITION, named);
     }
     response
+}
+
+/// A file that is in the program.
+fn file_of(endpoint: Endpoint) -> Result<Response<Body>, Refusal> {
+    Ok(match endpoint {
+        Endpoint::Health => text(PLAIN, "ok\n".into()),
+        Endpoint::Style | Endpoint::EnterStyle => text("text/css; charset=utf-8", html::STYLE.into()),
+        Endpoint::Script => text("text/javascript; charset=utf-8", html::SCRIPT.into()),
+        Endpoint::Plots => text("text/javascript; charset=utf-8", html::PLOTS.into()),
+        Endpoint::Uplot => kept("text/javascript; charset=utf-8", html::UPLOT),
+        Endpoint::UplotStyle => kept("text/css; charset=utf-8", html::UPLOT_STYLE),
+        Endpoint::Icon => return picture(html::ICON.to_vec()),
+        Endpoint::EnterPage => text("text/html; charset=utf-8", ENTER_PAGE.into()),
+        Endpoint::EnterScript => text("text/javascript; charset=utf-8", ENTER_SCRIPT.into()),
+        _ => return Err(Refusal::of(StatusCode::NOT_FOUND, "nothing is here")),
+    })
 }
 
 /// A picture, perhaps of a stranger's stream: what it begins with says its type, which is one of two.

@@ -18,8 +18,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use farbus_control::pipe::PipeGrant;
-use farbus_control::pipe::PipeJobs;
+use farbus_control::pipe::{PipeGrant, PipeJobs};
 use farbus_host::{IdSource, PortError};
 use farbus_io::sys::pi_lock::PiLock;
 use farbus_io::sys::scheduling::now_ns;

@@ -5,8 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
-use farbus_control::pipe::PipeReport;
-use farbus_control::pipe::{PipeGrant, PipeJobs};
+use farbus_control::pipe::{PipeGrant, PipeJobs, PipeReport};
 use farbus_io::sys::pi_lock::PiLock;
 use farbus_io::sys::scheduling::now_ns;
 use farbus_model::Direction;

@@ -1,8 +1,7 @@
 //! Asks the host of a device for something about its lease, and says what it answers.
 
 use farbus::importer::client::{Client, Target};
-use farbus_control::lease::LeaseAct;
-use farbus_control::lease::LeaseAnswer;
+use farbus_control::lease::{LeaseAct, LeaseAnswer};
 use serde_json::{Value, json};
 
 use crate::Failure;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{self, Write};
-use std::net::{Ipv4Addr, Ipv6Addr, TcpListener, UdpSocket};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Child;
@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use farbus_control::device::RemoteIdentity;
 use farbus_io::frontend::fuse::{Keeper, Mounter, OwnMounter};
 use farbus_io::link::Link;
 use farbus_io::local::control_socket::{Question as OwnerQuestion, ask_all, running};
@@ -22,7 +23,7 @@ use farbus_io::sys::startup_memory;
 use farbus_io::sys::tcp_owner::peer_owner;
 use farbus_io::sys::users::user_number;
 use farbus_io::sys::vhci::{Port, Vhci};
-use farbus_io::trust::{AttachedDevice, DeviceId, Folder};
+use farbus_io::trust::{AttachedDevice, DeviceId, Fingerprint, Folder, Outcome};
 use farbus_io::usb::{Found, Inventory};
 use farbus_model::Speed;
 use rustix::fs::{MemfdFlags, Mode, OFlags, memfd_create};
@@ -46,8 +47,10 @@ use super::taken::Taken;
 use crate::common::processor_leases::ask_for;
 use crate::common::socket_access::SocketAccess;
 use crate::common::socket_place::Place;
+use crate::devices::identities::ExpectedImage;
 use crate::devices::identities::naming::check_name;
 use crate::devices::media_journal;
+use crate::devices::retirement::Said;
 use crate::hosts::known_host::{self, KnownHost};
 use crate::hosts::reach::{self, Hints};
 
@@ -202,124 +205,24 @@ impl Rights {
         match question {
             Question::Line => self.line(),
             Question::Config => self.config(),
-            Question::Listen { place } => {
-                let is_meant = opened(&self.broker_policy).listen.contains(&place);
-                self.hold(is_meant, || format!("{place} is not listened at"))?;
-                let Place::Address(address) = place else {
-                    let mode = opened(&self.broker_policy).socket_mode;
-                    return self.listen_at(place, &mode.into());
-                };
-                // On a machine without IPv6, all addresses means all of IPv4.
-                let old = |_| match address.ip() == Ipv6Addr::UNSPECIFIED {
-                    true => TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port())),
-                    false => TcpListener::bind(address),
-                };
-                passed(TcpListener::bind(address).or_else(old)?)
-            }
-            Question::ListenAt { place } => {
-                let access = opened(&self.broker_policy).access_to(&place);
-                self.hold(access.is_some(), || format!("{place} is not listened at"))?;
-                self.listen_at(place, &access.unwrap_or_default())
-            }
-            Question::TakePlace { place } => {
-                let is_meant = opened(&self.broker_policy).access_to(&place).is_some();
-                self.hold(is_meant, || format!("{place} is not listened at"))?;
-                opened(&self.sockets).extend(place.path().cloned());
-                done(Value::Null)
-            }
-            Question::LeavePlace { place } => {
-                if let Place::Socket(path) = place {
-                    opened(&self.sockets).remove(&path);
-                }
-                done(Value::Null)
-            }
-            Question::PassImage { path, read_only, is_forced } => {
-                let image = fd.ok_or_else(|| refused("no open file came along".into()))?;
-                let store = FileStore::received(image, &path, read_only, OtherUsers::permitted_if(is_forced))
-                    .map_err(io::Error::other)?;
-                let mut passed_images = opened(&self.passed_images);
-                self.hold(passed_images.len() < PASSED_IMAGES_MAX, || "no device has so many images".to_owned())?;
-                passed_images.insert((path, read_only), store);
-                done(Value::Null)
-            }
-            Question::ForgetImages => {
-                opened(&self.passed_images).clear();
-                done(Value::Null)
-            }
-            Question::OpenImage { path, read_only } => {
-                let passed_image = opened(&self.passed_images).remove(&(path.clone(), read_only));
-                if let Some(store) = passed_image {
-                    self.identifying.note_opened(&path, read_only, &store);
-                    return passed(store.into_descriptor());
-                }
-                let is_meant = opened(&self.broker_policy).images.contains(&(path.clone(), read_only));
-                self.hold(is_meant, || format!("{} is not to be shared", path.display()))?;
-                media_journal::check(&path)?;
-                let is_forced = opened(&self.broker_policy).forced_images.contains(&path);
-                let store = FileStore::open_beside(&path, read_only, OtherUsers::permitted_if(is_forced))
-                    .map_err(io::Error::other)?;
-                self.identifying.note_opened(&path, read_only, &store);
-                passed(store.into_descriptor())
-            }
-            Question::ExpectImages { images } => {
-                let meant = opened(&self.broker_policy).images.iter().cloned().collect::<BTreeSet<_>>();
-                let stranger = images.iter().find(|image| !meant.contains(&(image.path.clone(), image.read_only)));
-                self.hold(stranger.is_none(), || "an image is not to be shared".to_owned())?;
-                self.identifying.expect(images);
-                done(Value::Null)
-            }
-            Question::IdentifyImage { path, read_only, view } => {
-                let known = self.identifying.image(&path, read_only, &view);
-                done(json!(known.ok_or_else(|| refused(format!("{} was not opened", path.display())))?))
-            }
-            Question::IdentifyUsb { bus, device } => {
-                let known = self.identifying.all().of_usb(&self.meant_usb(bus, device)?);
-                done(json!(self.identifying.note_usb(known)))
-            }
+            Question::Listen { place } => self.listen(place),
+            Question::ListenAt { place } => self.listen_at_meant_place(place),
+            Question::TakePlace { place } => self.take_place(place),
+            Question::LeavePlace { place } => self.leave_place(place),
+            Question::PassImage { path, read_only, is_forced } => self.pass_image(path, read_only, is_forced, fd),
+            Question::ForgetImages => self.forget_images(),
+            Question::OpenImage { path, read_only } => self.open_image(path, read_only),
+            Question::ExpectImages { images } => self.expect_images(images),
+            Question::IdentifyImage { path, read_only, view } => self.identify_image(path, read_only, view),
+            Question::IdentifyUsb { bus, device } => self.identify_usb(bus, device),
             Question::IdentifyMade { words } => done(json!(self.identifying.made(&words))),
-            Question::NoteName { device, name, is_named } => {
-                let is_known = self.identifying.name(device, &name, is_named);
-                self.hold(is_known, || format!("{device} is not shared here"))?;
-                done(Value::Null)
-            }
-            Question::NotesOf { device, name } => {
-                let shares = {
-                    let policy = opened(&self.broker_policy);
-                    !policy.listen.is_empty() || !policy.usb.is_empty() || !policy.wanted.is_empty()
-                };
-                let is_known = device.is_none_or(|device| self.identifying.has(device));
-                let is_shared = shares && is_known && check_name(&name).is_ok();
-                self.hold(is_shared, || format!("{name} is not shared here"))?;
-                done(json!(notes_of(device, &name)?))
-            }
-            Question::ObjectionToAttaching { title, identity } => {
-                self.hold(!opened(&self.broker_policy).hosts.is_empty(), || "nothing is attached".to_owned())?;
-                done(json!(media_journal::objection_to_attaching(&title, identity)))
-            }
-            Question::AttachedDevice { target } => {
-                let device = attached_device(&self.config_with(&target)?, &target)?;
-                if let Some(id) = device.as_ref().and_then(|device| device.id).filter(|_| target.starts_with("usb:")) {
-                    // Another device in that port may be offered with its identity.
-                    self.identifying.note_known(id);
-                }
-                done(json!(device))
-            }
-            Question::KeepAttachedDevice { target, device } => {
-                // A port of this machine stands for a device that was identified here, and for no other one's identity.
-                let is_known = |device: &AttachedDevice| device.id.is_none_or(|id| self.identifying.has(id));
-                let is_possible = |device: &AttachedDevice| !target.starts_with("usb:") || is_known(device);
-                let is_sane = device.as_ref().is_none_or(|device| is_attached_device(device) && is_possible(device));
-                self.hold(is_sane, || format!("no device is like that of {target}"))?;
-                done(json!(keep_attached_device(&self.config_with(&target)?, &target, device.as_ref())?))
-            }
-            Question::Shared { devices } => {
-                self.hold(self.identifying.note_shared(&devices), || "it was said before".to_owned())?;
-                done(Value::Null)
-            }
-            Question::Retirement { device, said } => {
-                self.hold(self.identifying.has(device), || format!("{device} is not shared here"))?;
-                done(json!(retirement_of(device, said.as_ref())?))
-            }
+            Question::NoteName { device, name, is_named } => self.note_name(device, name, is_named),
+            Question::NotesOf { device, name } => self.notes_of(device, name),
+            Question::ObjectionToAttaching { title, identity } => self.objection_to_attaching(title, identity),
+            Question::AttachedDevice { target } => self.attached_device(target),
+            Question::KeepAttachedDevice { target, device } => self.keep_attached_device(target, device),
+            Question::Shared { devices } => self.shared(devices),
+            Question::Retirement { device, said } => self.retirement(device, said),
             Question::ReserveLease { device, latest, above } => {
                 done(json!(self.lease_checks.reserve(&self.folder_with(device)?, device, latest, above)?))
             }
@@ -329,164 +232,347 @@ impl Rights {
             Question::KeepBookings { device, bookings } => {
                 done(json!(self.lease_checks.keep_bookings(&self.folder_with(device)?, device, bookings)?))
             }
-            Question::OpenFrames { path } => {
-                let is_meant = opened(&self.broker_policy).frames.contains(&path);
-                self.hold(is_meant, || format!("{} is not to be shared", path.display()))?;
-                passed(frames::open(&path)?)
-            }
+            Question::OpenFrames { path } => self.open_frames(path),
             Question::OpenUsb { bus, device } => self.open_usb(bus, device),
-            Question::InheritUsb { bus, device } => {
-                let node = fd.ok_or_else(|| refused("no open file came along".into()))?;
-                let has_room = opened(&self.taken).inherit(bus, device, node);
-                self.hold(has_room, || "nobody has so many devices".to_owned())?;
-                done(Value::Null)
-            }
-            Question::PassUsb { bus, device } => {
-                let node = fd.ok_or_else(|| refused("no open file came along".into()))?;
-                check_node(&node, &usb_node(bus, device))?;
-                let has_room = opened(&self.taken).pass(bus, device, node);
-                self.hold(has_room, || "nobody has so many devices".to_owned())?;
-                done(Value::Null)
-            }
-            Question::GivenBack { bus, device } => {
-                opened(&self.taken).give_back(bus, device);
-                done(Value::Null)
-            }
+            Question::InheritUsb { bus, device } => self.inherit_usb(bus, device, fd),
+            Question::PassUsb { bus, device } => self.pass_usb(bus, device, fd),
+            Question::GivenBack { bus, device } => self.given_back(bus, device),
             // No paired host, and not looked for nearby.
             Question::Connect { host, time_max_ms, .. } if opened(&self.broker_policy).directory.contains(&host) => {
-                let time_max = Duration::from_millis(time_max_ms).min(CONNECT_TIME_MAX);
-                let (connection, at) = Link::dial(&host, time_max).map_err(|error| error.source)?;
-                Ok((json!(reach::Found { place: Place::Address(at), is_new: false }), Some(connection)))
+                self.connect_to_directory(host, time_max_ms)
             }
-            Question::Connect { host, time_max_ms, hints } => {
-                self.hold(opened(&self.broker_policy).hosts.contains(&host), || {
-                    format!("{host} is nobody to connect to")
-                })?;
-                let time_max = Duration::from_millis(time_max_ms).min(CONNECT_TIME_MAX);
-                let connected = match self.known(&host) {
-                    Some(known) => {
-                        reach::dial_known(&known, time_max, &self.checked(&host, hints), crate::hosts::mdns::find)
-                    }
-                    None => reach::dial(&host, time_max, crate::hosts::mdns::find),
-                };
-                let (connection, found) = connected.map_err(|error| error.source)?;
-                if let Place::Address(at) = found.place {
-                    opened(&self.addresses).note_dialled(&host, at);
-                }
-                Ok((json!(found), Some(connection)))
-            }
-            Question::Datagrams { host, hints } => {
-                self.hold(opened(&self.broker_policy).hosts.contains(&host), || {
-                    format!("{host} is nobody to connect to")
-                })?;
-                let known = self.known(&host).ok_or_else(|| io::Error::other("it is not a paired host"))?;
-                let hints = self.checked(&host, hints);
-                let datagrams = reach::datagrams(&known, &hints, crate::hosts::mdns::find);
-                let (socket, to, is_new) = datagrams.map_err(|error| error.source)?;
-                opened(&self.addresses).note_dialled(&host, to);
-                Ok((json!((to, is_new)), Some(socket.into())))
-            }
-            Question::Proved { host, at } => {
-                let was_dialled = opened(&self.addresses).was_dialled(&host, at);
-                self.hold(was_dialled, || format!("{host} was not connected to at {at}"))?;
-                known_host::remember(&host, at)?;
-                // The address that a person gave is confirmed.
-                opened(&self.broker_policy).moved.remove(&host);
-                done(Value::Null)
-            }
-            Question::ListenDatagrams { place, port } => {
-                let is_meant = opened(&self.broker_policy).listen.contains(&place);
-                self.hold(is_meant, || format!("{place} is not listened at"))?;
-                let Place::Address(address) = place else { return Err(refused("a path has no datagrams".into())) };
-                let is_its_port = [0, port].contains(&address.port());
-                self.hold(is_its_port, || format!("port {port} is not listened at"))?;
-                passed(UdpSocket::bind((address.ip(), port))?)
-            }
-            Question::PeerOwner => {
-                // The process that has the connection may know which user made it.
-                let connection = fd.ok_or_else(|| refused("no connection came along".into()))?;
-                done(json!(peer_owner(&connection)?))
-            }
-            Question::UserNumber { name } => {
-                let is_meant = opened(&self.broker_policy).local_users.contains(&name);
-                self.hold(is_meant, || format!("'{name}' is nobody's business"))?;
-                done(json!(user_number(&name)?))
-            }
-            Question::Explain { user, reason } => {
-                self.hold(!opened(&self.broker_policy).hosts.is_empty(), || "nothing is attached".to_owned())?;
-                ask_all(&OwnerQuestion::Explain { user, reason })?;
-                done(Value::Null)
-            }
+            Question::Connect { host, time_max_ms, hints } => self.connect(host, time_max_ms, hints),
+            Question::Datagrams { host, hints } => self.datagrams(host, hints),
+            Question::Proved { host, at } => self.proved(host, at),
+            Question::ListenDatagrams { place, port } => self.listen_datagrams(place, port),
+            Question::PeerOwner => self.peer_owner(fd),
+            Question::UserNumber { name } => self.user_number(name),
+            Question::Explain { user, reason } => self.explain(user, reason),
             Question::Record { used, outcome, key, who, device, why } => {
-                let recorded =
-                    RecordedUse { used: &used, outcome, key, who: &who, device: &device, why: why.as_deref() };
-                self.hold(recorded.is_use(), || format!("'{used}' is no use of a device"))?;
-                self.recording.record(&recorded);
-                done(Value::Null)
+                self.record(used, outcome, key, who, device, why)
             }
-            Question::Running => {
-                self.hold(opened(&self.broker_policy).promises.is_some(), || {
-                    "nobody is to be promised anything".to_owned()
-                })?;
-                done(json!(running()?))
-            }
-            Question::Promise { whom, reserves } => {
-                let owner = opened(&self.broker_policy).promises.clone();
-                let owner = owner.ok_or_else(|| refused("nobody is to be promised anything".into()))?;
-                let lease = fd.ok_or_else(|| refused("no lease came along".into()))?;
-                done(json!(ask_for(&owner, &whom, &reserves, lease.as_fd())))
-            }
-            Question::Processor { cpu } => {
-                let is_meant = opened(&self.broker_policy).processors.contains(&cpu);
-                self.hold(is_meant, || format!("processor {cpu} is not to be taken"))?;
-                let own = Exclusive::take(cpu).map_err(io::Error::other)?;
-                let cpuset_entry = own.cpuset_entry().map_err(io::Error::other)?;
-                opened(&self.processors).push(own);
-                passed(cpuset_entry.into_descriptor())
-            }
-            Question::Schedule { thread, budget_ns, period_ns } => {
-                self.hold(opened(&self.broker_policy).schedules, || "no thread has processor time".to_owned())?;
-                let process = self.confined.ok_or_else(|| refused("its process has ended".into()))?;
-                let [budget, period] = [budget_ns, period_ns].map(Duration::from_nanos);
-                let process = process.as_raw_nonzero().get().cast_unsigned();
-                opened(&self.schedules).set(process, thread, budget, period)?;
-                done(Value::Null)
-            }
-            Question::MayPlug => {
-                self.hold(opened(&self.broker_policy).plugs, || "nothing is to be plugged in".to_owned())?;
-                may_plug()?;
-                done(Value::Null)
-            }
+            Question::Running => self.running(),
+            Question::Promise { whom, reserves } => self.promise(whom, reserves, fd),
+            Question::Processor { cpu } => self.processor(cpu),
+            Question::Schedule { thread, budget_ns, period_ns } => self.schedule(thread, budget_ns, period_ns),
+            Question::MayPlug => self.may_plug(),
             Question::Plug { device_id, speed } => self.plug(device_id, &speed, fd),
-            Question::Unplug { port } => {
-                self.hold(opened(&self.ports).contains(&port), || format!("port {port} is not yours"))?;
-                Vhci::open().and_then(|vhci| vhci.detach(Port(port))).map_err(io::Error::other)?;
-                opened(&self.ports).remove(&port);
-                done(Value::Null)
-            }
-            Question::Drivers { port } => {
-                self.hold(opened(&self.ports).contains(&port), || format!("port {port} is not yours"))?;
-                done(json!(drivers(Port(port))?))
-            }
+            Question::Unplug { port } => self.unplug(port),
+            Question::Drivers { port } => self.drivers(port),
             Question::Mount { at, read_only } => self.mount(&at, read_only),
             Question::KeepMount { at } => self.keep_mount(&at),
-            Question::ReadAhead { mount, bytes } => {
-                self.mount_of(mount)?.keeper.set_read_ahead(bytes);
-                done(Value::Null)
-            }
+            Question::ReadAhead { mount, bytes } => self.read_ahead(mount, bytes),
             Question::Leave { mount } => done(json!(word_of(self.mount_of(mount)?.keeper.leave()?))),
-            Question::Abort { mount } => {
-                self.mount_of(mount)?.keeper.abort();
-                done(Value::Null)
-            }
-            Question::Forget { mount } => {
-                let mount = opened(&self.mounts).remove(&mount);
-                drop(mount);
-                done(Value::Null)
-            }
+            Question::Abort { mount } => self.abort(mount),
+            Question::Forget { mount } => self.forget(mount),
             Question::Replacement => self.start_replacement(),
             Question::Page => self.start_page(),
         }
+    }
+
+    fn listen(&self, place: Place) -> Reply {
+        let is_meant = opened(&self.broker_policy).listen.contains(&place);
+        self.hold(is_meant, || format!("{place} is not listened at"))?;
+        let Place::Address(address) = place else {
+            let mode = opened(&self.broker_policy).socket_mode;
+            return self.listen_at(place, &mode.into());
+        };
+        // On a machine without IPv6, all addresses means all of IPv4.
+        let old = |_| match address.ip() == Ipv6Addr::UNSPECIFIED {
+            true => TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port())),
+            false => TcpListener::bind(address),
+        };
+        passed(TcpListener::bind(address).or_else(old)?)
+    }
+
+    fn listen_at_meant_place(&self, place: Place) -> Reply {
+        let access = opened(&self.broker_policy).access_to(&place);
+        self.hold(access.is_some(), || format!("{place} is not listened at"))?;
+        self.listen_at(place, &access.unwrap_or_default())
+    }
+
+    fn take_place(&self, place: Place) -> Reply {
+        let is_meant = opened(&self.broker_policy).access_to(&place).is_some();
+        self.hold(is_meant, || format!("{place} is not listened at"))?;
+        opened(&self.sockets).extend(place.path().cloned());
+        done(Value::Null)
+    }
+
+    fn leave_place(&self, place: Place) -> Reply {
+        if let Place::Socket(path) = place {
+            opened(&self.sockets).remove(&path);
+        }
+        done(Value::Null)
+    }
+
+    fn pass_image(&self, path: PathBuf, read_only: bool, is_forced: bool, fd: Option<OwnedFd>) -> Reply {
+        let image = fd.ok_or_else(|| refused("no open file came along".into()))?;
+        let store = FileStore::received(image, &path, read_only, OtherUsers::permitted_if(is_forced))
+            .map_err(io::Error::other)?;
+        let mut passed_images = opened(&self.passed_images);
+        self.hold(passed_images.len() < PASSED_IMAGES_MAX, || "no device has so many images".to_owned())?;
+        passed_images.insert((path, read_only), store);
+        done(Value::Null)
+    }
+
+    fn forget_images(&self) -> Reply {
+        opened(&self.passed_images).clear();
+        done(Value::Null)
+    }
+
+    fn open_image(&self, path: PathBuf, read_only: bool) -> Reply {
+        let passed_image = opened(&self.passed_images).remove(&(path.clone(), read_only));
+        if let Some(store) = passed_image {
+            self.identifying.note_opened(&path, read_only, &store);
+            return passed(store.into_descriptor());
+        }
+        let is_meant = opened(&self.broker_policy).images.contains(&(path.clone(), read_only));
+        self.hold(is_meant, || format!("{} is not to be shared", path.display()))?;
+        media_journal::check(&path)?;
+        let is_forced = opened(&self.broker_policy).forced_images.contains(&path);
+        let store =
+            FileStore::open_beside(&path, read_only, OtherUsers::permitted_if(is_forced)).map_err(io::Error::other)?;
+        self.identifying.note_opened(&path, read_only, &store);
+        passed(store.into_descriptor())
+    }
+
+    fn expect_images(&self, images: Vec<ExpectedImage>) -> Reply {
+        let meant = opened(&self.broker_policy).images.iter().cloned().collect::<BTreeSet<_>>();
+        let stranger = images.iter().find(|image| !meant.contains(&(image.path.clone(), image.read_only)));
+        self.hold(stranger.is_none(), || "an image is not to be shared".to_owned())?;
+        self.identifying.expect(images);
+        done(Value::Null)
+    }
+
+    fn identify_image(&self, path: PathBuf, read_only: bool, view: String) -> Reply {
+        let known = self.identifying.image(&path, read_only, &view);
+        done(json!(known.ok_or_else(|| refused(format!("{} was not opened", path.display())))?))
+    }
+
+    fn identify_usb(&self, bus: u32, device: u32) -> Reply {
+        let known = self.identifying.all().of_usb(&self.meant_usb(bus, device)?);
+        done(json!(self.identifying.note_usb(known)))
+    }
+
+    fn note_name(&self, device: DeviceId, name: String, is_named: bool) -> Reply {
+        let is_known = self.identifying.name(device, &name, is_named);
+        self.hold(is_known, || format!("{device} is not shared here"))?;
+        done(Value::Null)
+    }
+
+    fn notes_of(&self, device: Option<DeviceId>, name: String) -> Reply {
+        let shares = {
+            let policy = opened(&self.broker_policy);
+            !policy.listen.is_empty() || !policy.usb.is_empty() || !policy.wanted.is_empty()
+        };
+        let is_known = device.is_none_or(|device| self.identifying.has(device));
+        let is_shared = shares && is_known && check_name(&name).is_ok();
+        self.hold(is_shared, || format!("{name} is not shared here"))?;
+        done(json!(notes_of(device, &name)?))
+    }
+
+    fn objection_to_attaching(&self, title: String, identity: Option<RemoteIdentity>) -> Reply {
+        self.hold(!opened(&self.broker_policy).hosts.is_empty(), || "nothing is attached".to_owned())?;
+        done(json!(media_journal::objection_to_attaching(&title, identity)))
+    }
+
+    fn attached_device(&self, target: String) -> Reply {
+        let device = attached_device(&self.config_with(&target)?, &target)?;
+        if let Some(id) = device.as_ref().and_then(|device| device.id).filter(|_| target.starts_with("usb:")) {
+            // Another device in that port may be offered with its identity.
+            self.identifying.note_known(id);
+        }
+        done(json!(device))
+    }
+
+    fn keep_attached_device(&self, target: String, device: Option<AttachedDevice>) -> Reply {
+        // A port of this machine stands for a device that was identified here, and for no other one's identity.
+        let is_known = |device: &AttachedDevice| device.id.is_none_or(|id| self.identifying.has(id));
+        let is_possible = |device: &AttachedDevice| !target.starts_with("usb:") || is_known(device);
+        let is_sane = device.as_ref().is_none_or(|device| is_attached_device(device) && is_possible(device));
+        self.hold(is_sane, || format!("no device is like that of {target}"))?;
+        done(json!(keep_attached_device(&self.config_with(&target)?, &target, device.as_ref())?))
+    }
+
+    fn shared(&self, devices: Vec<DeviceId>) -> Reply {
+        self.hold(self.identifying.note_shared(&devices), || "it was said before".to_owned())?;
+        done(Value::Null)
+    }
+
+    fn retirement(&self, device: DeviceId, said: Option<Said>) -> Reply {
+        self.hold(self.identifying.has(device), || format!("{device} is not shared here"))?;
+        done(json!(retirement_of(device, said.as_ref())?))
+    }
+
+    fn open_frames(&self, path: PathBuf) -> Reply {
+        let is_meant = opened(&self.broker_policy).frames.contains(&path);
+        self.hold(is_meant, || format!("{} is not to be shared", path.display()))?;
+        passed(frames::open(&path)?)
+    }
+
+    fn inherit_usb(&self, bus: u32, device: u32, fd: Option<OwnedFd>) -> Reply {
+        let node = fd.ok_or_else(|| refused("no open file came along".into()))?;
+        let has_room = opened(&self.taken).inherit(bus, device, node);
+        self.hold(has_room, || "nobody has so many devices".to_owned())?;
+        done(Value::Null)
+    }
+
+    fn pass_usb(&self, bus: u32, device: u32, fd: Option<OwnedFd>) -> Reply {
+        let node = fd.ok_or_else(|| refused("no open file came along".into()))?;
+        check_node(&node, &usb_node(bus, device))?;
+        let has_room = opened(&self.taken).pass(bus, device, node);
+        self.hold(has_room, || "nobody has so many devices".to_owned())?;
+        done(Value::Null)
+    }
+
+    fn given_back(&self, bus: u32, device: u32) -> Reply {
+        opened(&self.taken).give_back(bus, device);
+        done(Value::Null)
+    }
+
+    fn connect_to_directory(&self, host: String, time_max_ms: u64) -> Reply {
+        let time_max = Duration::from_millis(time_max_ms).min(CONNECT_TIME_MAX);
+        let (connection, at) = Link::dial(&host, time_max).map_err(|error| error.source)?;
+        Ok((json!(reach::Found { place: Place::Address(at), is_new: false }), Some(connection)))
+    }
+
+    fn connect(&self, host: String, time_max_ms: u64, hints: Hints) -> Reply {
+        self.hold(opened(&self.broker_policy).hosts.contains(&host), || format!("{host} is nobody to connect to"))?;
+        let time_max = Duration::from_millis(time_max_ms).min(CONNECT_TIME_MAX);
+        let connected = match self.known(&host) {
+            Some(known) => reach::dial_known(&known, time_max, &self.checked(&host, hints), crate::hosts::mdns::find),
+            None => reach::dial(&host, time_max, crate::hosts::mdns::find),
+        };
+        let (connection, found) = connected.map_err(|error| error.source)?;
+        if let Place::Address(at) = found.place {
+            opened(&self.addresses).note_dialled(&host, at);
+        }
+        Ok((json!(found), Some(connection)))
+    }
+
+    fn datagrams(&self, host: String, hints: Hints) -> Reply {
+        self.hold(opened(&self.broker_policy).hosts.contains(&host), || format!("{host} is nobody to connect to"))?;
+        let known = self.known(&host).ok_or_else(|| io::Error::other("it is not a paired host"))?;
+        let hints = self.checked(&host, hints);
+        let datagrams = reach::datagrams(&known, &hints, crate::hosts::mdns::find);
+        let (socket, to, is_new) = datagrams.map_err(|error| error.source)?;
+        opened(&self.addresses).note_dialled(&host, to);
+        Ok((json!((to, is_new)), Some(socket.into())))
+    }
+
+    fn proved(&self, host: String, at: SocketAddr) -> Reply {
+        let was_dialled = opened(&self.addresses).was_dialled(&host, at);
+        self.hold(was_dialled, || format!("{host} was not connected to at {at}"))?;
+        known_host::remember(&host, at)?;
+        // The address that a person gave is confirmed.
+        opened(&self.broker_policy).moved.remove(&host);
+        done(Value::Null)
+    }
+
+    fn listen_datagrams(&self, place: Place, port: u16) -> Reply {
+        let is_meant = opened(&self.broker_policy).listen.contains(&place);
+        self.hold(is_meant, || format!("{place} is not listened at"))?;
+        let Place::Address(address) = place else { return Err(refused("a path has no datagrams".into())) };
+        let is_its_port = [0, port].contains(&address.port());
+        self.hold(is_its_port, || format!("port {port} is not listened at"))?;
+        passed(UdpSocket::bind((address.ip(), port))?)
+    }
+
+    fn peer_owner(&self, fd: Option<OwnedFd>) -> Reply {
+        // The process that has the connection may know which user made it.
+        let connection = fd.ok_or_else(|| refused("no connection came along".into()))?;
+        done(json!(peer_owner(&connection)?))
+    }
+
+    fn user_number(&self, name: String) -> Reply {
+        let is_meant = opened(&self.broker_policy).local_users.contains(&name);
+        self.hold(is_meant, || format!("'{name}' is nobody's business"))?;
+        done(json!(user_number(&name)?))
+    }
+
+    fn explain(&self, user: String, reason: String) -> Reply {
+        self.hold(!opened(&self.broker_policy).hosts.is_empty(), || "nothing is attached".to_owned())?;
+        ask_all(&OwnerQuestion::Explain { user, reason })?;
+        done(Value::Null)
+    }
+
+    fn record(
+        &self,
+        used: String,
+        outcome: Outcome,
+        key: Option<Fingerprint>,
+        who: String,
+        device: String,
+        why: Option<String>,
+    ) -> Reply {
+        let recorded = RecordedUse { used: &used, outcome, key, who: &who, device: &device, why: why.as_deref() };
+        self.hold(recorded.is_use(), || format!("'{used}' is no use of a device"))?;
+        self.recording.record(&recorded);
+        done(Value::Null)
+    }
+
+    fn running(&self) -> Reply {
+        self.hold(opened(&self.broker_policy).promises.is_some(), || "nobody is to be promised anything".to_owned())?;
+        done(json!(running()?))
+    }
+
+    fn promise(&self, whom: BTreeSet<u32>, reserves: Vec<(u64, u64)>, fd: Option<OwnedFd>) -> Reply {
+        let owner = opened(&self.broker_policy).promises.clone();
+        let owner = owner.ok_or_else(|| refused("nobody is to be promised anything".into()))?;
+        let lease = fd.ok_or_else(|| refused("no lease came along".into()))?;
+        done(json!(ask_for(&owner, &whom, &reserves, lease.as_fd())))
+    }
+
+    fn processor(&self, cpu: usize) -> Reply {
+        let is_meant = opened(&self.broker_policy).processors.contains(&cpu);
+        self.hold(is_meant, || format!("processor {cpu} is not to be taken"))?;
+        let own = Exclusive::take(cpu).map_err(io::Error::other)?;
+        let cpuset_entry = own.cpuset_entry().map_err(io::Error::other)?;
+        opened(&self.processors).push(own);
+        passed(cpuset_entry.into_descriptor())
+    }
+
+    fn schedule(&self, thread: u32, budget_ns: u64, period_ns: u64) -> Reply {
+        self.hold(opened(&self.broker_policy).schedules, || "no thread has processor time".to_owned())?;
+        let process = self.confined.ok_or_else(|| refused("its process has ended".into()))?;
+        let [budget, period] = [budget_ns, period_ns].map(Duration::from_nanos);
+        let process = process.as_raw_nonzero().get().cast_unsigned();
+        opened(&self.schedules).set(process, thread, budget, period)?;
+        done(Value::Null)
+    }
+
+    fn may_plug(&self) -> Reply {
+        self.hold(opened(&self.broker_policy).plugs, || "nothing is to be plugged in".to_owned())?;
+        may_plug()?;
+        done(Value::Null)
+    }
+
+    fn unplug(&self, port: u32) -> Reply {
+        self.hold(opened(&self.ports).contains(&port), || format!("port {port} is not yours"))?;
+        Vhci::open().and_then(|vhci| vhci.detach(Port(port))).map_err(io::Error::other)?;
+        opened(&self.ports).remove(&port);
+        done(Value::Null)
+    }
+
+    fn drivers(&self, port: u32) -> Reply {
+        self.hold(opened(&self.ports).contains(&port), || format!("port {port} is not yours"))?;
+        done(json!(drivers(Port(port))?))
+    }
+
+    fn read_ahead(&self, mount: u64, bytes: usize) -> Reply {
+        self.mount_of(mount)?.keeper.set_read_ahead(bytes);
+        done(Value::Null)
+    }
+
+    fn abort(&self, mount: u64) -> Reply {
+        self.mount_of(mount)?.keeper.abort();
+        done(Value::Null)
+    }
+
+    fn forget(&self, mount: u64) -> Reply {
+        let mount = opened(&self.mounts).remove(&mount);
+        drop(mount);
+        done(Value::Null)
     }
 
     /// The path of the configuration, if it has this attachment (`HOST:PORT/DEVICE`): its device is stored.

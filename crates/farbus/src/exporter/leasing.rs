@@ -11,8 +11,7 @@ use std::thread;
 use std::time::{Duration, UNIX_EPOCH};
 
 use farbus_control::failure::{FailureKind, FailureReport};
-use farbus_control::lease::LeaseAct;
-use farbus_control::lease::{LeaseAnswer, LeaseStatus};
+use farbus_control::lease::{LeaseAct, LeaseAnswer, LeaseStatus};
 use farbus_io::link::unix_ms;
 use farbus_io::local::events::{Event, EventKind, publish};
 use farbus_io::trust::{Fingerprint, timestamp};
@@ -25,7 +24,7 @@ use tracing::{debug, info, warn};
 
 use crate::devices::lease::lease_status;
 use crate::exporter::owner::end_users_of;
-use crate::exporter::state::lease_limits::{Exceeded, held_by};
+use crate::exporter::state::lease_limits::{Bounds, Exceeded, held_by};
 use crate::exporter::state::registry::DeviceRegistry;
 use crate::exporter::state::shared::{STACK_BYTES, Shared};
 
@@ -58,134 +57,186 @@ pub fn act(
     let now = shared.serving.clock.now();
     // The directory's view is asked before the registry is locked.
     let limits = shared.lease_limits.of(Some(key));
-    let registry = &shared.registry;
-    with_claims(registry, bus_id, |claims| claims.note_wall(now, unix_ms()))?;
+    with_claims(&shared.registry, bus_id, |claims| claims.note_wall(now, unix_ms()))?;
+    let acting = Acting { shared, bus_id, who, may_prefer: *may_prefer, now, limits: &limits };
     match act {
         LeaseAct::Request { for_s, priority, reason, waits, provisional } => {
-            if priority > 0 && !may_prefer {
-                return Err(refused("a priority above 0 needs its owner's permission: farbus allow --reserve-high"));
-            }
-            let span = Duration::from_secs(for_s);
-            let (is_provisional, notice) = (provisional, limits.preempt_notice());
-            let request = Request { who: who.clone(), span, priority, reason, waits, is_provisional, notice };
-            let (before, requested, is_used) = {
-                let mut registry = registry.lock();
-                let held = held_by(&registry, who, bus_id, now);
-                let claims = claims_of(&mut registry, bus_id)?;
-                // What it has already it keeps, and its answer may be asked for again.
-                if claims.lease(now).is_none_or(|lease| lease.who != *who) {
-                    let checked = limits.check_devices(held).and_then(|()| limits.check_span(span));
-                    checked.map_err(|exceeded| {
-                        claims.withdraw(who);
-                        over(bus_id, who, exceeded)
-                    })?;
-                }
-                let before = claims.lease(now).cloned();
-                let requested = claims.request(&request, now);
-                // Its own sessions keep their number: they are not fenced off by the lease of their host.
-                (before, requested, !claims.holders().is_empty())
-            };
-            let requested = requested.map_err(|refusal| refused_by(&refusal, Some(waits)))?;
-            let is_new = requested == (Requested::Granted { is_new: true });
-            if is_new && !provisional {
-                granted(shared, bus_id, who, is_used)?;
-            }
-            if matches!(requested, Requested::Waits { .. }) && priority > 0 {
-                // It may end the present lease early.
-                keep_or_restore(shared, bus_id, before).inspect_err(|_| {
-                    let _ = with_claims(registry, bus_id, |claims| claims.withdraw(who));
+            acting.request(for_s, priority, reason, waits, provisional)
+        }
+        LeaseAct::Confirm => acting.confirm(),
+        LeaseAct::Book { from_unix_ms, for_s, reason } => acting.book(from_unix_ms, for_s, reason),
+        LeaseAct::Withdraw => acting.withdraw(),
+        LeaseAct::Extend { for_s } => acting.extend(for_s),
+        LeaseAct::Give { .. } => acting.give(to),
+        LeaseAct::Release { force } => acting.release(force),
+    }
+}
+
+/// A host that acts on the lease of a device.
+#[derive(Clone, Copy)]
+struct Acting<'a> {
+    shared: &'a Arc<Shared>,
+    bus_id: &'a str,
+    who: &'a Party,
+    /// Whether it may ask with a priority above 0.
+    may_prefer: bool,
+    now: Instant,
+    /// What it may have, as the directory limits it.
+    limits: &'a Bounds,
+}
+
+impl Acting<'_> {
+    fn request(
+        self,
+        for_s: u64,
+        priority: u8,
+        reason: Option<String>,
+        waits: bool,
+        provisional: bool,
+    ) -> Result<LeaseAnswer, FailureReport> {
+        let Self { shared, bus_id, who, now, limits, may_prefer, .. } = self;
+        let registry = &shared.registry;
+        if priority > 0 && !may_prefer {
+            return Err(refused("a priority above 0 needs its owner's permission: farbus allow --reserve-high"));
+        }
+        let span = Duration::from_secs(for_s);
+        let (is_provisional, notice) = (provisional, limits.preempt_notice());
+        let request = Request { who: who.clone(), span, priority, reason, waits, is_provisional, notice };
+        let (before, requested, is_used) = {
+            let mut registry = registry.lock();
+            let held = held_by(&registry, who, bus_id, now);
+            let claims = claims_of(&mut registry, bus_id)?;
+            // What it has already it keeps, and its answer may be asked for again.
+            if claims.lease(now).is_none_or(|lease| lease.who != *who) {
+                let checked = limits.check_devices(held).and_then(|()| limits.check_span(span));
+                checked.map_err(|exceeded| {
+                    claims.withdraw(who);
+                    over(bus_id, who, exceeded)
                 })?;
             }
-            watch(shared);
-            let (state, place) = match requested {
-                Requested::Granted { .. } => ("held", None),
-                Requested::Waits { place, .. } => ("waiting", Some(place)),
-            };
-            Ok(LeaseAnswer { is_new: Some(is_new), ..answer(shared, bus_id, who, state, place)? })
+            let before = claims.lease(now).cloned();
+            let requested = claims.request(&request, now);
+            // Its own sessions keep their number: they are not fenced off by the lease of their host.
+            (before, requested, !claims.holders().is_empty())
+        };
+        let requested = requested.map_err(|refusal| refused_by(&refusal, Some(waits)))?;
+        let is_new = requested == (Requested::Granted { is_new: true });
+        if is_new && !provisional {
+            granted(shared, bus_id, who, is_used)?;
         }
-        LeaseAct::Confirm => {
-            let confirmed = with_claims(registry, bus_id, |claims| {
-                claims.confirm(who, now).map(|(_, is_new)| (is_new, !claims.holders().is_empty()))
+        if matches!(requested, Requested::Waits { .. }) && priority > 0 {
+            // It may end the present lease early.
+            keep_or_restore(shared, bus_id, before).inspect_err(|_| {
+                let _ = with_claims(registry, bus_id, |claims| claims.withdraw(who));
             })?;
-            let (is_new, is_used) = confirmed.map_err(|refusal| refused_by(&refusal, None))?;
-            if is_new {
-                granted(shared, bus_id, who, is_used)?;
+        }
+        watch(shared);
+        let (state, place) = match requested {
+            Requested::Granted { .. } => ("held", None),
+            Requested::Waits { place, .. } => ("waiting", Some(place)),
+        };
+        Ok(LeaseAnswer { is_new: Some(is_new), ..answer(shared, bus_id, who, state, place)? })
+    }
+
+    fn confirm(self) -> Result<LeaseAnswer, FailureReport> {
+        let Self { shared, bus_id, who, now, .. } = self;
+        let registry = &shared.registry;
+        let confirmed = with_claims(registry, bus_id, |claims| {
+            claims.confirm(who, now).map(|(_, is_new)| (is_new, !claims.holders().is_empty()))
+        })?;
+        let (is_new, is_used) = confirmed.map_err(|refusal| refused_by(&refusal, None))?;
+        if is_new {
+            granted(shared, bus_id, who, is_used)?;
+        }
+        watch(shared);
+        Ok(LeaseAnswer { is_new: Some(is_new), ..answer(shared, bus_id, who, "held", None)? })
+    }
+
+    fn book(self, from_unix_ms: u64, for_s: u64, reason: Option<String>) -> Result<LeaseAnswer, FailureReport> {
+        let Self { shared, bus_id, who, now, limits, .. } = self;
+        let registry = &shared.registry;
+        let span = Duration::from_secs(for_s);
+        limits.check_span(span).map_err(|exceeded| over(bus_id, who, exceeded))?;
+        let booking = Booking { who: who.clone(), from_ms: from_unix_ms, span, reason };
+        let ahead = had_meanwhile(&registry.lock(), &booking, bus_id, now, unix_ms());
+        limits.check_devices(ahead).map_err(|exceeded| over(bus_id, who, exceeded))?;
+        let booked = with_claims(registry, bus_id, |claims| claims.book(booking, now))?;
+        booked.map_err(|refusal| refused(book_refusal(&refusal)))?;
+        if let Err(error) = registry.keep_bookings(bus_id) {
+            // What would be forgotten is not booked.
+            with_claims(registry, bus_id, |claims| claims.cancel_bookings(who))?;
+            return Err(report(FailureKind::Local, format!("the booking cannot be stored: {error}")));
+        }
+        info!(device = bus_id, host = who.name(), "booked");
+        watch(shared);
+        answer(shared, bus_id, who, "booked", None)
+    }
+
+    fn withdraw(self) -> Result<LeaseAnswer, FailureReport> {
+        let Self { shared, bus_id, who, .. } = self;
+        let registry = &shared.registry;
+        let state = with_claims(registry, bus_id, |claims| claims.withdraw(who))?;
+        answer(shared, bus_id, who, if state { "withdrawn" } else { "released" }, None)
+    }
+
+    fn extend(self, for_s: u64) -> Result<LeaseAnswer, FailureReport> {
+        let Self { shared, bus_id, who, now, limits, .. } = self;
+        let registry = &shared.registry;
+        limits.check_span(Duration::from_secs(for_s)).map_err(|exceeded| over(bus_id, who, exceeded))?;
+        let (before, extended) = with_claims(registry, bus_id, |claims| {
+            (claims.lease(now).cloned(), claims.extend(who, Duration::from_secs(for_s), now))
+        })?;
+        extended.map_err(|refusal| refused_by(&refusal, None))?;
+        keep_or_restore(shared, bus_id, before)?;
+        watch(shared);
+        answer(shared, bus_id, who, "held", None)
+    }
+
+    fn give(self, to: Option<(Party, Fingerprint)>) -> Result<LeaseAnswer, FailureReport> {
+        let Self { shared, bus_id, who, now, .. } = self;
+        let registry = &shared.registry;
+        let to = to.ok_or_else(|| refused("that host is not paired with this one, or may not use the device"))?;
+        let (to, key) = to;
+        let limits = shared.lease_limits.of(Some(&key));
+        let (before, given) = {
+            let mut registry = registry.lock();
+            let held = held_by(&registry, &to, bus_id, now);
+            let claims = claims_of(&mut registry, bus_id)?;
+            let left = claims.lease(now).map_or(Duration::ZERO, |lease| lease.until - now);
+            let checked = limits.check_devices(held).and_then(|()| limits.check_span(left));
+            checked.map_err(|exceeded| over(bus_id, &to, exceeded))?;
+            (claims.lease(now).cloned(), claims.give(who, &to, now))
+        };
+        given.map_err(|refusal| refused_by(&refusal, None))?;
+        info!(device = bus_id, from = who.name(), to = to.name(), "its lease was given to another host");
+        granted(shared, bus_id, &to, false).inspect_err(|_| {
+            // It is its holder's still, as it is stored.
+            if let (Some(before), Some(claims)) = (before, registry.lock().claims_mut(bus_id)) {
+                claims.restore_lease(before);
             }
-            watch(shared);
-            Ok(LeaseAnswer { is_new: Some(is_new), ..answer(shared, bus_id, who, "held", None)? })
+        })?;
+        watch(shared);
+        answer(shared, bus_id, who, "given", None)
+    }
+
+    fn release(self, force: bool) -> Result<LeaseAnswer, FailureReport> {
+        let Self { shared, bus_id, who, now, .. } = self;
+        let registry = &shared.registry;
+        let (released, users) = with_claims(registry, bus_id, |claims| {
+            let users = users_of(claims);
+            (claims.give_up(who, force, now), users)
+        })?;
+        if released == Err(LeaseRefusal::NotHeld)
+            && with_claims(registry, bus_id, |claims| claims.cancel_bookings(who))?
+        {
+            // It has no lease yet: its bookings are what it gives up.
+            keep_bookings(shared, bus_id);
+            return answer(shared, bus_id, who, "released", None);
         }
-        LeaseAct::Book { from_unix_ms, for_s, reason } => {
-            let span = Duration::from_secs(for_s);
-            limits.check_span(span).map_err(|exceeded| over(bus_id, who, exceeded))?;
-            let booking = Booking { who: who.clone(), from_ms: from_unix_ms, span, reason };
-            let ahead = had_meanwhile(&registry.lock(), &booking, bus_id, now, unix_ms());
-            limits.check_devices(ahead).map_err(|exceeded| over(bus_id, who, exceeded))?;
-            let booked = with_claims(registry, bus_id, |claims| claims.book(booking, now))?;
-            booked.map_err(|refusal| refused(book_refusal(&refusal)))?;
-            if let Err(error) = registry.keep_bookings(bus_id) {
-                // What would be forgotten is not booked.
-                with_claims(registry, bus_id, |claims| claims.cancel_bookings(who))?;
-                return Err(report(FailureKind::Local, format!("the booking cannot be stored: {error}")));
-            }
-            info!(device = bus_id, host = who.name(), "booked");
-            watch(shared);
-            answer(shared, bus_id, who, "booked", None)
+        if released.map_err(|refusal| refused_by(&refusal, None))? {
+            ended(shared, bus_id, Ending::Released, &users);
         }
-        LeaseAct::Withdraw => {
-            let state = with_claims(registry, bus_id, |claims| claims.withdraw(who))?;
-            answer(shared, bus_id, who, if state { "withdrawn" } else { "released" }, None)
-        }
-        LeaseAct::Extend { for_s } => {
-            limits.check_span(Duration::from_secs(for_s)).map_err(|exceeded| over(bus_id, who, exceeded))?;
-            let (before, extended) = with_claims(registry, bus_id, |claims| {
-                (claims.lease(now).cloned(), claims.extend(who, Duration::from_secs(for_s), now))
-            })?;
-            extended.map_err(|refusal| refused_by(&refusal, None))?;
-            keep_or_restore(shared, bus_id, before)?;
-            watch(shared);
-            answer(shared, bus_id, who, "held", None)
-        }
-        LeaseAct::Give { .. } => {
-            let to = to.ok_or_else(|| refused("that host is not paired with this one, or may not use the device"))?;
-            let (to, key) = to;
-            let limits = shared.lease_limits.of(Some(&key));
-            let (before, given) = {
-                let mut registry = registry.lock();
-                let held = held_by(&registry, &to, bus_id, now);
-                let claims = claims_of(&mut registry, bus_id)?;
-                let left = claims.lease(now).map_or(Duration::ZERO, |lease| lease.until - now);
-                let checked = limits.check_devices(held).and_then(|()| limits.check_span(left));
-                checked.map_err(|exceeded| over(bus_id, &to, exceeded))?;
-                (claims.lease(now).cloned(), claims.give(who, &to, now))
-            };
-            given.map_err(|refusal| refused_by(&refusal, None))?;
-            info!(device = bus_id, from = who.name(), to = to.name(), "its lease was given to another host");
-            granted(shared, bus_id, &to, false).inspect_err(|_| {
-                // It is its holder's still, as it is stored.
-                if let (Some(before), Some(claims)) = (before, registry.lock().claims_mut(bus_id)) {
-                    claims.restore_lease(before);
-                }
-            })?;
-            watch(shared);
-            answer(shared, bus_id, who, "given", None)
-        }
-        LeaseAct::Release { force } => {
-            let (released, users) = with_claims(registry, bus_id, |claims| {
-                let users = users_of(claims);
-                (claims.give_up(who, force, now), users)
-            })?;
-            if released == Err(LeaseRefusal::NotHeld)
-                && with_claims(registry, bus_id, |claims| claims.cancel_bookings(who))?
-            {
-                // It has no lease yet: its bookings are what it gives up.
-                keep_bookings(shared, bus_id);
-                return answer(shared, bus_id, who, "released", None);
-            }
-            if released.map_err(|refusal| refused_by(&refusal, None))? {
-                ended(shared, bus_id, Ending::Released, &users);
-            }
-            answer(shared, bus_id, who, "released", None)
-        }
+        answer(shared, bus_id, who, "released", None)
     }
 }
 

@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use farbus_control::device::DeviceStatus;
 use farbus_control::failure::{FailureKind, FailureReport};
-use farbus_control::lease::LeaseAct;
-use farbus_control::lease::LeaseAnswer;
+use farbus_control::lease::{LeaseAct, LeaseAnswer};
 use farbus_io::link::Link;
 use farbus_io::trust::host_name;
 use farbus_session::claims::lease::Party;

@@ -19,8 +19,7 @@ use std::time::Duration;
 
 use farbus_control::device::DeviceStatus;
 use farbus_control::failure::FailureReport;
-use farbus_control::lease::LeaseAct;
-use farbus_control::lease::LeaseAnswer;
+use farbus_control::lease::{LeaseAct, LeaseAnswer};
 use farbus_io::link::{Clock, Interest, Link, wait};
 use serde::{Deserialize, Serialize};
 

@@ -17,7 +17,7 @@ use farbus_io::sys::passing::Passage;
 use farbus_io::trust::Scope;
 use hyper::StatusCode;
 use rustix::fs::{OFlags, fcntl_setfl};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use tokio::net::UnixStream;
 use tokio::sync::{Mutex as AsyncMutex, Notify, OwnedSemaphorePermit, watch};
 use tokio::task::JoinHandle;
@@ -27,19 +27,17 @@ use tracing::{debug, warn};
 use super::super::api::callers::{Caller, Client};
 use super::super::api::doing::{self, ToldAll};
 use super::super::api::journal::Journal;
-use super::super::api::offers;
 use super::super::api::operations::Operations;
 use super::super::api::refusal::Refusal;
-use super::super::api::routes;
+use super::super::api::{offers, routes};
 use super::super::lab::Lab;
 use super::super::line::frames::{Decoder, TooLong, encoded, receive, send};
-use super::super::line::hex;
 use super::super::line::messages::{
     ANSWER_BYTES_MAX, AUTHORIZATION_BYTES_MAX, Answer, Begin, BeginTls, By, QUESTION_BYTES_MAX, Question, Said, Told,
     Wanted,
 };
 use super::super::line::places::Places;
-use super::super::line::{NO_SANDBOX, VERB};
+use super::super::line::{NO_SANDBOX, VERB, hex};
 use super::super::status::Processes;
 use super::asker::{Asked, Asker};
 use super::clients::{CONNECTIONS_MAX, Clients, REMOTE_MAX, Shown};
@@ -363,13 +361,7 @@ impl Half {
                 let Caller { scope, has_token, called, until } = caller;
                 Ok(Answer::Who { scope, has_token, called, until })
             }
-            Question::Enter { code } => {
-                let from = lock(&self.clients).network(by.client);
-                let Some(from) = from else { return refused(StatusCode::NOT_FOUND, "nothing is here") };
-                let operations = operations.clone();
-                let entered = tokio::task::spawn_blocking(move || entering::enter(&operations, &code, from));
-                entered.await.unwrap_or_else(|_| refused(StatusCode::INTERNAL_SERVER_ERROR, "the page has no answer"))
-            }
+            Question::Enter { code } => self.enter(by.client, code).await,
             Question::Refused { why } => {
                 if caller.scope.is_some() {
                     let why: String = why.chars().take(WHY_CHARS_MAX).collect();
@@ -386,20 +378,7 @@ impl Half {
                 }
                 Ok(None) | Err(_) => refused(StatusCode::SERVICE_UNAVAILABLE, "the processes cannot be asked"),
             },
-            Question::Follow { follow, events } => {
-                if self.followed.borrow().status.len() >= FOLLOWED_MAX {
-                    return refused(StatusCode::SERVICE_UNAVAILABLE, "too many follow the events");
-                }
-                let last = if events { Some(self.tell_events().await) } else { None };
-                self.followed.send_modify(|followed| {
-                    followed.status.insert(follow, by.client);
-                    if events {
-                        followed.events.insert(follow);
-                    }
-                });
-                // What is published from here on is new to this client, also if it arrives before this answer is read.
-                Ok(last.map_or(Answer::Done, |last| Answer::Value(json!(last))))
-            }
+            Question::Follow { follow, events } => self.follow(by.client, follow, events).await,
             Question::Details { pid, name } => {
                 let details = blocking(move || serde_json::to_value(reading::details(pid, name)).ok()).await;
                 Ok(Answer::Value(details.unwrap_or_default()))
@@ -435,24 +414,53 @@ impl Half {
                 Some(bytes) => Ok(Answer::Bytes(hex::encode(&bytes))),
                 None => refused(StatusCode::NOT_FOUND, "no operation with this number shows a picture now"),
             },
-            Question::Change { path, given } => {
-                let found = routes::find(&path).filter(|found| found.route.is_change());
-                let Some(found) = found else { return refused(StatusCode::NOT_FOUND, "nothing is here") };
-                let refusal_noted = |refusal: &Refusal| {
-                    if refusal.status == StatusCode::FORBIDDEN {
-                        operations.refused(&caller.called, &refusal.why);
-                    }
-                };
-                if let Some(target) = doing::has_to_be_listed(&found, &caller, &given) {
-                    self.lists(target).await.inspect_err(refusal_noted)?;
-                }
-                let changed = doing::change(operations, found, &caller, &given, &still_counts).await;
-                let (status, body) = changed.inspect_err(refusal_noted)?;
-                // What it changed is to be seen at once.
-                drop(asker.follow());
-                Ok(Answer::Changed { status: status.as_u16(), body })
-            }
+            Question::Change { path, given } => self.change(&caller, &path, &given).await,
         }
+    }
+
+    /// Lets a browser of another machine in that shows a code.
+    async fn enter(&self, number: u64, code: String) -> Result<Answer, Refusal> {
+        let from = lock(&self.clients).network(number);
+        let from = from.ok_or_else(|| Refusal::of(StatusCode::NOT_FOUND, "nothing is here"))?;
+        let operations = self.shared.operations.clone();
+        let entered = tokio::task::spawn_blocking(move || entering::enter(&operations, &code, from));
+        entered.await.unwrap_or_else(|_| Err(Refusal::of(StatusCode::INTERNAL_SERVER_ERROR, "the page has no answer")))
+    }
+
+    /// Tells a client of each change from now on, and of what happens if it wants to know.
+    async fn follow(&self, number: u64, follow: u64, events: bool) -> Result<Answer, Refusal> {
+        if self.followed.borrow().status.len() >= FOLLOWED_MAX {
+            return Err(Refusal::of(StatusCode::SERVICE_UNAVAILABLE, "too many follow the events"));
+        }
+        let last = if events { Some(self.tell_events().await) } else { None };
+        self.followed.send_modify(|followed| {
+            followed.status.insert(follow, number);
+            if events {
+                followed.events.insert(follow);
+            }
+        });
+        // What is published from here on is new to this client, also if it arrives before this answer is read.
+        Ok(last.map_or(Answer::Done, |last| Answer::Value(json!(last))))
+    }
+
+    /// Does what a caller asks for. A refusal for lack of rights is noted in the audit log.
+    async fn change(&self, caller: &Caller, path: &str, given: &Map<String, Value>) -> Result<Answer, Refusal> {
+        let Shared { asker, operations, .. } = &*self.shared;
+        let found = routes::find(path).filter(|found| found.route.is_change());
+        let found = found.ok_or_else(|| Refusal::of(StatusCode::NOT_FOUND, "nothing is here"))?;
+        let refusal_noted = |refusal: &Refusal| {
+            if refusal.status == StatusCode::FORBIDDEN {
+                operations.refused(&caller.called, &refusal.why);
+            }
+        };
+        if let Some(target) = doing::has_to_be_listed(&found, caller, given) {
+            self.lists(target).await.inspect_err(refusal_noted)?;
+        }
+        let changed = doing::change(operations, found, caller, given, &still_counts).await;
+        let (status, body) = changed.inspect_err(refusal_noted)?;
+        // What it changed is to be seen at once.
+        drop(asker.follow());
+        Ok(Answer::Changed { status: status.as_u16(), body })
     }
 
     /// Where a client comes from that shows a wrong token, for the audit log.

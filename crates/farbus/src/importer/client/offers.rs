@@ -5,8 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use farbus_control::failure::{FailureKind, FailureReport};
-use farbus_control::lease::LeaseAct;
-use farbus_control::lease::LeaseAnswer;
+use farbus_control::lease::{LeaseAct, LeaseAnswer};
 use farbus_io::link::Link;
 use farbus_io::link::host_address::shown;
 use farbus_io::trust::Protocol;

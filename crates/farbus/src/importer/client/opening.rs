@@ -10,8 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farbus_control::failure::{FailureKind, FailureReport};
-use farbus_control::lease::LeaseAct;
-use farbus_control::lease::LeaseAnswer;
+use farbus_control::lease::{LeaseAct, LeaseAnswer};
 use farbus_host::storage::{BULK_ONLY, NO_DISK};
 use farbus_host::{DiskError, Options, RemoteDisk, RemoteError};
 use farbus_io::link::host_address::LOCAL;
