@@ -148,24 +148,16 @@ pub fn serve(options: Options, ready: Ready, tell: impl Fn(String)) -> Result<()
     if !config.attachments.is_empty() {
         report_protection(&protection);
     }
-    let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM, SIGUSR2]).map_err(Failure::local)?;
+    let signals = Signals::new([SIGHUP, SIGINT, SIGTERM, SIGUSR2]).map_err(Failure::local)?;
     let (control_socket, control_listener) = ControlSocket::bind().map_err(Failure::local)?;
     let config_path = path.canonicalize().map_err(Failure::local)?;
-    let broker_policy = BrokerPolicy {
+    let policy = BrokerPolicy {
         remove: vec![control_socket.path().to_owned()],
-        ports: handover_state.as_ref().map(|start| start.handover_state.ports.clone()).unwrap_or_default(),
-        mounted: handover_state.as_ref().map(|start| start.handover_state.mounts.clone()).unwrap_or_default(),
-        identity_secret: handover_state.as_ref().and_then(|start| start.handover_state.identity_secret.clone()),
-        known_usb: handover_state.as_ref().map(|start| start.handover_state.known_usb.clone()).unwrap_or_default(),
-        identified_usb: handover_state
-            .as_ref()
-            .map(|start| start.handover_state.identified_usb.clone())
-            .unwrap_or_default(),
         replacement,
         config: Some(config_path.clone()),
-        ..BrokerPolicy::default()
+        ..handover_state.as_ref().map_or_else(BrokerPolicy::default, |start| inherited(&start.handover_state))
     };
-    let broker = Arc::new(start_broker(&broker_policy)?);
+    let broker = Arc::new(start_broker(&policy)?);
     if let Some(start) = &handover_state {
         for (&(bus, device), node) in start.handover_state.devices.iter().zip(&start.nodes) {
             broker.inherit_usb(bus, device, node.as_fd()).map_err(Failure::local)?;
@@ -225,6 +217,31 @@ pub fn serve(options: Options, ready: Ready, tell: impl Fn(String)) -> Result<()
     // And what the last steps of the start need.
     startup_memory::give_back_soon();
     supervisor.manager().ready(&supervisor.summary());
+    wait_for_end(&supervisor, signals);
+    if !supervisor.is_handed_over() {
+        supervisor.manager().stopping();
+    }
+    info!("ending");
+    match supervisor.stop() {
+        true => Ok(()),
+        false => Err(Failure::local("a device did not become durable in time; its last writes may be lost")),
+    }
+}
+
+/// What the broker of a replacement permits from the start: what the process before it had.
+fn inherited(state: &HandoverState) -> BrokerPolicy {
+    BrokerPolicy {
+        ports: state.ports.clone(),
+        mounted: state.mounts.clone(),
+        identity_secret: state.identity_secret.clone(),
+        known_usb: state.known_usb.clone(),
+        identified_usb: state.identified_usb.clone(),
+        ..BrokerPolicy::default()
+    }
+}
+
+/// Does what signals ask for, until one ends this process or another one continues.
+fn wait_for_end(supervisor: &Supervisor, mut signals: Signals) {
     let handle = signals.handle();
     supervisor.on_handed_over(move || handle.close());
     for signal in signals.forever() {
@@ -237,14 +254,6 @@ pub fn serve(options: Options, ready: Ready, tell: impl Fn(String)) -> Result<()
             },
             _ => break,
         }
-    }
-    if !supervisor.is_handed_over() {
-        supervisor.manager().stopping();
-    }
-    info!("ending");
-    match supervisor.stop() {
-        true => Ok(()),
-        false => Err(Failure::local("a device did not become durable in time; its last writes may be lost")),
     }
 }
 

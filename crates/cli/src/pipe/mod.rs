@@ -187,6 +187,20 @@ struct Outcome {
 }
 
 impl Outcome {
+    /// Whether the promise was kept. `cut_short`: the signal that ended it, and for how many seconds it was to run.
+    fn judged(&self, cut_short: Option<(i32, u64)>) -> Result<(), Failure> {
+        match cut_short {
+            _ if !self.is_kept => Err(Failure::local(format!(
+                "the promise was not kept: {}\n  a larger --buffer, --policy deadline as root, or --cpus gives more",
+                self.broken()
+            ))),
+            Some((signal, seconds)) => {
+                Err(Failure::interrupted(signal, format!("the pipe has not run for {seconds} s")))
+            }
+            None => Ok(()),
+        }
+    }
+
     fn broken(&self) -> String {
         let of = |report: &Report| {
             let named = |what: String| format!("pipe {} {}: {what}", report.channel, report.direction);
@@ -215,20 +229,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let (control_socket, control_listener) = ControlSocket::bind().map_err(Failure::local)?;
     let there = |target: &Option<Target>| target.clone().map(resolve).transpose();
     let (from, to) = (there(&args.target)?, there(&args.forward)?);
-    let targets = || [&from, &to].into_iter().flatten();
-    let broker_policy = BrokerPolicy {
-        remove: vec![control_socket.path().to_owned()],
-        hosts: targets().map(|target| target.address.clone()).collect(),
-        promises: Some(host_pipes::owner()),
-        processors: args.cpus.clone(),
-        programs: functions.iter().filter_map(Function::program).collect(),
-        ..BrokerPolicy::default()
-    };
-    let system = if args.no_sandbox {
-        SystemAccess::Own
-    } else {
-        SystemAccess::Through(Arc::new(start_broker(&broker_policy)?))
-    };
+    let remove = vec![control_socket.path().to_owned()];
+    let system = system_for(args, remove, [&from, &to], &functions)?;
     let target = from.as_ref().map(|target| client_for(target, &system)).transpose()?;
     let forward = to.as_ref().map(|target| client_for(target, &system)).transpose()?;
     let processors = match args.cpus.as_slice() {
@@ -280,18 +282,10 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         return Err(Failure::interrupted(signal, "the pipe had not begun"));
     }
     let until = args.seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds));
-    let mut greeted = Instant::now();
-    while !is_over.load(Ordering::Relaxed)
-        && until.is_none_or(|until| Instant::now() < until)
-        && endpoint.end().is_none()
-        && !shown.pipes().iter().all(Pipe::is_ended)
-    {
-        thread::sleep(Duration::from_millis(20));
-        if greeted.elapsed() > GREETING_INTERVAL {
-            host_pipes.greet().iter().for_each(|refused| eprintln!("farbus: warning: promised twice: {refused}"));
-            greeted = Instant::now();
-        }
-    }
+    let is_over = || is_over.load(Ordering::Relaxed) || until.is_some_and(|until| Instant::now() >= until);
+    wait_while_greeting(&host_pipes, || {
+        is_over() || endpoint.end().is_some() || shown.pipes().iter().all(Pipe::is_ended)
+    });
     let mut reports: Vec<Report> = shown.pipes().iter().map(Pipe::report).collect();
     if let Some(tally) = tally {
         reports.iter_mut().for_each(|report| counted_by_device(report, &tally));
@@ -316,18 +310,11 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let functions: Vec<Function> = pipes.into_iter().filter_map(|pipe| pipe.stop().0).collect();
     let finished = functions.into_iter().map(Function::finish).fold(Ok(()), Result::and).map_err(Failure::local);
     let lost = endpoint.end().map(|error| Failure::new(PipeError::Lost(error.clone()).attribute(), error));
+    let was_cut_short =
+        interruption.signal().zip(args.seconds).filter(|_| until.is_some_and(|until| Instant::now() < until));
     let result = match (finished, lost) {
         (Err(failure), _) | (Ok(()), Some(failure)) => Err(failure),
-        (Ok(()), None) if is_kept => match (interruption.signal(), args.seconds) {
-            (Some(signal), Some(seconds)) if until.is_some_and(|until| Instant::now() < until) => {
-                Err(Failure::interrupted(signal, format!("the pipe has not run for {seconds} s")))
-            }
-            _ => Ok(()),
-        },
-        (Ok(()), None) => Err(Failure::local(format!(
-            "the promise was not kept: {}\n  a larger --buffer, --policy deadline as root, or --cpus gives more",
-            outcome.broken()
-        ))),
+        (Ok(()), None) => outcome.judged(was_cut_short),
     };
     outcome.failure = result.as_ref().err().map(Failure::report);
     if let Some(file) = report {
@@ -339,6 +326,39 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     }
     outcome.pipes.iter().for_each(|report| args.tell(conclusion(report)));
     result
+}
+
+/// The process that keeps the rights, and what it may be asked for; or this one, without a sandbox.
+fn system_for(
+    args: &Args,
+    remove: Vec<PathBuf>,
+    targets: [&Option<Target>; 2],
+    functions: &[Function],
+) -> Result<SystemAccess, Failure> {
+    if args.no_sandbox {
+        return Ok(SystemAccess::Own);
+    }
+    let policy = BrokerPolicy {
+        remove,
+        hosts: targets.into_iter().flatten().map(|target| target.address.clone()).collect(),
+        promises: Some(host_pipes::owner()),
+        processors: args.cpus.clone(),
+        programs: functions.iter().filter_map(Function::program).collect(),
+        ..BrokerPolicy::default()
+    };
+    Ok(SystemAccess::Through(Arc::new(start_broker(&policy)?)))
+}
+
+/// Says once in a while to others of this host what is promised here, until it is over.
+fn wait_while_greeting(host_pipes: &HostPipes, is_over: impl Fn() -> bool) {
+    let mut greeted = Instant::now();
+    while !is_over() {
+        thread::sleep(Duration::from_millis(20));
+        if greeted.elapsed() > GREETING_INTERVAL {
+            host_pipes.greet().iter().for_each(|refused| eprintln!("farbus: warning: promised twice: {refused}"));
+            greeted = Instant::now();
+        }
+    }
 }
 
 /// Takes processors exclusively, through the process that has the rights.

@@ -279,14 +279,7 @@ pub fn run(mut args: Args) -> Result<(), Failure> {
     if args.list {
         return super::inventory::run(args.json);
     }
-    if args.force {
-        args.what = args.what.into_iter().map(Called::forced).collect();
-    }
-    let follow = Follow::from_iter(args.follow.iter().copied());
-    let followed = args.what.into_iter().map(|called| called.following(&follow)).collect::<Result<_, _>>();
-    args.what = followed.map_err(Failure::local)?;
-    let all = args.what.iter().map(|called| called.what.follow());
-    all.reduce(|all, follow| all.and(&follow)).iter().for_each(Follow::warn_if_any);
+    args.what = as_followed(args.what, &args.follow, args.force)?;
     if shared_by_daemon(&args)? {
         return Ok(());
     }
@@ -328,17 +321,7 @@ pub fn run(mut args: Args) -> Result<(), Failure> {
             say_device(&name, &bus_id, &ids, &speed);
         }
     }
-    reserve(&share, &args.reserve)?;
-    share.allow_reserve_high(args.reserve_high);
-    share.show(args.observable);
-    let budget = Budget::DEFAULT.with_peer_bytes((args.peer_memory as usize) << 20);
-    share.set_budget(budget.with_devices(args.peer_devices as usize));
-    share.wait_for_successors(args.hold);
-    share.allow_modules(allowed(&args.allow_module).map_err(Failure::local)?);
-    if let Some(path) = &args.trace {
-        let file = create_output(path, 0o666);
-        share.trace_to(file.map_err(|error| Failure::local(format!("cannot write {}: {error}", path.display())))?);
-    }
+    configure(&share, &args)?;
     // Catch signals before any program can know where this one listens.
     let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::local)?;
     let mut secure = args.secure.as_deref().map(bind_secure).transpose()?;
@@ -397,22 +380,11 @@ pub fn run(mut args: Args) -> Result<(), Failure> {
     startup_memory::give_back();
     // And what the last steps of the start need.
     startup_memory::give_back_soon();
-    if args.json {
-        let devices = offered.iter().flatten().map(|record| share.shared_now(record)).collect();
-        let pid = std::process::id();
-        print_json(&ShareReport { pid, devices, listening: listening.clone(), ..ShareReport::default() })?;
-    } else {
-        listening.iter().for_each(|place| say_place(place, "Ctrl-C ends"));
-    }
+    tell_places(&share, &args, &offered, &listening)?;
     let announced = nearby.map(|(nearby, wanted)| Announced::keep(nearby, wanted)).transpose();
     let announced = announced.map_err(Failure::local)?;
-    if let (true, Some(record)) = (args.listen.is_empty() && !args.json, offered.iter().flatten().next()) {
-        let device = name_of(record);
-        let reach = Reach::of(trust.as_ref(), device, share.id_of(device), None);
-        say_what_to_type(device, device, &quoted_all(&args.what), &host_name(), &reach);
-    }
-    for record in offered.iter().flatten().filter(|record| !args.json && is_serial_port(record)) {
-        say_of_serial_port(name_of(record));
+    if !args.json {
+        tell_next(&share, &args, &offered, trust.as_ref());
     }
     let follower = real.map(|real| usb::Follower::start(Arc::clone(&share), real, hotplug)).transpose();
     let mut follower = follower.map_err(deaf)?;
@@ -428,6 +400,61 @@ pub fn run(mut args: Args) -> Result<(), Failure> {
     } else {
         Err(Failure::local("a device did not become durable in time; its last writes may be lost"))
     }
+}
+
+/// The devices, as the options say what follows another one in their port.
+fn as_followed(what: Vec<Called>, follow: &[FollowWord], is_forced: bool) -> Result<Vec<Called>, Failure> {
+    let follow = Follow::from_iter(follow.iter().copied());
+    let followed = what.into_iter().map(|called| {
+        let called = if is_forced { called.forced() } else { called };
+        called.following(&follow)
+    });
+    let what: Vec<Called> = followed.collect::<Result<_, _>>().map_err(Failure::local)?;
+    let all = what.iter().map(|called| called.what.follow());
+    all.reduce(|all, follow| all.and(&follow)).iter().for_each(Follow::warn_if_any);
+    Ok(what)
+}
+
+/// Sets what the options say of all devices and their users.
+fn configure(share: &Share, args: &Args) -> Result<(), Failure> {
+    reserve(share, &args.reserve)?;
+    share.allow_reserve_high(args.reserve_high.clone());
+    share.show(args.observable);
+    let budget = Budget::DEFAULT.with_peer_bytes((args.peer_memory as usize) << 20);
+    share.set_budget(budget.with_devices(args.peer_devices as usize));
+    share.wait_for_successors(args.hold);
+    share.allow_modules(allowed(&args.allow_module).map_err(Failure::local)?);
+    if let Some(path) = &args.trace {
+        let file = create_output(path, 0o666);
+        share.trace_to(file.map_err(|error| Failure::local(format!("cannot write {}: {error}", path.display())))?);
+    }
+    Ok(())
+}
+
+/// Prints where this process listens; for a program, with what it shares.
+fn tell_places(
+    share: &Share,
+    args: &Args,
+    offered: &[Vec<DeviceRecord>],
+    listening: &[ListeningPlace],
+) -> Result<(), Failure> {
+    if !args.json {
+        listening.iter().for_each(|place| say_place(place, "Ctrl-C ends"));
+        return Ok(());
+    }
+    let devices = offered.iter().flatten().map(|record| share.shared_now(record)).collect();
+    let (pid, listening) = (std::process::id(), listening.to_vec());
+    print_json(&ShareReport { pid, devices, listening, ..ShareReport::default() })
+}
+
+/// Prints what to type in order to use the devices.
+fn tell_next(share: &Share, args: &Args, offered: &[Vec<DeviceRecord>], trust: Option<&Trust>) {
+    if let (true, Some(record)) = (args.listen.is_empty(), offered.iter().flatten().next()) {
+        let device = name_of(record);
+        let reach = Reach::of(trust, device, share.id_of(device), None);
+        say_what_to_type(device, device, &quoted_all(&args.what), &host_name(), &reach);
+    }
+    offered.iter().flatten().filter(|record| is_serial_port(record)).for_each(|it| say_of_serial_port(name_of(it)));
 }
 
 /// Lets the daemon of this user share the devices, if there is one and nothing speaks against it. Returns whether it
