@@ -27,6 +27,7 @@ pub mod shared_words;
 pub mod startup_memory;
 pub mod tcp;
 pub mod tcp_owner;
+pub mod udp;
 pub mod unread;
 pub mod usbfs;
 pub mod users;

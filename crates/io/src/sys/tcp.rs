@@ -82,7 +82,7 @@ pub fn set_class(socket: impl AsFd, priority: u8, code_point: u8) -> io::Result<
     set(&socket, libc::SOL_SOCKET, libc::SO_PRIORITY, &c_int::from(priority))
 }
 
-fn set<T: Copy>(socket: impl AsFd, level: c_int, option: c_int, value: &T) -> io::Result<()> {
+pub(super) fn set<T: Copy>(socket: impl AsFd, level: c_int, option: c_int, value: &T) -> io::Result<()> {
     let length = size_of::<T>() as libc::socklen_t;
     // SAFETY: the kernel reads `length` bytes at an address that lives as long as the call (setsockopt(2)).
     let result = unsafe {

@@ -18,14 +18,14 @@ use std::thread;
 use std::time::Instant;
 
 use quinn::crypto::rustls::QuicClientConfig;
-use quinn::{ClientConfig, Connection, Endpoint, EndpointConfig, RecvStream, SendStream, TokioRuntime, VarInt};
+use quinn::{ClientConfig, Connection, Endpoint, RecvStream, SendStream, VarInt};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::bridge::{Bridge, Proved, explain};
 use super::ending::Carrying;
-use super::setup::{no_suite, runtime, transport};
+use super::setup::{endpoint, no_suite, runtime, transport};
 use crate::trust::Fingerprint;
 use crate::trust::limits::{QUIC_BYTES_MAX, QUIC_LINKS_MAX};
 use crate::trust::tls::{Accepts, HandshakeError, KeyVerifier, NO_NAME, Secured, Terms};
@@ -265,8 +265,7 @@ async fn dial(
     let mut config = ClientConfig::new(Arc::new(crypto.map_err(no_suite)?));
     // The exporter opens no links.
     config.transport_config(Arc::new(transport(0, QUIC_BYTES_MAX)));
-    let endpoint = Endpoint::new(EndpointConfig::default(), None, socket, Arc::new(TokioRuntime));
-    let endpoint = endpoint.map_err(HandshakeError::Lost)?;
+    let endpoint = endpoint(socket, None).map_err(HandshakeError::Lost)?;
     let wrong = |error| HandshakeError::Lost(io::Error::other(error));
     let connecting = endpoint.connect_with(config, to, NO_NAME).map_err(wrong)?;
     let connection = connecting.await.map_err(|error| explain(&verifier, error))?;

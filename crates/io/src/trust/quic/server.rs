@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use farbus_model::budget::Account;
 use quinn::crypto::rustls::QuicServerConfig;
-use quinn::{Connection, Endpoint, EndpointConfig, Incoming, ServerConfig, TokioRuntime, VarInt};
+use quinn::{Connection, Incoming, ServerConfig, VarInt};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
@@ -20,7 +20,7 @@ use tracing::debug;
 use super::bridge::{Bridge, Proved, explain};
 use super::ending::{Carrying, is_ending};
 use super::room::ConnectionRoom;
-use super::setup::{no_suite, runtime, transport};
+use super::setup::{endpoint, no_suite, runtime, transport};
 use crate::link::plain_address;
 use crate::trust::Fingerprint;
 use crate::trust::admission::Ticket;
@@ -111,7 +111,7 @@ async fn serve(
 ) -> io::Result<()> {
     let any = Arc::new(KeyVerifier::new(acceptor.terms().accepts));
     let config = server_config(&acceptor.terms(), &any, links_max).map_err(io::Error::other)?;
-    let endpoint = Endpoint::new(EndpointConfig::default(), Some(config), socket, Arc::new(TokioRuntime))?;
+    let endpoint = endpoint(socket, Some(config))?;
     let mut over = pin!(closing.is_over());
     loop {
         let mut arriving = pin!(endpoint.accept());

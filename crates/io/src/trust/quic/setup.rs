@@ -1,12 +1,15 @@
 //! What connections of both ends have in common.
 
 use std::io;
+use std::net::UdpSocket;
+use std::sync::Arc;
 use std::time::Duration;
 
-use quinn::{IdleTimeout, TransportConfig, VarInt};
+use quinn::{Endpoint, EndpointConfig, IdleTimeout, ServerConfig, TokioRuntime, TransportConfig, VarInt};
 use rustls::Error;
 use tokio::runtime::{self, Runtime};
 
+use crate::sys::udp;
 use crate::trust::tls::HandshakeError;
 
 /// After this silence a peer counts as lost, as over TCP: a session then tries for another link.
@@ -15,6 +18,20 @@ const IDLE_MAX: Duration = Duration::from_secs(4);
 const KEEP_ALIVE: Duration = Duration::from_millis(1_200);
 pub fn runtime() -> io::Result<Runtime> {
     runtime::Builder::new_current_thread().enable_all().build()
+}
+
+/// The end of connections at this socket.
+///
+/// The kernel hands over each datagram by itself. quinn has it join those that arrive together, up to 64 KiB, and asks
+/// a socket of its own whether it can. A confined process has no further socket: quinn takes that for a no and keeps
+/// room for one datagram, so that all but the first of those that were joined were lost. They would also be kept in
+/// memory together, for as long as a link has not read one of them.
+pub fn endpoint(socket: UdpSocket, server: Option<ServerConfig>) -> io::Result<Endpoint> {
+    let options = socket.try_clone()?;
+    let endpoint = Endpoint::new(EndpointConfig::default(), server, socket, Arc::new(TokioRuntime))?;
+    // A kernel that does not know the option joins none.
+    let _ = udp::set_joining(&options, false);
+    Ok(endpoint)
 }
 
 pub fn no_suite(error: impl std::fmt::Display) -> HandshakeError {
