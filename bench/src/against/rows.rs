@@ -53,6 +53,13 @@ pub enum DeviceLoad {
     Program(Work),
 }
 
+impl DeviceLoad {
+    /// Whether an importer asks for data before this load does.
+    pub fn is_read_ahead(&self) -> bool {
+        matches!(self, Self::Disk(DiskLoad { verb: Verb::Read, is_random: false, .. }))
+    }
+}
+
 /// A value that each start of both ends has once.
 #[derive(Clone, Copy, Debug)]
 pub enum Gauge {
