@@ -159,7 +159,7 @@ pub struct AttachArgs {
     /// 'auto': descriptors travel once, all together, and farbus fetches what keyboards, serial adapters and the like
     /// send before the kernel asks for it, if the device is far enough away. 'off': farbus asks the device only what
     /// the kernel asks.
-    #[arg(long, value_name = "MODE", default_value = Ahead::Auto.as_str())]
+    #[arg(long, value_name = "MODE", default_value = Ahead::Auto.as_str(), value_parser = ahead())]
     ahead: Ahead,
     /// Reserve bus, processor and path for it.
     ///
@@ -186,6 +186,16 @@ pub struct AttachArgs {
     /// connections by itself.
     #[arg(long)]
     no_sandbox: bool,
+}
+
+/// A parser for how far ahead a device is asked, with the words for the help.
+fn ahead() -> impl TypedValueParser<Value = Ahead> {
+    let help = |ahead: &Ahead| match ahead {
+        Ahead::Auto => "As far as its class allows, and its distance makes it worth while",
+        Ahead::Off => "Never: all that is asked of it is what its user asks",
+    };
+    let values = Ahead::ALL.iter().map(|ahead| PossibleValue::new(ahead.as_str()).help(help(ahead)));
+    PossibleValuesParser::new(values).try_map(|word| word.parse::<Ahead>())
 }
 
 /// A parser for the names of front ends, with their summaries for the help.

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use farbus::broker::SystemAccess;
 use farbus::exporter::session::threads::GRACE_MAX;
 use farbus::frontend::hold::limit_of;
@@ -34,7 +35,7 @@ pub struct LinkArgs {
     /// What links are made of.
     ///
     /// 'quic' is for networks that lose many packets or change their address. It needs a paired host.
-    #[arg(long, value_name = "WAY", default_value = Over::Tcp.as_str())]
+    #[arg(long, value_name = "WAY", default_value = Over::Tcp.as_str(), value_parser = over())]
     pub over: Over,
     /// Pass everything through a module.
     ///
@@ -55,6 +56,16 @@ pub struct LinkArgs {
 /// What is wrong with the words.
 pub fn hold_from(seconds: &str) -> Result<Duration, String> {
     limit_of(seconds.parse().map_err(|_| format!("'{seconds}' is no number of seconds"))?)
+}
+
+/// A parser for what links are made of, with the words for the help.
+fn over() -> impl TypedValueParser<Value = Over> {
+    let help = |over: &Over| match over {
+        Over::Tcp => "TLS over TCP",
+        Over::Quic => "QUIC: for networks that lose much, or change their address",
+    };
+    let values = Over::ALL.iter().map(|over| PossibleValue::new(over.as_str()).help(help(over)));
+    PossibleValuesParser::new(values).try_map(|word| word.parse::<Over>())
 }
 
 impl LinkArgs {

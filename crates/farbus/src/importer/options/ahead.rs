@@ -5,7 +5,6 @@ use std::str::FromStr;
 
 /// Whether a far device is asked for data before its user asks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-
 pub enum Ahead {
     /// As far as its class allows, and its distance makes it worth while.
     #[default]
@@ -15,6 +14,9 @@ pub enum Ahead {
 }
 
 impl Ahead {
+    /// All of them.
+    pub const ALL: [Ahead; 2] = [Ahead::Auto, Ahead::Off];
+
     /// The word for it in options.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -34,7 +36,7 @@ impl FromStr for Ahead {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let known = [Ahead::Auto, Ahead::Off].into_iter().find(|ahead| ahead.as_str() == text);
+        let known = Ahead::ALL.into_iter().find(|ahead| ahead.as_str() == text);
         known.ok_or_else(|| format!("'{text}' is no way to ask: there are auto and off"))
     }
 }

@@ -5,7 +5,6 @@ use std::str::FromStr;
 
 /// What the links of a session run over.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-
 pub enum Over {
     /// TLS over TCP.
     #[default]
@@ -15,6 +14,9 @@ pub enum Over {
 }
 
 impl Over {
+    /// All of them.
+    pub const ALL: [Over; 2] = [Over::Tcp, Over::Quic];
+
     /// The word for it in options.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -34,7 +36,7 @@ impl FromStr for Over {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let known = [Over::Tcp, Over::Quic].into_iter().find(|over| over.as_str() == text);
+        let known = Over::ALL.into_iter().find(|over| over.as_str() == text);
         known.ok_or_else(|| format!("'{text}' is no way to a host: there are tcp and quic"))
     }
 }
