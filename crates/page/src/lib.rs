@@ -8,41 +8,27 @@
 //! **It never touches** a device, a session or another host's link: it knows what `control` says of them.
 //!
 //! **Start reading at** `line/mod.rs`: it is two processes, of which the one that speaks HTTP has no rights; then
-//! `server.rs` (that one) and `rights/mod.rs` (the other).
+//! `http/server.rs` (that one) and `rights/mod.rs` (the other).
 //!
 //! **Why** a crate: what it shows is what any program can read, by the same types and with no way around them.
 
-mod answers;
 mod api;
-mod body;
-pub mod bus_drawing;
-mod connection;
 pub mod console_text;
-mod drawn;
-mod forming;
 #[cfg(test)]
 #[path = "../../wire/tests/fuzzing/mod.rs"]
 mod fuzzing;
-mod guard;
-mod html;
-mod lab;
+mod http;
+mod known;
 mod limits;
 mod line;
-mod metrics;
-mod operation;
 pub mod pictures;
-mod rates;
 mod rights;
-mod room;
-mod scope_schema;
-mod secure;
-mod server;
 mod shell;
-mod status;
 mod view;
 
 pub use api::{actions, table};
-pub use lab::HOSTS_VERB;
+pub use http::server::run;
+pub use known::lab::HOSTS_VERB;
 pub use line::VERB;
 pub use rights::{PageSettings, Place, Served, serve};
-pub use server::run;
+pub use view::bus_drawing;

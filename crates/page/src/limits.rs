@@ -9,20 +9,20 @@
 
 use farbus_model::budget::sum;
 
-use super::api::journal::{EVENT_BYTES_MAX, KEPT_MAX};
-use super::api::kept::{RECORDING_BYTES_MAX, SCROLLBACK_BYTES_MAX};
-use super::api::operations::{OUTPUT_BYTES_MAX, STACK_BYTES};
-use super::api::picture::{PICTURE_BYTES_MAX, PICTURES_MAX, READ_BYTES};
-use super::api::remembered::{CONSOLES_MAX, LASTING_MAX, RECORDINGS_MAX, REMEMBERED_MAX, RUNNING_MAX};
-use super::api::requests::BODY_BYTES_MAX;
-use super::api::transcript::TEXT_BYTES_MAX;
-use super::drawn::VIEW_BYTES_MAX;
-use super::lab::LAB_BYTES_MAX;
-use super::line::messages::{ANSWER_BYTES_MAX, AUTHORIZATION_BYTES_MAX, QUESTION_BYTES_MAX};
-use super::line::places::QUESTIONS_MAX;
-use super::rights::clients::{CONNECTIONS_MAX, OF_OTHERS_MAX, REMOTE_MAX};
-use super::secure::TLS_BYTES_MAX;
-use super::server::{BODIES_MAX, HEAD_BYTES_MAX, STREAMS_MAX, UNREAD_KIB_MAX};
+use crate::api::journal::{EVENT_BYTES_MAX, KEPT_MAX};
+use crate::api::kept::{RECORDING_BYTES_MAX, SCROLLBACK_BYTES_MAX};
+use crate::api::operations::{OUTPUT_BYTES_MAX, STACK_BYTES};
+use crate::api::picture::{PICTURE_BYTES_MAX, PICTURES_MAX, READ_BYTES};
+use crate::api::remembered::{CONSOLES_MAX, LASTING_MAX, RECORDINGS_MAX, REMEMBERED_MAX, RUNNING_MAX};
+use crate::api::requests::BODY_BYTES_MAX;
+use crate::api::transcript::TEXT_BYTES_MAX;
+use crate::http::drawn::VIEW_BYTES_MAX;
+use crate::http::secure::TLS_BYTES_MAX;
+use crate::http::server::{BODIES_MAX, HEAD_BYTES_MAX, STREAMS_MAX, UNREAD_KIB_MAX};
+use crate::known::lab::LAB_BYTES_MAX;
+use crate::line::messages::{ANSWER_BYTES_MAX, AUTHORIZATION_BYTES_MAX, QUESTION_BYTES_MAX};
+use crate::line::places::QUESTIONS_MAX;
+use crate::rights::clients::{CONNECTIONS_MAX, OF_OTHERS_MAX, REMOTE_MAX};
 
 /// The most that is held for clients, part by part, bytes.
 const PARTS: [(&str, usize); 18] = [

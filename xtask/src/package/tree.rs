@@ -40,7 +40,7 @@ const FILES: [Installed; 11] = [
     installed("packaging/prometheus/farbus-dashboard.json", "usr/share/farbus/farbus-dashboard.json", 0o644),
     installed("README.md", "usr/share/doc/farbus/README.md", 0o644),
     // The licence of the library that the page draws with.
-    installed("crates/page/src/vendor/uplot/LICENSE", "usr/share/doc/farbus/uplot.txt", 0o644),
+    installed("crates/page/src/view/vendor/uplot/LICENSE", "usr/share/doc/farbus/uplot.txt", 0o644),
 ];
 /// Where each shell looks for completions.
 const COMPLETIONS: [(&str, &str); 3] = [

@@ -10,8 +10,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::super::shell::quoted;
-use crate::scope_schema::scope;
+use crate::api::scope_schema::scope;
+use crate::shell::quoted;
 
 /// Characters of a path.
 const PATH_CHARS_MAX: u64 = 4096;
@@ -163,7 +163,7 @@ const ADDRESSES: Kind = Kind::Texts { chars_max: 128 };
 const MODULES: Kind = Kind::Texts { chars_max: NAME_CHARS_MAX };
 
 /// The actions that the page offers, in the order in which they are listed and described. What programs do besides is
-/// in [`super::commands`].
+/// in [`crate::api::commands`].
 pub const ACTIONS: &[Action] = &[
     Action {
         name: "share",
@@ -760,9 +760,9 @@ impl CommandLine {
 
 #[cfg(test)]
 mod tests {
-    use super::super::action_examples::examples;
-    use super::super::table;
     use super::*;
+    use crate::api::action_examples::examples;
+    use crate::api::table;
 
     /// The command of this action with these parameters.
     fn command(name: &str, given: Value) -> Result<CommandLine, Wrong> {

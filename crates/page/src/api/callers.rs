@@ -5,7 +5,7 @@ use std::time::SystemTime;
 use farbus_io::trust::{NoToken, Scope, StateError, Tokens};
 use hyper::StatusCode;
 
-use super::refusal::Refusal;
+use crate::api::refusal::Refusal;
 
 /// Who is at the other end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

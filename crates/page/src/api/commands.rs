@@ -6,7 +6,7 @@
 
 use farbus_io::trust::Scope;
 
-use super::actions::{
+use crate::api::actions::{
     ADDRESS, ATTACHED, Action, At, DAY_S, HOST, HOSTS, Kind, NAME_CHARS_MAX, Parameter, REASON, REASON_CHARS_MAX, Runs,
     SHARED, device, parameter, switch,
 };

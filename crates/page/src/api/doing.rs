@@ -10,13 +10,13 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 use tokio::time::timeout;
 
-use super::super::operation::State;
-use super::actions::Wrong;
-use super::callers::Caller;
-use super::operations::{self, Operations};
-use super::refusal::Refusal;
-use super::remembered::Operation;
-use super::routes::{Found, OPERATIONS_AT};
+use crate::api::actions::Wrong;
+use crate::api::callers::Caller;
+use crate::api::operations::{self, Operations};
+use crate::api::refusal::Refusal;
+use crate::api::remembered::Operation;
+use crate::api::routes::{Found, OPERATIONS_AT};
+use crate::known::operation::State;
 
 /// How long the end of a command that takes seconds is waited for; then it goes on as an operation.
 const BRIEF_TIME_MAX: Duration = Duration::from_secs(30);

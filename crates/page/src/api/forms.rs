@@ -5,7 +5,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::actions::{Action, At, Kind, Runs, Wrong};
+use crate::api::actions::{Action, At, Kind, Runs, Wrong};
 
 /// Fields of a form that are read; an action has fewer.
 pub const FIELDS_MAX: usize = 64;
@@ -74,8 +74,8 @@ pub fn line(action: &'static Action, given: &Map<String, Value>) -> (String, Opt
 
 #[cfg(test)]
 mod tests {
-    use super::super::table::{action, all};
     use super::*;
+    use crate::api::table::{action, all};
 
     fn sent<'a>(name: &str, fields: &'a [(&'a str, &'a str)]) -> (&'static Action, Map<String, Value>) {
         let action = action(name).unwrap();

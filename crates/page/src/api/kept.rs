@@ -1,8 +1,8 @@
 //! What is kept of the output of a command that shows what a device sends: a recording, the text of a console, or the
 //! newest picture of a stream.
 
-use super::picture::Screen;
-use super::transcript::Transcript;
+use crate::api::picture::Screen;
+use crate::api::transcript::Transcript;
 use crate::console_text::ConsoleText;
 
 /// What is recorded in one operation, bytes; then its command is ended.

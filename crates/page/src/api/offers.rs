@@ -9,9 +9,9 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::super::lab::{LabDevice, LabHost};
-use super::forms;
-use super::table::action;
+use crate::api::forms;
+use crate::api::table::action;
+use crate::known::lab::{LabDevice, LabHost};
 
 /// An action that is offered for a device.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
@@ -175,9 +175,9 @@ pub fn first(process: &ProcessStatus, device: &ProcessDevice) -> Option<String> 
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::lab;
-    use super::super::super::status::tests::{device as said, process};
     use super::*;
+    use crate::known::lab;
+    use crate::known::status::tests::{device as said, process};
 
     fn offered(role: &str, device: Value) -> Vec<(&'static str, Option<String>)> {
         let offers = of(&process(json!({ "role": role })), &said(device));
@@ -237,7 +237,7 @@ mod tests {
         let attached = json!({ "name": "disk", "title": "lab3/disk", "state": "attached" });
         assert_eq!(line("attach", attached, "migrate").as_deref(), Some("farbus migrate lab3/disk --to=HOST"));
         // Every parameter that may be missing has a word that its action takes.
-        for action in super::super::table::all() {
+        for action in crate::api::table::all() {
             let offer = offer(action.name, "", json!({})).unwrap_or_else(|| panic!("{}", action.name));
             assert_eq!(offer.command.is_none(), !action.required().is_empty(), "{}", action.name);
             assert_eq!(offer.missing, action.required());

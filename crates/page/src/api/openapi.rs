@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 
-use super::actions::Action;
-use super::routes::{Endpoint, Found, all};
-use super::schemas::{self, Add, Description, Info};
+use crate::api::actions::Action;
+use crate::api::routes::{Endpoint, Found, all};
+use crate::api::schemas::{self, Add, Description, Info};
 use crate::pictures::Kind;
 
 /// What a refusal is: a line of text.
@@ -265,12 +265,12 @@ fn reference(name: &str) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use super::super::table;
     use super::*;
+    use crate::api::table;
 
     #[test]
     fn every_route_and_every_action_is_in_the_description_with_its_method_and_scope() {
-        let document = crate::answers::description();
+        let document = crate::http::answers::description();
         assert_eq!(document["openapi"], "3.1.0");
         let mut ids = std::collections::BTreeSet::new();
         for (path, found) in all() {
@@ -293,7 +293,7 @@ mod tests {
 
     #[test]
     fn every_reference_leads_somewhere() {
-        let document = crate::answers::description();
+        let document = crate::http::answers::description();
         let text = document.to_string();
         let mut count = 0;
         for rest in text.split("\"$ref\":\"#/components/schemas/").skip(1) {
@@ -306,7 +306,7 @@ mod tests {
 
     #[test]
     fn every_schema_that_is_named_is_there_once_under_a_name_of_its_own() {
-        let document = crate::answers::description();
+        let document = crate::http::answers::description();
         let schemas = document["components"]["schemas"].as_object().unwrap();
         let text = document.to_string();
         let mut count = 0;
@@ -349,7 +349,7 @@ mod tests {
 
     #[test]
     fn what_is_absent_rather_than_null_is_neither_required_nor_null() {
-        let document = crate::answers::description();
+        let document = crate::http::answers::description();
         let shared = &document["components"]["schemas"]["SharedDevice"];
         assert_eq!(shared["properties"]["user"]["type"], "string");
         assert_eq!(shared["properties"]["lease"]["$ref"], "#/components/schemas/LeaseStatus");

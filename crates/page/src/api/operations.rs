@@ -19,16 +19,16 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use super::super::operation::{DrawnOperation, State};
-use super::actions::{CommandLine, Runs};
-use super::callers::Caller;
-use super::journal::{Journal, Kind};
-use super::kept::{Kept, Scrollback};
-use super::picture::Screen;
-use super::remembered::{Operation, Remembered, Table};
-use super::subjects;
-use super::table::action;
-use super::transcript::Transcript;
+use crate::api::actions::{CommandLine, Runs};
+use crate::api::callers::Caller;
+use crate::api::journal::{Journal, Kind};
+use crate::api::kept::{Kept, Scrollback};
+use crate::api::picture::Screen;
+use crate::api::remembered::{Operation, Remembered, Table};
+use crate::api::subjects;
+use crate::api::table::action;
+use crate::api::transcript::Transcript;
+use crate::known::operation::{DrawnOperation, State};
 
 /// What is kept of the output of a command, bytes.
 pub const OUTPUT_BYTES_MAX: u64 = 256 << 10;

@@ -13,10 +13,10 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use super::super::operation::{On, State};
-use super::callers::Caller;
-use super::kept::Kept;
-use super::picture::PICTURES_MAX;
+use crate::api::callers::Caller;
+use crate::api::kept::Kept;
+use crate::api::picture::PICTURES_MAX;
+use crate::known::operation::{On, State};
 
 /// Operations that are remembered; the oldest that has ended is forgotten of the caller that has most.
 pub const REMEMBERED_MAX: usize = 96;
@@ -240,8 +240,8 @@ impl Table {
 mod tests {
     use farbus_io::trust::Scope;
 
-    use super::super::transcript::Transcript;
     use super::*;
+    use crate::api::transcript::Transcript;
 
     fn caller(called: &str, scope: Scope) -> Caller {
         Caller { scope: Some(scope), has_token: true, called: called.to_owned(), until: None }

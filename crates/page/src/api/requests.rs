@@ -11,7 +11,7 @@ use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 use serde_json::{Map, Value};
 use tokio::time::timeout;
 
-use super::refusal::Refusal;
+use crate::api::refusal::Refusal;
 
 /// The longest body of a change, bytes.
 pub const BODY_BYTES_MAX: u64 = 16 << 10;

@@ -3,8 +3,8 @@
 use farbus_io::trust::Scope;
 use hyper::Method;
 
-use super::actions::{ACTIONS, Action};
-use super::table::{self, action};
+use crate::api::actions::{ACTIONS, Action};
+use crate::api::table::{self, action};
 
 /// Where actions are: their name follows.
 pub const ACTIONS_AT: &str = "/api/v1/actions/";

@@ -10,10 +10,10 @@ use schemars::{JsonSchema, Schema};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use super::super::lab::LabDevice;
-use super::doing::{Told, ToldAll, WrongBody};
-use super::offers::Offer;
-use crate::scope_schema::scope;
+use crate::api::doing::{Told, ToldAll, WrongBody};
+use crate::api::offers::Offer;
+use crate::api::scope_schema::scope;
+use crate::known::lab::LabDevice;
 
 /// Adds schemas of types that are not known here.
 pub type Add = fn(&mut SchemaGenerator);
@@ -179,7 +179,7 @@ pub struct OtherRow {
     /// What can be done with it.
     actions: Vec<Offer>,
     /// Who says this.
-    from: super::super::lab::Source,
+    from: crate::known::lab::Source,
     /// When its host, or the directory about it, was heard last: seconds since 1970 by this host's clock.
     heard_s: Option<u64>,
     /// What a command attaches to use it; null if no command can.

@@ -2,7 +2,7 @@
 
 use farbus_control::process::{ProcessDevice, ProcessStatus, devices_of};
 
-use super::super::operation::On;
+use crate::known::operation::On;
 
 /// The number of the process and the name of the device that `action` does something with, when its command line calls
 /// it `subject`: as the command finds it, the first that has the name. `None`: no process has such a device.
@@ -34,8 +34,8 @@ pub fn find(processes: &[ProcessStatus], action: &str, subject: &str) -> Option<
 mod tests {
     use serde_json::json;
 
-    use super::super::super::status::tests::status;
     use super::*;
+    use crate::known::status::tests::status;
 
     #[test]
     fn a_device_is_found_once_by_its_process_and_as_a_command_finds_it() {

@@ -1,7 +1,7 @@
 //! Every action: those that the page offers, then those for programs.
 
-use super::actions::{ACTIONS, Action};
-use super::commands::COMMANDS;
+use crate::api::actions::{ACTIONS, Action};
+use crate::api::commands::COMMANDS;
 
 /// All of them, in the order in which they are listed and described.
 pub fn all() -> impl Iterator<Item = &'static Action> {

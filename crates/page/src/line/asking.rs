@@ -9,13 +9,13 @@ use tokio::net::UnixStream;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::{oneshot, watch};
 
-use super::super::api::journal::Journal;
-use super::super::api::refusal::Refusal;
-use super::super::lab::Lab;
-use super::super::status::Status;
-use super::frames::{Decoder, TooLong, encoded, receive, send};
-use super::messages::{ANSWER_BYTES_MAX, Answer, By, QUESTION_BYTES_MAX, Question, Said, Told, Wanted};
-use super::places::{Place, Places};
+use crate::api::journal::Journal;
+use crate::api::refusal::Refusal;
+use crate::known::lab::Lab;
+use crate::known::status::Status;
+use crate::line::frames::{Decoder, TooLong, encoded, receive, send};
+use crate::line::messages::{ANSWER_BYTES_MAX, Answer, By, QUESTION_BYTES_MAX, Question, Said, Told, Wanted};
+use crate::line::places::{Place, Places};
 
 /// Asks the process that has the rights, and keeps what it says of the processes and of events.
 #[derive(Debug)]

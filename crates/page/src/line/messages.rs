@@ -5,10 +5,10 @@ use farbus_io::trust::Scope;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::super::api::journal::Kind;
-use super::super::api::routes::{self, Endpoint};
-use super::super::lab::Lab;
-use super::super::status::Processes;
+use crate::api::journal::Kind;
+use crate::api::routes::{self, Endpoint};
+use crate::known::lab::Lab;
+use crate::known::status::Processes;
 
 /// The longest message to the process that has the rights, bytes: twice a body and twice a header's line, for a text is
 /// longer in JSON.

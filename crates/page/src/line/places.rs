@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use farbus_io::trust::Scope;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::messages::By;
+use crate::line::messages::By;
 
 /// Questions of owners that are under way at a time.
 const OF_OWNERS_MAX: usize = 32;

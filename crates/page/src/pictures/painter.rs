@@ -5,8 +5,8 @@ use std::borrow::Cow;
 use farbus_session::native::stream::{Description, Format, PixelFormat};
 use png::{ColorType, Compression, Encoder, EncodingError};
 
-use super::kind::{Kind, is_sane};
-use super::splitter::first_of;
+use crate::pictures::kind::{Kind, is_sane};
+use crate::pictures::splitter::first_of;
 
 /// The pixel formats whose frames are JPEG, as Video4Linux names them.
 const JPEG: [PixelFormat; 2] = [PixelFormat(*b"MJPG"), PixelFormat(*b"JPEG")];
@@ -106,8 +106,8 @@ fn add_rgb(line: &[u8], rgb: &mut Vec<u8>) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::splitter::tests::jpeg;
     use super::*;
+    use crate::pictures::splitter::tests::jpeg;
 
     fn video(letters: &[u8; 4], width: u16, height: u16, frame_bytes_max: u32) -> Description {
         let format = Format::Video { pixels: PixelFormat(*letters), width, height, rate_mhz: 0 };

@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use super::kind::{JPEG_BEGIN, Kind, PNG_SIGNATURE, is_sane};
+use crate::pictures::kind::{JPEG_BEGIN, Kind, PNG_SIGNATURE, is_sane};
 
 /// Markers of JPEG (ITU-T T.81, table B.1): the second byte.
 mod marker {
@@ -207,7 +207,7 @@ impl Walk {
         Ok(())
     }
 
-    /// A chunk of a PNG as [`super::png`] writes it: the head, the data, the end, and no other.
+    /// A chunk of a PNG as [`crate::pictures::png`] writes it: the head, the data, the end, and no other.
     fn chunk(&mut self, name: [u8; 4], data: &[u8]) -> Result<(), NoPicture> {
         match (&name, data) {
             (b"IHDR", &[a, b, c, d, e, f, g, h, _, _, _, _, _]) => {
@@ -243,8 +243,8 @@ impl Walk {
 pub mod tests {
     use png::ColorType;
 
-    use super::super::painter;
     use super::*;
+    use crate::pictures::painter;
 
     fn encode(width: u32, height: u32, samples: ColorType, pixels: &[u8]) -> Vec<u8> {
         painter::encode(width, height, samples, pixels).unwrap()

@@ -16,13 +16,13 @@ use serde_json::json;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use super::super::api::journal::{Journal, Kind};
-use super::super::api::operations::Operations;
-use super::super::lab::Lab;
-use super::super::line::messages::Wanted;
-use super::super::status::{Processes, Swapping};
-use super::lab::Gatherer;
-use super::locking::lock;
+use crate::api::journal::{Journal, Kind};
+use crate::api::operations::Operations;
+use crate::known::lab::Lab;
+use crate::known::status::{Processes, Swapping};
+use crate::line::messages::Wanted;
+use crate::rights::lab::Gatherer;
+use crate::rights::locking::lock;
 
 /// How often the processes are asked while somebody looks. An answer that is younger than this is given again.
 const ASK_EVERY: Duration = Duration::from_millis(500);

@@ -19,7 +19,7 @@ use farbus_io::trust::Scope;
 use rustix::net::{Shutdown, shutdown};
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::super::api::callers::Client;
+use crate::api::callers::Client;
 
 /// Connections of the owner at a time, and of others; a further one is closed at once.
 pub const CONNECTIONS_MAX: usize = 1152;

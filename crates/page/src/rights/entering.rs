@@ -6,9 +6,9 @@ use std::time::SystemTime;
 use farbus_io::trust::{Folder, Invitation, NoCode, NotRedeemed, Outcome, StateError, Tokens};
 use hyper::StatusCode;
 
-use super::super::api::operations::Operations;
-use super::super::api::refusal::Refusal;
-use super::super::line::messages::Answer;
+use crate::api::operations::Operations;
+use crate::api::refusal::Refusal;
+use crate::line::messages::Answer;
 
 /// Takes the code, and makes the token. Both have a line in the audit log. It blocks while another process changes the
 /// owner's files.

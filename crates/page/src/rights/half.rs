@@ -24,25 +24,25 @@ use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use tracing::{debug, warn};
 
-use super::super::api::callers::{Caller, Client};
-use super::super::api::doing::{self, ToldAll};
-use super::super::api::journal::Journal;
-use super::super::api::operations::Operations;
-use super::super::api::refusal::Refusal;
-use super::super::api::{offers, routes};
-use super::super::lab::Lab;
-use super::super::line::frames::{Decoder, TooLong, encoded, receive, send};
-use super::super::line::messages::{
+use crate::api::callers::{Caller, Client};
+use crate::api::doing::{self, ToldAll};
+use crate::api::journal::Journal;
+use crate::api::operations::Operations;
+use crate::api::refusal::Refusal;
+use crate::api::{offers, routes};
+use crate::known::lab::Lab;
+use crate::known::status::Processes;
+use crate::line::frames::{Decoder, TooLong, encoded, receive, send};
+use crate::line::messages::{
     ANSWER_BYTES_MAX, AUTHORIZATION_BYTES_MAX, Answer, Begin, BeginTls, By, QUESTION_BYTES_MAX, Question, Said, Told,
     Wanted,
 };
-use super::super::line::places::Places;
-use super::super::line::{NO_SANDBOX, VERB, hex};
-use super::super::status::Processes;
-use super::asker::{Asked, Asker};
-use super::clients::{CONNECTIONS_MAX, Clients, REMOTE_MAX, Shown};
-use super::locking::lock;
-use super::{entering, reading};
+use crate::line::places::Places;
+use crate::line::{NO_SANDBOX, VERB, hex};
+use crate::rights::asker::{Asked, Asker};
+use crate::rights::clients::{CONNECTIONS_MAX, Clients, REMOTE_MAX, Shown};
+use crate::rights::locking::lock;
+use crate::rights::{entering, reading};
 
 /// How long a process may take to give its rights away.
 const START_TIME_MAX: Duration = Duration::from_secs(10);

@@ -18,8 +18,8 @@ use serde::Deserialize;
 use serde_json::Value;
 use tracing::debug;
 
-use super::super::lab::{HOSTS_VERB, Lab, LabDevice, LabHost, Room, SaidDevice, Source, short};
-use super::locking::lock;
+use crate::known::lab::{HOSTS_VERB, Lab, LabDevice, LabHost, Room, SaidDevice, Source, short};
+use crate::rights::locking::lock;
 
 /// How often hosts are asked while somebody looks, and how often those whose daemon follows the directory.
 const LOOK_EVERY: Duration = Duration::from_secs(10);

@@ -38,9 +38,9 @@ use self::asker::Asker;
 use self::clients::CONNECTIONS_MAX;
 use self::half::{Half, Shared};
 use self::spare::{ACCEPT_PAUSE, Spare};
-use super::api::callers::Client;
-use super::api::journal::Journal;
-use super::api::operations::Operations;
+use crate::api::callers::Client;
+use crate::api::journal::Journal;
+use crate::api::operations::Operations;
 
 /// Descriptors that a confined process has besides its connections.
 const DESCRIPTORS_OF_OWN: usize = 32;

@@ -9,7 +9,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::super::view::{Details, Shareable};
+use crate::view::{Details, Shareable};
 
 /// Events of a device.
 const EVENTS_MAX: usize = 50;

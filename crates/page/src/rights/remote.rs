@@ -11,10 +11,10 @@ use farbus_io::trust::{Folder, PageKey, RemotePage, StateError, host_name};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::sleep;
 
-use super::super::line::hex;
-use super::super::line::messages::BeginTls;
-use super::half::RemoteSite;
-use super::spare::{ACCEPT_PAUSE, Spare};
+use crate::line::hex;
+use crate::line::messages::BeginTls;
+use crate::rights::half::RemoteSite;
+use crate::rights::spare::{ACCEPT_PAUSE, Spare};
 
 /// What the kernel holds of a connection before it was sent, bytes.
 const UNSENT_BYTES_MAX: u32 = 16 << 10;

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use tracing::warn;
 
-use super::super::api::callers::Client;
-use super::half::{Half, Shared};
-use super::locking::lock;
+use crate::api::callers::Client;
+use crate::rights::half::{Half, Shared};
+use crate::rights::locking::lock;
 
 /// After an error of the system, such as too many open files, connections are taken again after this time.
 pub const ACCEPT_PAUSE: Duration = Duration::from_millis(100);

@@ -4,11 +4,11 @@ use farbus_control::process::ProcessStatus;
 use farbus_control::reservation::{BusStatus, PlaceStatus};
 use maud::{Markup, PreEscaped, html};
 
-use super::super::status::Status;
-use super::devices::{note, notes};
-use super::drawing::{Drawing, Keys, List, Part, Piece, key_of};
-use super::text::{table, theirs, whole};
-use crate::bus_drawing::{BusDrawing, COLUMNS_MAX, Picture, PlaceDrawing};
+use crate::known::status::Status;
+use crate::view::bus_drawing::{BusDrawing, COLUMNS_MAX, Picture, PlaceDrawing};
+use crate::view::devices::{note, notes};
+use crate::view::drawing::{Drawing, Keys, List, Part, Piece, key_of};
+use crate::view::text::{table, theirs, whole};
 
 /// Buses that are drawn, of all processes together.
 const BUSES_MAX: usize = 8;
@@ -116,8 +116,8 @@ fn section(key: &str, process: &ProcessStatus, bus: &BusStatus) -> Markup {
 mod tests {
     use serde_json::{Value, json};
 
-    use super::super::super::status::tests::status;
     use super::*;
+    use crate::known::status::tests::status;
 
     fn html(buses: Value) -> String {
         let drawing = draw(&status(json!([{ "pid": 7, "role": "share", "devices": [], "buses": buses }])));

@@ -4,7 +4,7 @@ use farbus_control::descriptors::{DescriptorTree, EndpointTree, InterfaceTree};
 use farbus_control::units::format_bytes;
 use maud::{Markup, html};
 
-use super::text::theirs;
+use crate::view::text::theirs;
 
 /// Elements of one level of the tree. A device has at most 32 endpoints in a setting; a configuration of 64 KiB could
 /// have thousands of settings.

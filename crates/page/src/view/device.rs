@@ -11,15 +11,15 @@ use farbus_io::trust::Scope;
 use maud::{Markup, Render, html};
 use serde::{Deserialize, Serialize};
 
-use super::super::shell::{command, is_deceptive};
-use super::super::status::Status;
-use super::descriptors;
-use super::devices::notes;
-use super::drawing::{Drawing, List, Part, Piece};
-use super::forms::{Reader, Shareable};
-use super::rows::{icon, state_of};
-use super::text::{encoded, span, table, theirs, value_in, whole};
-use super::{forms, latency as over_time, operations, picture};
+use crate::known::status::Status;
+use crate::shell::{command, is_deceptive};
+use crate::view::descriptors;
+use crate::view::devices::notes;
+use crate::view::drawing::{Drawing, List, Part, Piece};
+use crate::view::forms::{Reader, Shareable};
+use crate::view::rows::{icon, state_of};
+use crate::view::text::{encoded, span, table, theirs, value_in, whole};
+use crate::view::{forms, latency as over_time, operations, picture};
 
 /// The longest query that is read, bytes; the rest of a request is limited before.
 pub const QUERY_BYTES_MAX: usize = 8 << 10;
@@ -391,8 +391,8 @@ fn events(events: &[Event]) -> Markup {
 mod tests {
     use serde_json::{Value, json};
 
-    use super::super::super::status::tests::status;
     use super::*;
+    use crate::known::status::tests::status;
 
     #[test]
     fn a_device_of_a_process_that_was_restarted_is_found_by_its_name_and_no_other_one_is() {

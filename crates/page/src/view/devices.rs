@@ -6,12 +6,12 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use farbus_io::trust::Scope;
 use maud::{Markup, PreEscaped, html};
 
-use super::super::lab::Lab;
-use super::super::status::Status;
-use super::drawing::{Drawing, Keys, List, Part, Piece};
-use super::forms::Reader;
-use super::rows::{CLASSES, Row, rows};
-use super::text::{encoded, span, theirs, value_in, whole};
+use crate::known::lab::Lab;
+use crate::known::status::Status;
+use crate::view::drawing::{Drawing, Keys, List, Part, Piece};
+use crate::view::forms::Reader;
+use crate::view::rows::{CLASSES, Row, rows};
+use crate::view::text::{encoded, span, theirs, value_in, whole};
 
 /// Rows of a page. `/api/v1/status` has them all.
 pub const ROWS_MAX: usize = 100;
@@ -247,15 +247,15 @@ mod tests {
 
     use serde_json::{Value, json};
 
-    use super::super::super::html::document;
-    use super::super::super::html::tests::owner;
-    use super::super::super::lab::tests::{host, said};
-    use super::super::super::lab::{LabHost, Source};
-    use super::super::super::shell::NAME_BYTES_MAX;
-    use super::super::super::status::tests::status;
-    use super::super::View;
-    use super::super::live::Shown;
     use super::*;
+    use crate::http::html::document;
+    use crate::http::html::tests::owner;
+    use crate::known::lab::tests::{host, said};
+    use crate::known::lab::{LabHost, Source};
+    use crate::known::status::tests::status;
+    use crate::shell::NAME_BYTES_MAX;
+    use crate::view::View;
+    use crate::view::live::Shown;
 
     /// Bytes of a page of devices whose texts are of usual length, and elements of it.
     const PAGE_BYTES_MAX: usize = 100 << 10;

@@ -9,16 +9,16 @@ use maud::{Markup, html};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::super::api::actions::{Action, HOSTS, Kind, Parameter, Wrong};
-use super::super::api::forms;
-use super::super::api::offers;
-use super::super::api::routes::{FORMS_AT, OPERATIONS_AT};
-use super::super::api::table;
-use super::super::operation::DrawnOperation;
-use super::super::shell::command;
-use super::super::status::Status;
-use super::drawing::{Drawing, Piece};
-use super::text::{sent_back, table, theirs, whole};
+use crate::api::actions::{Action, HOSTS, Kind, Parameter, Wrong};
+use crate::api::forms;
+use crate::api::offers;
+use crate::api::routes::{FORMS_AT, OPERATIONS_AT};
+use crate::api::table;
+use crate::known::operation::DrawnOperation;
+use crate::known::status::Status;
+use crate::shell::command;
+use crate::view::drawing::{Drawing, Piece};
+use crate::view::text::{sent_back, table, theirs, whole};
 
 /// Choices of one list.
 const CHOICES_MAX: usize = 256;

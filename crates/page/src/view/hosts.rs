@@ -2,12 +2,12 @@
 
 use maud::{Markup, html};
 
-use super::super::lab::{Lab, LabHost, Source};
-use super::super::status::Status;
-use super::devices::{note, notes, table_begin};
-use super::drawing::{Drawing, Keys, List, Part, Piece, key_of};
-use super::rows::{HERE, ago};
-use super::text::{encoded, theirs, whole};
+use crate::known::lab::{Lab, LabHost, Source};
+use crate::known::status::Status;
+use crate::view::devices::{note, notes, table_begin};
+use crate::view::drawing::{Drawing, Keys, List, Part, Piece, key_of};
+use crate::view::rows::{HERE, ago};
+use crate::view::text::{encoded, theirs, whole};
 
 /// Hosts that are listed.
 const HOSTS_MAX: usize = 200;
@@ -121,9 +121,9 @@ mod tests {
 
     use serde_json::json;
 
-    use super::super::super::lab::tests::{host, said};
-    use super::super::super::status::tests::status;
     use super::*;
+    use crate::known::lab::tests::{host, said};
+    use crate::known::status::tests::status;
 
     fn drawn(hosts: Vec<LabHost>) -> String {
         let mut status = status(json!([{ "pid": 7, "role": "share", "devices": [

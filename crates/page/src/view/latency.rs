@@ -6,7 +6,7 @@ use std::fmt::Write;
 use farbus_control::session::{Percentiles, Second, Seconds};
 use maud::{Markup, html};
 
-use super::text::table;
+use crate::view::text::table;
 
 /// Seconds that are told; their process keeps no more.
 const SECONDS_MAX: u64 = 180;

@@ -4,7 +4,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use serde_json::{Map, Value, json};
 
-use super::drawing::{Drawing, List, Part};
+use crate::view::drawing::{Drawing, List, Part};
 
 /// Bytes of an event. A browser loads the view again instead of receiving more at once.
 pub const EVENT_BYTES_MAX: usize = 64 << 10;
@@ -71,8 +71,8 @@ fn hash(of: impl Hash) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::drawing::Piece;
     use super::*;
+    use crate::view::drawing::Piece;
 
     fn drawing(parts: &[(&str, &str)]) -> Drawing {
         let part = |(key, html): &(&str, &str)| Part { key: (*key).to_owned(), html: (*html).to_owned() };

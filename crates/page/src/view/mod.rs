@@ -1,6 +1,7 @@
 //! What can be shown: each view draws a status as a document, and as parts of which only those that change are sent.
 
 mod bus;
+pub mod bus_drawing;
 mod descriptors;
 mod device;
 mod devices;
@@ -28,7 +29,7 @@ pub use self::live::{EVENT_BYTES_MAX as VIEW_EVENT_BYTES_MAX, Look, Shown};
 pub use self::text::encoded;
 use self::text::value_in;
 pub use self::text::{pairs_in, whole};
-use super::status::Status;
+use crate::known::status::Status;
 
 /// A view of what the processes say.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -7,11 +7,11 @@ use farbus_control::process::{ProcessDevice, ProcessStatus};
 use farbus_control::units::format_bytes;
 use maud::{Markup, html};
 
-use super::super::status::Status;
-use super::devices::{notes, part};
-use super::drawing::{Drawing, List, Piece};
-use super::rows::HERE;
-use super::text::{table, theirs, whole};
+use crate::known::status::Status;
+use crate::view::devices::{notes, part};
+use crate::view::drawing::{Drawing, List, Piece};
+use crate::view::rows::HERE;
+use crate::view::text::{table, theirs, whole};
 
 /// Hosts and connections that are drawn and listed.
 const HOSTS_MAX: usize = 40;
@@ -242,10 +242,10 @@ mod tests {
 
     use serde_json::json;
 
-    use super::super::super::lab::tests::{host, said};
-    use super::super::super::lab::{Lab, LabHost};
-    use super::super::super::status::tests::status;
     use super::*;
+    use crate::known::lab::tests::{host, said};
+    use crate::known::lab::{Lab, LabHost};
+    use crate::known::status::tests::status;
 
     #[test]
     fn connection_that_both_ends_tell_is_drawn_once() {

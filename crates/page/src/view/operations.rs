@@ -8,10 +8,10 @@ use farbus_control::units::format_bytes;
 use farbus_io::trust::Scope;
 use maud::{Markup, html};
 
-use super::super::operation::{DrawnOperation, State};
-use super::super::status::Status;
-use super::forms::{self, Reader};
-use super::text::{span, theirs, whole};
+use crate::known::operation::{DrawnOperation, State};
+use crate::known::status::Status;
+use crate::view::forms::{self, Reader};
+use crate::view::text::{span, theirs, whole};
 
 /// Operations of a device that are drawn, the latest first.
 const DRAWN_MAX: usize = 8;
@@ -291,9 +291,9 @@ fn kept(of: &str, operation: &DrawnOperation, reader: Reader<'_>, read: impl Fn(
 mod tests {
     use serde_json::{Value, json};
 
-    use super::super::super::status::Swapping;
-    use super::super::super::status::tests::{device as said, process as a_process, status};
     use super::*;
+    use crate::known::status::Swapping;
+    use crate::known::status::tests::{device as said, process as a_process, status};
 
     const OWNER: Reader<'static> = Reader { back: "/", may: Scope::Own };
 

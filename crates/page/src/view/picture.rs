@@ -4,11 +4,11 @@ use farbus_control::process::{ProcessDevice, ProcessStatus};
 use farbus_io::trust::Scope;
 use maud::{Markup, html};
 
-use super::super::operation::{DrawnOperation, State};
-use super::super::status::Status;
-use super::forms::Reader;
-use super::operations::{about, heading, list, stop};
-use super::text::{theirs, whole};
+use crate::known::operation::{DrawnOperation, State};
+use crate::known::status::Status;
+use crate::view::forms::Reader;
+use crate::view::operations::{about, heading, list, stop};
+use crate::view::text::{theirs, whole};
 
 /// The greatest number that is believed to be a size of a picture.
 const SIDE_MAX: u64 = 16_384;
@@ -96,8 +96,8 @@ pub fn images(
 mod tests {
     use serde_json::{Value, json};
 
-    use super::super::super::status::tests::{device as said, process, status};
     use super::*;
+    use crate::known::status::tests::{device as said, process, status};
 
     const OWNER: Reader<'static> = Reader { back: "/", may: Scope::Own };
 

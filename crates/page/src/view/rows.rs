@@ -7,14 +7,14 @@ use farbus_control::process::{ProcessDevice, ProcessStatus};
 use maud::{Markup, html};
 use serde_json::{Value, json};
 
-use super::super::api::offers::{self, Offer};
-use super::super::api::schemas::ProcessPlace;
-use super::super::lab::{Lab, LabDevice, LabHost, Source};
-use super::super::shell::NAME_BYTES_MAX;
-use super::super::status::Status;
-use super::drawing::key_of;
-use super::forms::{Reader, attach_here};
-use super::text::{encoded, span, theirs, whole};
+use crate::api::offers::{self, Offer};
+use crate::api::schemas::ProcessPlace;
+use crate::known::lab::{Lab, LabDevice, LabHost, Source};
+use crate::known::status::Status;
+use crate::shell::NAME_BYTES_MAX;
+use crate::view::drawing::key_of;
+use crate::view::forms::{Reader, attach_here};
+use crate::view::text::{encoded, span, theirs, whole};
 
 /// Hosts that wait for a device, as its row names them.
 const WAITING_MAX: usize = 3;

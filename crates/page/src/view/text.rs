@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use maud::{Markup, PreEscaped, html};
 
-use super::super::shell::is_deceptive;
+use crate::shell::is_deceptive;
 
 /// Characters of one text of a device.
 const TEXT_CHARS_MAX: usize = 160;

@@ -8,9 +8,9 @@ use farbus_control::process::{ProcessDevice, ProcessStatus, devices_of};
 use farbus_control::swap::SwapStatus;
 use serde::{Deserialize, Serialize};
 
-use super::lab::Lab;
-use super::operation::DrawnOperation;
-use super::rates::Rates;
+use crate::known::lab::Lab;
+use crate::known::operation::DrawnOperation;
+use crate::known::rates::Rates;
 
 /// What all processes of the user said of themselves at a moment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -7,10 +7,10 @@ use farbus_io::trust::Scope;
 use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderMap, HeaderName, ORIGIN, TRANSFER_ENCODING};
 use hyper::{Method, StatusCode, Uri};
 
-use super::api::callers::Caller;
-use super::api::refusal::{Refusal, only, refuse};
-use super::api::requests::BODY_BYTES_MAX;
-use super::api::routes::{self, Found};
+use crate::api::callers::Caller;
+use crate::api::refusal::{Refusal, only, refuse};
+use crate::api::requests::BODY_BYTES_MAX;
+use crate::api::routes::{self, Found};
 
 /// How a page is reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -228,8 +228,8 @@ fn length_of(headers: &HeaderMap) -> Result<u64, Refusal> {
 mod tests {
     use farbus_io::trust::Tokens;
 
-    use super::super::api::callers::Client;
     use super::*;
+    use crate::api::callers::Client;
 
     fn checked(client: Client, method: &str, uri: &str, lines: &[(&'static str, &str)]) -> u16 {
         let mut headers = HeaderMap::new();

@@ -4,22 +4,22 @@ use farbus_control::daemon::Elsewhere;
 use farbus_io::trust::Scope;
 use maud::{Markup, PreEscaped, html};
 
-use super::api::callers::Caller;
-use super::api::routes::LEAVE_AT;
-use super::status::Status;
-use super::view::{Details, List, Piece, Shown, View, whole};
+use crate::api::callers::Caller;
+use crate::api::routes::LEAVE_AT;
+use crate::known::status::Status;
+use crate::view::{Details, List, Piece, Shown, View, whole};
 
 /// The style of the page.
-pub const STYLE: &str = include_str!("page.css");
+pub const STYLE: &str = include_str!("../view/page.css");
 /// The icon of the page, PNG: a browser that may load pictures asks for one.
-pub const ICON: &[u8] = include_bytes!("icon.png");
+pub const ICON: &[u8] = include_bytes!("../view/icon.png");
 /// The script of the page: it replaces what has changed.
-pub const SCRIPT: &str = include_str!("page.js");
+pub const SCRIPT: &str = include_str!("../view/page.js");
 /// The script that draws plots over time, on the pages that have some.
-pub const PLOTS: &str = include_str!("plots.js");
+pub const PLOTS: &str = include_str!("../view/plots.js");
 /// The library that it draws with, and its style; the addresses of both have its version.
-pub const UPLOT: &str = include_str!("vendor/uplot/uPlot.iife.min.js");
-pub const UPLOT_STYLE: &str = include_str!("vendor/uplot/uPlot.min.css");
+pub const UPLOT: &str = include_str!("../view/vendor/uplot/uPlot.iife.min.js");
+pub const UPLOT_STYLE: &str = include_str!("../view/vendor/uplot/uPlot.min.css");
 /// The version of that: browsers keep its files.
 #[cfg(test)]
 pub const UPLOT_VERSION: &str = "1.6.32";
@@ -166,11 +166,11 @@ pub mod tests {
 
     use serde_json::{Value, json};
 
-    use super::super::api::callers::Client;
-    use super::super::api::routes;
-    use super::super::status::tests::status;
-    use super::super::view::encoded;
     use super::*;
+    use crate::api::callers::Client;
+    use crate::api::routes;
+    use crate::known::status::tests::status;
+    use crate::view::encoded;
 
     /// The page's own user.
     pub fn owner() -> Viewer {
@@ -252,7 +252,7 @@ pub mod tests {
     }
     #[test]
     fn uplot_has_the_checksums_that_are_written_and_the_version_of_its_addresses() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/vendor/uplot");
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/view/vendor/uplot");
         let mut check = Command::new("sha256sum");
         let said = check.current_dir(&folder).args(["--check", "--strict", "SHA256SUMS"]).output().unwrap();
         assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stdout));
@@ -285,7 +285,7 @@ pub mod tests {
         };
         assert!(page("/device/7", Some("name=a")).contains("/plots.js"));
         for path in ["/", "/buses", "/network"] {
-            assert!(!page(path, None).contains("plots.js") && !page(path, None).contains("uplot"), "{path}");
+            assert!(!page(path, None).contains("../view/plots.js") && !page(path, None).contains("uplot"), "{path}");
         }
     }
 }

@@ -11,12 +11,12 @@ use hyper::body::{Bytes, Frame, SizeHint};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::timeout;
 
-use super::api::journal::Follower;
-use super::drawn::{Drawn, Watched};
-use super::line::asking::Follow;
-use super::room::within;
-use super::status::Status;
-use super::view::View;
+use crate::api::journal::Follower;
+use crate::http::drawn::{Drawn, Watched};
+use crate::http::room::within;
+use crate::known::status::Status;
+use crate::line::asking::Follow;
+use crate::view::View;
 
 /// A comment is sent after so long without an event: it finds out whether the client is still there.
 const SILENCE_MAX: Duration = Duration::from_secs(10);

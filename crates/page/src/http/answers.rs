@@ -6,14 +6,14 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::api::actions::{Action, Described};
-use super::api::offers::Offer;
-use super::api::schemas::{LabRow, ProcessPlace};
-use super::api::{offers, openapi, table};
-use super::lab::{Lab, LabHost};
-use super::rights::reading::{Audit, OwnHost};
-use super::status::Status;
-use super::view::{Found, Wanted};
+use crate::api::actions::{Action, Described};
+use crate::api::offers::Offer;
+use crate::api::schemas::{LabRow, ProcessPlace};
+use crate::api::{offers, openapi, table};
+use crate::known::lab::{Lab, LabHost};
+use crate::known::status::Status;
+use crate::rights::reading::{Audit, OwnHost};
+use crate::view::{Found, Wanted};
 
 /// Devices in an answer; further ones are counted.
 const DEVICES_MAX: usize = 5000;

@@ -9,9 +9,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use hyper::body::Bytes;
 use tokio::sync::Semaphore;
 
-use super::room::within;
-use super::status::Status;
-use super::view::{Look, Shown, VIEW_EVENT_BYTES_MAX, View};
+use crate::http::room::within;
+use crate::known::status::Status;
+use crate::view::{Look, Shown, VIEW_EVENT_BYTES_MAX, View};
 
 /// Versions of a view that are kept besides the present one. A client that shows an older one loads the view again: it
 /// did not read for two seconds at least.
@@ -173,8 +173,8 @@ impl Watched {
 mod tests {
     use serde_json::json;
 
-    use super::super::status::tests::status;
     use super::*;
+    use crate::known::status::tests::status;
 
     /// The status of this version with devices of these names.
     fn of(version: u64, names: &[&str]) -> Status {

@@ -14,10 +14,10 @@ use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-use super::api::refusal::{Refusal, only};
-use super::connection::Limited;
-use super::line::hex;
-use super::line::messages::{AUTHORIZATION_BYTES_MAX, BeginTls};
+use crate::api::refusal::{Refusal, only};
+use crate::http::connection::Limited;
+use crate::line::hex;
+use crate::line::messages::{AUTHORIZATION_BYTES_MAX, BeginTls};
 
 /// How the name of a cookie begins that is set over TLS, for this host name alone (RFC 6265bis, 4.1.3.2). Earlier
 /// releases called the cookie so.
@@ -130,9 +130,9 @@ mod tests {
     use hyper::header::HeaderName;
     use hyper::{Method, Uri};
 
-    use super::super::api::callers::Caller;
-    use super::super::guard::{Site, check};
     use super::*;
+    use crate::api::callers::Caller;
+    use crate::http::guard::{Site, check};
 
     const FINGERPRINT: &str = "0A:1B:2C:3D:4E:5F:60:71:82:93";
     const NAME: &str = "__Host-farbus-0a1b2c3d4e5f6071";

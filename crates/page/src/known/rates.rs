@@ -84,8 +84,8 @@ fn counted(device: &ProcessDevice) -> Option<[u64; 2]> {
 mod tests {
     use serde_json::json;
 
-    use super::super::status::tests::{device, process as said};
     use super::*;
+    use crate::known::status::tests::{device, process as said};
 
     #[test]
     fn rate_is_what_passed_between_two_answers() {

@@ -8,16 +8,16 @@ use maud::Markup;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::api::actions::Wrong;
-use super::api::forms::{FIELDS_MAX, given, line};
-use super::api::refusal::Refusal;
-use super::api::routes::{ACTIONS_AT, Found, OPERATIONS_AT};
-use super::line::messages::Question;
-use super::operation::{DrawnOperation, State};
-use super::status::Status;
-use super::view::View;
-use super::view::forms::{Answered, Form, hits, question, stop_hits};
-use super::view::pairs_in;
+use crate::api::actions::Wrong;
+use crate::api::forms::{FIELDS_MAX, given, line};
+use crate::api::refusal::Refusal;
+use crate::api::routes::{ACTIONS_AT, Found, OPERATIONS_AT};
+use crate::known::operation::{DrawnOperation, State};
+use crate::known::status::Status;
+use crate::line::messages::Question;
+use crate::view::View;
+use crate::view::forms::{Answered, Form, hits, question, stop_hits};
+use crate::view::pairs_in;
 
 /// What is read of the answer to a change: what is wrong with it, or the operation that it began.
 #[derive(Debug, Default, Deserialize)]
@@ -159,9 +159,9 @@ impl Sent {
 mod tests {
     use serde_json::json;
 
-    use super::super::api::routes::find;
-    use super::super::status::tests::status;
     use super::*;
+    use crate::api::routes::find;
+    use crate::known::status::tests::status;
 
     fn sent(path: &str, body: &str) -> Sent {
         Sent::of(path, find(path).unwrap(), body)

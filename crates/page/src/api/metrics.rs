@@ -6,7 +6,7 @@ use std::fmt::Write;
 use farbus_control::process::{ProcessDevice, ProcessStatus};
 use farbus_control::session::Latency;
 
-use super::status::Status;
+use crate::known::status::Status;
 
 /// The content type of the format.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -202,8 +202,8 @@ pub mod tests {
 
     use serde_json::{Value, json};
 
-    use super::super::status::tests::status;
     use super::*;
+    use crate::known::status::tests::status;
 
     #[test]
     fn names_of_devices_cannot_add_series() {

@@ -8,7 +8,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::shell::NAME_BYTES_MAX;
+use crate::shell::NAME_BYTES_MAX;
 
 /// The hidden verb that starts the process that asks other hosts.
 pub const HOSTS_VERB: &str = "page-hosts";
