@@ -58,23 +58,23 @@ pub fn act(
     // The directory's view is asked before the registry is locked.
     let limits = shared.lease_limits.of(Some(key));
     with_claims(&shared.registry, bus_id, |claims| claims.note_wall(now, unix_ms()))?;
-    let acting = Acting { shared, bus_id, who, may_prefer: *may_prefer, now, limits: &limits };
+    let actor = LeaseActor { shared, bus_id, who, may_prefer: *may_prefer, now, limits: &limits };
     match act {
         LeaseAct::Request { for_s, priority, reason, waits, provisional } => {
-            acting.request(for_s, priority, reason, waits, provisional)
+            actor.request(for_s, priority, reason, waits, provisional)
         }
-        LeaseAct::Confirm => acting.confirm(),
-        LeaseAct::Book { from_unix_ms, for_s, reason } => acting.book(from_unix_ms, for_s, reason),
-        LeaseAct::Withdraw => acting.withdraw(),
-        LeaseAct::Extend { for_s } => acting.extend(for_s),
-        LeaseAct::Give { .. } => acting.give(to),
-        LeaseAct::Release { force } => acting.release(force),
+        LeaseAct::Confirm => actor.confirm(),
+        LeaseAct::Book { from_unix_ms, for_s, reason } => actor.book(from_unix_ms, for_s, reason),
+        LeaseAct::Withdraw => actor.withdraw(),
+        LeaseAct::Extend { for_s } => actor.extend(for_s),
+        LeaseAct::Give { .. } => actor.give(to),
+        LeaseAct::Release { force } => actor.release(force),
     }
 }
 
 /// A host that acts on the lease of a device.
 #[derive(Clone, Copy)]
-struct Acting<'a> {
+struct LeaseActor<'a> {
     shared: &'a Arc<Shared>,
     bus_id: &'a str,
     who: &'a Party,
@@ -85,7 +85,7 @@ struct Acting<'a> {
     limits: &'a Bounds,
 }
 
-impl Acting<'_> {
+impl LeaseActor<'_> {
     fn request(
         self,
         for_s: u64,
