@@ -2,16 +2,16 @@
 
 use std::time::SystemTime;
 
-use super::devices::Devices;
-use super::folder::{Folder, StateError};
-use super::identity::Identity;
-use super::invitations::check_invitations;
-use super::leases::{KnownLease, device_of_file};
-use super::notes::check_notes;
-use super::page_key::PageKey;
-use super::peers::Peers;
-use super::remote_page::RemotePage;
-use super::tokens::Tokens;
+use crate::trust::keys::identity::Identity;
+use crate::trust::page::invitations::check_invitations;
+use crate::trust::page::page_key::PageKey;
+use crate::trust::page::remote_page::RemotePage;
+use crate::trust::page::tokens::Tokens;
+use crate::trust::records::devices::Devices;
+use crate::trust::records::leases::{KnownLease, device_of_file};
+use crate::trust::records::notes::check_notes;
+use crate::trust::records::peers::Peers;
+use crate::trust::state::folder::{Folder, StateError};
 use farbus_control::identity::DeviceId;
 
 /// The files of a state folder that cannot be read or are damaged: for each what is wrong, and what to type. Nothing is
@@ -39,9 +39,9 @@ pub fn damaged_files(folder: &Folder) -> Vec<StateError> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::leases::tests::Scratch;
     use super::*;
     use crate::trust::random_device_id;
+    use crate::trust::records::leases::tests::Scratch;
     use std::fs;
 
     #[test]

@@ -7,14 +7,14 @@ use std::time::{Duration, SystemTime};
 
 use ring::digest::{SHA256, digest};
 
-use super::devices::Devices;
-use super::folder::Folder;
-use super::leases::KnownLease;
-use super::notes::{KnownNotes, NotedDevice};
-use super::page_key::PageKey;
-use super::peers::Peers;
 use super::{Invitation, RemotePage, TOKEN_NAME_CHARS_MAX, Tokens, is_shown};
 use crate::fuzzing::fuzz;
+use crate::trust::page::page_key::PageKey;
+use crate::trust::records::devices::Devices;
+use crate::trust::records::leases::KnownLease;
+use crate::trust::records::notes::{KnownNotes, NotedDevice};
+use crate::trust::records::peers::Peers;
+use crate::trust::state::folder::Folder;
 use farbus_control::identity::DeviceId;
 use farbus_control::notes::NoteChange;
 

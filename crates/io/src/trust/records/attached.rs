@@ -8,7 +8,7 @@ use ring::digest::{SHA256, digest};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::folder::{Folder, StateError};
+use crate::trust::state::folder::{Folder, StateError};
 
 /// The largest file that is read: two paths, a serial number and some numbers, with room for what later versions add.
 const ATTACHED_BYTES_MAX: u64 = 64 << 10;

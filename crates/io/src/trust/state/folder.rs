@@ -28,7 +28,7 @@ const SETTLED_AFTER: Duration = Duration::from_secs(2);
 
 /// By what a version of a file is told from later ones: its number, size and times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct FileStamp {
+pub(in crate::trust) struct FileStamp {
     device: u64,
     number: u64,
     bytes: u64,
@@ -53,7 +53,7 @@ impl FileStamp {
 }
 
 /// What [`Folder::read_unless`] found.
-pub(super) enum ReadFile {
+pub(in crate::trust) enum ReadFile {
     /// The file does not exist.
     Missing,
     /// It is the version with the stamp that was given.
@@ -144,7 +144,7 @@ impl Folder {
 
     /// Keeps the folder open: it is used from now on even if this process may not open the path, and whatever is at the
     /// path by then.
-    pub(super) fn keep(&self, folder: StateFolder) -> &StateFolder {
+    pub(in crate::trust) fn keep(&self, folder: StateFolder) -> &StateFolder {
         self.held.get_or_init(|| folder)
     }
 
@@ -184,7 +184,12 @@ impl Folder {
     }
 
     /// The contents of the file `name`; `None` if it does not exist.
-    pub(super) fn read(&self, name: &str, bytes_max: u64, is_secret: bool) -> Result<Option<Vec<u8>>, StateError> {
+    pub(in crate::trust) fn read(
+        &self,
+        name: &str,
+        bytes_max: u64,
+        is_secret: bool,
+    ) -> Result<Option<Vec<u8>>, StateError> {
         Ok(match self.read_unless(name, bytes_max, is_secret, None)? {
             ReadFile::Read(bytes, _) => Some(bytes),
             ReadFile::Missing | ReadFile::Same => None,
@@ -192,7 +197,7 @@ impl Folder {
     }
 
     /// As [`Folder::read`], unless the file is the version with the stamp `known`.
-    pub(super) fn read_unless(
+    pub(in crate::trust) fn read_unless(
         &self,
         name: &str,
         bytes_max: u64,
@@ -225,7 +230,7 @@ impl Folder {
 
     /// Replaces the file `name` atomically and durably. If it does not get larger, that works on a full disk, too: what
     /// takes permissions away does. If it fails, the old file stays.
-    pub(super) fn write(&self, name: &str, bytes: &[u8]) -> Result<(), StateError> {
+    pub(in crate::trust) fn write(&self, name: &str, bytes: &[u8]) -> Result<(), StateError> {
         let folder = self.opened_or_made()?;
         let fresh = format!("{name}.new");
         let write = || -> Result<(), StateError> {
@@ -250,23 +255,23 @@ impl Folder {
     }
 
     /// Opens the file `name` for reading and appending; creates it if it does not exist.
-    pub(super) fn append(&self, name: &str) -> Result<File, StateError> {
+    pub(in crate::trust) fn append(&self, name: &str) -> Result<File, StateError> {
         Ok(self.opened_or_made()?.file_or_make(name, Access::Append)?)
     }
 
     /// Renames the file `from` to `to`, replacing that. Does nothing if `from` does not exist.
-    pub(super) fn rename(&self, from: &str, to: &str) -> Result<(), StateError> {
+    pub(in crate::trust) fn rename(&self, from: &str, to: &str) -> Result<(), StateError> {
         Ok(self.opened_or_made()?.rename(from, to)?)
     }
 
     /// Keeps other processes of this host from changing its files until dropped.
-    pub(super) fn lock(&self) -> Result<File, StateError> {
+    pub(in crate::trust) fn lock(&self) -> Result<File, StateError> {
         self.lock_as(FlockOperation::LockExclusive)
     }
 
     /// Keeps those from changing its files, until dropped, who use [`Folder::lock`]; others who share it may have locks
     /// of their own for what they change.
-    pub(super) fn lock_shared(&self) -> Result<File, StateError> {
+    pub(in crate::trust) fn lock_shared(&self) -> Result<File, StateError> {
         self.lock_as(FlockOperation::LockShared)
     }
 
@@ -276,7 +281,7 @@ impl Folder {
         Ok(file)
     }
 
-    pub(super) fn trouble(&self, name: &str, what: &dyn fmt::Display) -> StateError {
+    pub(in crate::trust) fn trouble(&self, name: &str, what: &dyn fmt::Display) -> StateError {
         StateError { path: if name.is_empty() { self.path.clone() } else { self.file(name) }, what: what.to_string() }
     }
 }

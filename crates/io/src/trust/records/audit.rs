@@ -30,20 +30,20 @@ use farbus_model::Instant;
 use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
 
-use super::admission::subscriber;
-use super::folder::{Folder, StateError};
-use super::limits::{
+use crate::link::Clock;
+use crate::tally::{Summary, Tally, Verdict, WINDOW};
+use crate::trust::limits::{
     AUDIT_BYTES_MAX, AUDIT_FILES_MAX, AUDIT_LINES_MAX, AUDIT_LINES_OF_PEER_MAX, REFUSED_LINES_MAX,
     REFUSED_LINES_OF_PEER_MAX,
 };
-use crate::link::Clock;
-use crate::tally::{Summary, Tally, Verdict, WINDOW};
+use crate::trust::links::admission::subscriber;
+use crate::trust::state::folder::{Folder, StateError};
 
-pub(super) const AUDIT_FILE: &str = "audit.log";
-pub(super) const REFUSED_FILE: &str = "refused.log";
-pub(super) const GRANTS_FILE: &str = "grants.log";
+pub(in crate::trust) const AUDIT_FILE: &str = "audit.log";
+pub(in crate::trust) const REFUSED_FILE: &str = "refused.log";
+pub(in crate::trust) const GRANTS_FILE: &str = "grants.log";
 /// The events by which this host's owner grants or withdraws trust.
-pub(super) const GRANTS: [&str; 4] = ["pair", "unpair", "allow", "forbid"];
+pub(in crate::trust) const GRANTS: [&str; 4] = ["pair", "unpair", "allow", "forbid"];
 
 /// The result of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

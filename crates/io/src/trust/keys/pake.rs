@@ -167,7 +167,7 @@ impl fmt::Debug for Proofs {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trust::fingerprint::fingerprint_of_key;
+    use crate::trust::keys::fingerprint::fingerprint_of_key;
 
     fn prints() -> [Fingerprint; 3] {
         [b"j", b"w", b"m"].map(|text| fingerprint_of_key(text))

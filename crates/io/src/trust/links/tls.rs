@@ -20,11 +20,11 @@ use rustls::{
 };
 use webpki::{EndEntityCert, KeyUsage, anchor_from_trusted_cert};
 
-use super::fingerprint::fingerprint_of_key;
-use super::identity::Identity;
-use super::limits;
-use super::provider::provider;
 use crate::link::{Clock, HandshakeFailure, HandshakeLimits, Interest, Link, wait};
+use crate::trust::keys::fingerprint::fingerprint_of_key;
+use crate::trust::keys::identity::Identity;
+use crate::trust::keys::provider::provider;
+use crate::trust::limits;
 
 /// The protocol inside TLS, named in the handshake (ALPN, RFC 7301).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,13 +40,13 @@ pub enum Protocol {
 }
 
 /// The server name for TLS, which needs one; it is not sent.
-pub(super) const NO_NAME: &str = "farbus";
+pub(in crate::trust) const NO_NAME: &str = "farbus";
 
 impl Protocol {
     const ALL: [Protocol; 4] = [Protocol::UsbIp, Protocol::Control, Protocol::Pairing, Protocol::Session];
 
     /// The protocol that was agreed.
-    pub(super) fn named(agreed: Option<&[u8]>) -> Result<Self, HandshakeError> {
+    pub(in crate::trust) fn named(agreed: Option<&[u8]>) -> Result<Self, HandshakeError> {
         let is_it = |protocol: &Protocol| agreed == Some(protocol.name().as_bytes());
         Protocol::ALL.into_iter().find(is_it).ok_or(HandshakeError::NoProtocol)
     }
@@ -171,7 +171,7 @@ impl HandshakeError {
         Some(Self::of_tls(inner.clone()))
     }
 
-    pub(super) fn of_tls(error: Error) -> Self {
+    pub(in crate::trust) fn of_tls(error: Error) -> Self {
         match error {
             Error::AlertReceived(AlertDescription::AccessDenied | AlertDescription::CertificateRequired) => {
                 Self::Refused
@@ -199,7 +199,7 @@ impl Terms {
     }
 
     /// The configuration of one handshake, which `verifier` judges.
-    pub(super) fn server_config(&self, verifier: &Arc<KeyVerifier>) -> ServerConfig {
+    pub(in crate::trust) fn server_config(&self, verifier: &Arc<KeyVerifier>) -> ServerConfig {
         let builder = ServerConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13]);
         let builder = builder.expect("ring has TLS 1.3").with_client_cert_verifier(Arc::<KeyVerifier>::clone(verifier));
         let mut config = builder.with_cert_resolver(Arc::new(Shown(self.identity.certified())));
@@ -227,7 +227,11 @@ impl Terms {
     }
 
     /// The configuration of one handshake, which `verifier` judges.
-    pub(super) fn client_config(&self, verifier: &Arc<KeyVerifier>, shown: Arc<CertifiedKey>) -> ClientConfig {
+    pub(in crate::trust) fn client_config(
+        &self,
+        verifier: &Arc<KeyVerifier>,
+        shown: Arc<CertifiedKey>,
+    ) -> ClientConfig {
         let builder = ClientConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13]);
         let builder = builder.expect("ring has TLS 1.3").dangerous();
         let builder = builder.with_custom_certificate_verifier(Arc::<KeyVerifier>::clone(verifier));
@@ -288,7 +292,7 @@ const ED25519_KEY_INFO: [u8; 12] = [0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x
 
 /// Accepts peers with an accepted key: for one handshake, of either side.
 #[derive(Debug)]
-pub(super) struct KeyVerifier {
+pub(in crate::trust) struct KeyVerifier {
     accepts: Accepts,
     verdict: Mutex<Option<Verdict>>,
 }

@@ -7,8 +7,8 @@ use farbus_control::notes::{DeviceNotes, NoteChange};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::folder::{Folder, StateError};
-use super::limits;
+use crate::trust::limits;
+use crate::trust::state::folder::{Folder, StateError};
 
 const NOTES_FILE: &str = "labels.json";
 /// The device that something is said of: by its id, or by its name if its id does not last.
@@ -84,7 +84,7 @@ impl KnownNotes {
 }
 
 /// Whether what the owner says of devices can be read.
-pub(super) fn check_notes(folder: &Folder) -> Result<(), StateError> {
+pub(in crate::trust) fn check_notes(folder: &Folder) -> Result<(), StateError> {
     KnownNotes::load(folder).map(drop)
 }
 

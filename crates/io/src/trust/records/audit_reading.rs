@@ -9,9 +9,9 @@ use std::os::unix::fs::MetadataExt;
 use serde_json::{Map, Value};
 
 use super::audit::{AUDIT_FILE, GRANTS, GRANTS_FILE, REFUSED_FILE};
-use super::folder::{Folder, StateError};
-use super::limits::{AUDIT_BYTES_MAX, AUDIT_FILES_MAX};
-use super::state_folder::Access;
+use crate::trust::limits::{AUDIT_BYTES_MAX, AUDIT_FILES_MAX};
+use crate::trust::state::folder::{Folder, StateError};
+use crate::trust::state::state_folder::Access;
 
 /// A line of the audit log.
 #[derive(Clone, Debug, PartialEq)]

@@ -18,7 +18,7 @@ const SPARE_FILE: &str = "spare";
 const PAGE_BYTES: u64 = 4096;
 
 /// Keeps room for a file of this size from now on. Without room for that, none more is kept.
-pub(super) fn keep(folder: &StateFolder, bytes: usize) {
+pub(in crate::trust) fn keep(folder: &StateFolder, bytes: usize) {
     // What cannot be kept is missed when the disk is full, and the change is refused then.
     let _ = try_keep(folder, bytes as u64);
 }
@@ -48,7 +48,7 @@ fn grow(file: &File, needed: u64) -> io::Result<()> {
 ///
 /// # Errors
 /// There is no spare room, or too little, or the system's error. Nothing is changed then.
-pub(super) fn replace(folder: &StateFolder, name: &str, bytes: &[u8]) -> io::Result<()> {
+pub(in crate::trust) fn replace(folder: &StateFolder, name: &str, bytes: &[u8]) -> io::Result<()> {
     let file = locked(folder).map_err(other)?.ok_or(io::ErrorKind::NotFound)?;
     let room = file.metadata()?.len();
     // Another file may have been replaced just now, and what that left of the room not be back yet.
@@ -85,7 +85,7 @@ fn locked(folder: &StateFolder) -> Result<Option<File>, FolderError> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::leases::tests::Scratch;
+    use crate::trust::records::leases::tests::Scratch;
     use std::fs;
 
     #[test]

@@ -20,7 +20,7 @@ use tokio::time::{sleep, timeout};
 use super::ending::is_ending;
 use crate::link::{Carrier, Link, plain_address};
 use crate::trust::Fingerprint;
-use crate::trust::tls::{HandshakeError, KeyVerifier, Protocol, Secured};
+use crate::trust::links::tls::{HandshakeError, KeyVerifier, Protocol, Secured};
 
 /// How long the last bytes of a link may take to arrive.
 const LAST_WORDS_TIME_MAX: Duration = Duration::from_secs(2);

@@ -28,7 +28,7 @@ use super::ending::Carrying;
 use super::setup::{endpoint, no_suite, runtime, transport};
 use crate::trust::Fingerprint;
 use crate::trust::limits::{QUIC_BYTES_MAX, QUIC_LINKS_MAX};
-use crate::trust::tls::{Accepts, HandshakeError, KeyVerifier, NO_NAME, Secured, Terms};
+use crate::trust::links::tls::{Accepts, HandshakeError, KeyVerifier, NO_NAME, Secured, Terms};
 
 /// Connections to a host for each kind of traffic.
 const CONNECTIONS_MAX: usize = 4;
@@ -121,7 +121,7 @@ impl Default for QuicPool {
 
 impl QuicPool {
     /// With so many connections to a host for each kind of traffic.
-    pub(super) fn of(connections_max: usize) -> Self {
+    pub(in crate::trust) fn of(connections_max: usize) -> Self {
         Self { hosts: Mutex::default(), made: Condvar::new(), connections_max }
     }
 
@@ -168,7 +168,7 @@ impl QuicPool {
 
     /// How many connections carry links now.
     #[cfg(test)]
-    pub(super) fn connections(&self) -> usize {
+    pub(in crate::trust) fn connections(&self) -> usize {
         let open = |connections: &Connections| connections.open.iter().filter(|s| !s.asks.is_closed()).count();
         self.hosts().values().map(open).sum()
     }

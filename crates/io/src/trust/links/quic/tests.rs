@@ -15,7 +15,7 @@ use super::*;
 use crate::fuzzing::{Input, fuzz};
 use crate::link::Link;
 use crate::trust::limits::{QUIC_EXPORTER_BYTES_MAX, QUIC_LINKS_MAX};
-use crate::trust::tls::{Accepts, HandshakeError, Protocol, Secured, Terms};
+use crate::trust::links::tls::{Accepts, HandshakeError, Protocol, Secured, Terms};
 use crate::trust::{Admission, Fingerprint, Identity, Proof, Ticket, limits};
 
 type Met = Result<Secured, HandshakeError>;

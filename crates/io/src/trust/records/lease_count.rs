@@ -11,8 +11,8 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use farbus_control::identity::DeviceId;
 use rustix::fs::{FlockOperation, flock};
 
-use super::folder::{Folder, StateError};
-use super::state_folder::Access;
+use crate::trust::state::folder::{Folder, StateError};
+use crate::trust::state::state_folder::Access;
 
 /// Where the second record is, bytes: no medium writes half of what is so far from the first.
 const APART: usize = 4096;
@@ -101,9 +101,9 @@ fn counts(bytes: &[u8; FILE_BYTES]) -> [Option<u64>; 2] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trust::leases::KnownLease;
-    use crate::trust::leases::tests::Scratch;
     use crate::trust::random_device_id;
+    use crate::trust::records::leases::KnownLease;
+    use crate::trust::records::leases::tests::Scratch;
     use std::fs;
 
     fn store(folder: &Folder, device: DeviceId, count: u64) {

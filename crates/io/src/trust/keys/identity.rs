@@ -11,9 +11,9 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::sign::CertifiedKey;
 
 use super::fingerprint::fingerprint_of_key;
-use super::folder::{Folder, StateError};
-use super::limits;
 use super::provider::provider;
+use crate::trust::limits;
+use crate::trust::state::folder::{Folder, StateError};
 
 /// The file with the key: PKCS #8, PEM.
 const KEY_FILE: &str = "key.pem";
@@ -109,7 +109,7 @@ impl Identity {
     }
 
     /// Key and certificate for TLS; the certificate was created today.
-    pub(super) fn certified(&self) -> Arc<CertifiedKey> {
+    pub(in crate::trust) fn certified(&self) -> Arc<CertifiedKey> {
         let now = SystemTime::now();
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(issued) = &*current
@@ -125,7 +125,7 @@ impl Identity {
     }
 
     /// Key and another certificate of it, for TLS.
-    pub(super) fn certified_with(&self, certificate: CertificateDer<'static>) -> Arc<CertifiedKey> {
+    pub(in crate::trust) fn certified_with(&self, certificate: CertificateDer<'static>) -> Arc<CertifiedKey> {
         let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(self.key.serialize_der()));
         let signing = provider().key_provider.load_private_key(key).expect("rcgen's keys are rustls's keys");
         Arc::new(CertifiedKey::new(vec![certificate], signing))

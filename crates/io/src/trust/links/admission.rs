@@ -25,7 +25,7 @@ use std::time::Duration;
 
 use farbus_model::Instant;
 
-use super::limits::{
+use crate::trust::limits::{
     ADDRESSES_MAX, FAILURES_MAX, FORGIVEN_AFTER, FORGIVEN_AFTER_PROVED, NETWORK_PLACES, PRESSED_TIME, PROVED_FOR,
     PROVED_MAX, PROVED_PLACES, STRANGERS_MAX, STRANGERS_OF_ADDRESS_MAX, TRUSTED_FOR,
 };

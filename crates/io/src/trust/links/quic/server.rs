@@ -23,9 +23,9 @@ use super::room::ConnectionRoom;
 use super::setup::{endpoint, no_suite, runtime, transport};
 use crate::link::plain_address;
 use crate::trust::Fingerprint;
-use crate::trust::admission::Ticket;
 use crate::trust::limits::{QUIC_EXPORTER_BYTES_MIN, QUIC_LINKS_MAX};
-use crate::trust::tls::{HandshakeError, KeyVerifier, Secured, Terms};
+use crate::trust::links::admission::Ticket;
+use crate::trust::links::tls::{HandshakeError, KeyVerifier, Secured, Terms};
 
 /// How long an exporter keeps a connection that carries no link: its importer, which closes it, may be about to make
 /// one.
@@ -65,7 +65,11 @@ impl QuicServer {
     }
 
     /// With so many links a connection at most. Earlier versions accept one.
-    pub(super) fn start_with(socket: UdpSocket, acceptor: Arc<impl QuicAcceptor>, links_max: u32) -> io::Result<Self> {
+    pub(in crate::trust) fn start_with(
+        socket: UdpSocket,
+        acceptor: Arc<impl QuicAcceptor>,
+        links_max: u32,
+    ) -> io::Result<Self> {
         let is_closed = watch::Sender::new(false);
         let closing = Closing(is_closed.clone());
         let runtime = runtime()?;

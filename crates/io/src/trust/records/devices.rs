@@ -9,9 +9,9 @@ use farbus_model::Identity;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::folder::{FileStamp, Folder, ReadFile, StateError};
-use super::limits;
-use super::random::fill_random;
+use crate::trust::keys::random::fill_random;
+use crate::trust::limits;
+use crate::trust::state::folder::{FileStamp, Folder, ReadFile, StateError};
 
 const DEVICES_FILE: &str = "devices.json";
 

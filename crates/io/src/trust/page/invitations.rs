@@ -8,10 +8,10 @@ use std::time::{Duration, SystemTime};
 use ring::digest::{SHA256, digest};
 use serde::{Deserialize, Serialize};
 
-use super::folder::{Folder, StateError};
-use super::limits::{self, PAGE_CODE_TIME_MAX, PAGE_TOKEN_TIME_MAX};
-use super::random::fill_random;
 use super::tokens::{Scope, Token, Tokens, is_hex, is_name, why_not};
+use crate::trust::keys::random::fill_random;
+use crate::trust::limits::{self, PAGE_CODE_TIME_MAX, PAGE_TOKEN_TIME_MAX};
+use crate::trust::state::folder::{Folder, StateError};
 
 const INVITATIONS_FILE: &str = "page-invitations.json";
 /// Random bytes of a code; it has two hexadecimal digits for each.
@@ -185,14 +185,14 @@ impl Invitations {
 }
 
 /// Whether the codes can be read.
-pub(super) fn check_invitations(folder: &Folder, now: SystemTime) -> Result<(), StateError> {
+pub(in crate::trust) fn check_invitations(folder: &Folder, now: SystemTime) -> Result<(), StateError> {
     Invitations::read(folder, now).map(drop)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::leases::tests::Scratch;
     use super::*;
+    use crate::trust::records::leases::tests::Scratch;
 
     const HOUR: Duration = Duration::from_secs(3600);
     const SECOND: Duration = Duration::from_secs(1);

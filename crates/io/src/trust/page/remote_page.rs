@@ -2,10 +2,10 @@
 
 use std::net::SocketAddr;
 
+use farbus_control::notes::is_shown;
 use serde::{Deserialize, Serialize};
 
-use super::folder::{Folder, StateError};
-use farbus_control::notes::is_shown;
+use crate::trust::state::folder::{Folder, StateError};
 
 const PLACE_FILE: &str = "page-place.json";
 /// The largest such file that is read.
@@ -64,8 +64,8 @@ impl RemotePage {
 
 #[cfg(test)]
 mod tests {
-    use super::super::leases::tests::Scratch;
     use super::*;
+    use crate::trust::records::leases::tests::Scratch;
 
     #[test]
     fn a_place_that_is_no_page_is_not_shown_to_a_terminal() {

@@ -245,7 +245,7 @@ impl StateFolder {
     }
 
     /// The same folder, after its owner has changed.
-    pub(super) fn given_to(&self, (user, group): (Uid, Gid)) -> Self {
+    pub(in crate::trust) fn given_to(&self, (user, group): (Uid, Gid)) -> Self {
         Self { user, group, ..self.clone() }
     }
 
@@ -336,7 +336,7 @@ impl StateFolder {
     ///
     /// # Errors
     /// The system's error.
-    pub(super) fn exchange(&self, one: &str, other: &str) -> Result<(), FolderError> {
+    pub(in crate::trust) fn exchange(&self, one: &str, other: &str) -> Result<(), FolderError> {
         self.act(one, || {
             checked(other)?;
             match rustix::fs::renameat_with(&*self.fd, one, &*self.fd, other, RenameFlags::EXCHANGE) {

@@ -12,9 +12,9 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{AlertDescription, ClientConfig, ClientConnection, Error, RootCertStore};
 
-use super::limits;
-use super::provider::provider;
 use crate::link::{HandshakeFailure, Link};
+use crate::trust::keys::provider::provider;
+use crate::trust::limits;
 
 /// An authority, and the certificate that this host shows, if any.
 #[derive(Clone, Debug)]

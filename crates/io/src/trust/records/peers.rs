@@ -5,8 +5,8 @@ use farbus_control::peer::Peer;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::folder::{Folder, StateError};
-use super::limits;
+use crate::trust::limits;
+use crate::trust::state::folder::{Folder, StateError};
 
 const PEERS_FILE: &str = "peers.json";
 /// The list of all paired hosts.

@@ -7,14 +7,14 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::{Duration, SystemTime};
 
+use farbus_control::notes::is_shown;
 use ring::digest::{SHA256, digest};
 use serde::{Deserialize, Serialize};
 
-use super::audit::timestamp;
-use super::folder::{Folder, StateError};
-use super::limits;
-use super::random::fill_random;
-use farbus_control::notes::is_shown;
+use crate::trust::keys::random::fill_random;
+use crate::trust::limits;
+use crate::trust::records::audit::timestamp;
+use crate::trust::state::folder::{Folder, StateError};
 
 const TOKENS_FILE: &str = "page-tokens.json";
 /// How a token begins, so that programs that look for secrets in files find it.
@@ -139,7 +139,7 @@ fn hash(secret: &str) -> String {
 }
 
 /// Whether this is [`hex`] of so many bytes.
-pub(super) fn is_hex(text: &str, bytes: usize) -> bool {
+pub(in crate::trust) fn is_hex(text: &str, bytes: usize) -> bool {
     text.len() == 2 * bytes && text.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'))
 }
 
@@ -203,7 +203,7 @@ impl Tokens {
     }
 
     /// The same, in a folder that the caller has locked.
-    pub(super) fn make_in_locked(
+    pub(in crate::trust) fn make_in_locked(
         folder: &Folder,
         scope: Scope,
         name: Option<&str>,
@@ -260,7 +260,7 @@ impl Tokens {
     }
 
     /// Whether a token has this id or name, in a folder that the caller has locked.
-    pub(super) fn has_name(folder: &Folder, name: &str, now: SystemTime) -> Result<bool, StateError> {
+    pub(in crate::trust) fn has_name(folder: &Folder, name: &str, now: SystemTime) -> Result<bool, StateError> {
         Ok(Self::read(folder)?.find(name).is_some_and(|token| !token.has_expired(now)))
     }
 
@@ -305,7 +305,7 @@ impl Tokens {
 }
 
 /// Why no token of this scope can be made in `folder`: a sentence for a person.
-pub(super) fn why_not(folder: &Folder, scope: Scope) -> Result<Option<String>, StateError> {
+pub(in crate::trust) fn why_not(folder: &Folder, scope: Scope) -> Result<Option<String>, StateError> {
     if scope == Scope::Read || is_own(folder)? {
         return Ok(None);
     }
@@ -320,7 +320,7 @@ fn is_own(folder: &Folder) -> Result<bool, StateError> {
 }
 
 /// Whether a token may be called so.
-pub(super) fn is_name(name: &str) -> bool {
+pub(in crate::trust) fn is_name(name: &str) -> bool {
     !name.is_empty() && name.chars().count() <= TOKEN_NAME_CHARS_MAX && name.chars().all(is_shown)
 }
 
@@ -332,8 +332,8 @@ fn shown(name: &str) -> String {
 mod tests {
     use std::os::unix::fs::MetadataExt;
 
-    use super::super::leases::tests::Scratch;
     use super::*;
+    use crate::trust::records::leases::tests::Scratch;
 
     const HOUR: Duration = Duration::from_secs(3600);
 

@@ -14,9 +14,9 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::version::TLS13;
 use rustls::{ServerConfig, server::NoServerSessionStorage};
 
-use super::folder::{Folder, StateError};
-use super::limits::{CERTIFICATE_BACKDATED, PAGE_CERTIFICATE_LIFETIME, PAGE_CERTIFICATE_RENEWED_BEFORE};
-use super::provider::provider;
+use crate::trust::keys::provider::provider;
+use crate::trust::limits::{CERTIFICATE_BACKDATED, PAGE_CERTIFICATE_LIFETIME, PAGE_CERTIFICATE_RENEWED_BEFORE};
+use crate::trust::state::folder::{Folder, StateError};
 
 /// Key (PKCS #8) and certificate, PEM.
 const KEY_FILE: &str = "page-key.pem";
@@ -148,8 +148,8 @@ fn not_after(certificate: &[u8]) -> Option<u64> {
 mod tests {
     use std::os::unix::fs::MetadataExt;
 
-    use super::super::leases::tests::Scratch;
     use super::*;
+    use crate::trust::records::leases::tests::Scratch;
 
     #[test]
     fn key_of_a_page_is_made_once_kept_secret_and_is_not_the_hosts_identity() {
@@ -160,7 +160,7 @@ mod tests {
         let made = PageKey::load_or_create(folder, &names).unwrap();
         assert_eq!(PageKey::load_or_create(folder, &[]).unwrap(), made, "the names of later pages change nothing");
         assert_eq!(std::fs::metadata(folder.file(KEY_FILE)).unwrap().mode() & 0o777, 0o600);
-        assert!(!super::super::identity::Identity::is_there(folder));
+        assert!(!crate::trust::keys::identity::Identity::is_there(folder));
         let fingerprint = made.fingerprint();
         assert!(fingerprint.len() == 95 && fingerprint.split(':').count() == 32, "{fingerprint}");
         assert_eq!(made.server_config().unwrap().alpn_protocols, [b"http/1.1"]);

@@ -10,7 +10,7 @@ use rustls::Error;
 use tokio::runtime::{self, Runtime};
 
 use crate::sys::udp;
-use crate::trust::tls::HandshakeError;
+use crate::trust::links::tls::HandshakeError;
 
 /// After this silence a peer counts as lost, as over TCP: a session then tries for another link.
 const IDLE_MAX: Duration = Duration::from_secs(4);

@@ -11,8 +11,8 @@ use farbus_control::identity::DeviceId;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::folder::{Folder, StateError};
 use super::lease_count;
+use crate::trust::state::folder::{Folder, StateError};
 
 /// The largest file that is read: a name, a reason and a dozen numbers, with room for what later versions add.
 const LEASE_BYTES_MAX: u64 = 64 << 10;
@@ -319,12 +319,12 @@ fn file_of(device: DeviceId) -> String {
 }
 
 /// The device whose file is called so; `None` for other files.
-pub(super) fn device_of_file(name: &str) -> Option<DeviceId> {
+pub(in crate::trust) fn device_of_file(name: &str) -> Option<DeviceId> {
     name.strip_prefix("lease-")?.strip_suffix(".json")?.parse().ok()
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(in crate::trust) mod tests {
     use super::*;
     use crate::trust::random_device_id;
     use std::fs;
