@@ -83,7 +83,11 @@ impl<'h> Site<'h> {
 
     /// Waits until it knows a device by the directory that this is true for.
     pub fn wait_for(&self, what: &str, is_so: impl Fn(&Value) -> bool) {
-        wait_until(WITHIN, &format!("{}: {what}", self.host.name), || {
+        self.wait_for_within(WITHIN, what, is_so);
+    }
+
+    fn wait_for_within(&self, within: Duration, what: &str, is_so: impl Fn(&Value) -> bool) {
+        wait_until(within, &format!("{}: {what}", self.host.name), || {
             self.known(&[]).as_array().unwrap().iter().any(&is_so)
         });
     }
@@ -378,10 +382,10 @@ fn paired_hosts_are_seen_in_a_directory_that_one_member_floods_and_all_is_well_w
     lab.reload(&format!("{}\n{later}", etcd.line()));
     let said = lab3.ok(&["daemon", "reload"]);
     assert!(said.contains("nothing changed"), "{said}");
-    site.wait_for("shared meanwhile", |line| line["target"] == "lab3/later");
+    site.wait_for_within(FLOODED, "shared meanwhile", |line| line["target"] == "lab3/later");
     drop(site);
     let site = Site::start(&desk, &etcd.line());
-    site.wait_for("read although there is no room", |line| line["target"] == "lab3/later");
+    site.wait_for_within(FLOODED, "read although there is no room", |line| line["target"] == "lab3/later");
     assert!(desk.ok(&["directory", "limit", "lab3", "--devices", "3"]).contains("lab3"), "limits are written, too");
     etcd.ctl(&["del", "--prefix", "/farbus/1/aaaa"]);
     site.wait_for_trouble_within(FLOODED, None);

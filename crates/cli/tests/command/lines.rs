@@ -100,7 +100,6 @@ fn arguments_without_a_meaning_are_usage_errors() {
         &["share", "usb:"],
         &["share", "usb:1-1:1.0"],
         &["share", "--list", "zero"],
-        &["share", "zero", "--json"],
         &["attach", "no-device:3240"],
         &["attach", "host/disk", "--via", "magic"],
         &["plan", "bandwidth", "--speed", "warp"],
