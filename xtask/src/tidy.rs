@@ -16,7 +16,7 @@
 //! | `unsafe` | `unsafe` outside its one folder |
 //! | `errno` | an error number of the operating system away from the edges |
 //! | `description` | a `lib.rs` that does not say what its crate is |
-//! | `length` | a file past its length, tests not counted |
+//! | `length` | a file, a function or a crate past its length, tests not counted |
 //! | `unfinished` | `todo!`, `unimplemented!`, `dbg!` |
 //! | `ignored` | a test that is never run |
 //! | `no-assert` | a test that cannot fail |

@@ -114,7 +114,12 @@ pub struct Errno {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Files {
+    /// Of a file, without its tests.
     pub lines_max: usize,
+    /// Of a function that is no test, from its name on.
+    pub function_lines_max: usize,
+    /// Of a crate below `crates/`, without tests.
+    pub crate_lines_max: usize,
 }
 
 #[derive(Debug, Deserialize)]

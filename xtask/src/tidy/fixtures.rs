@@ -86,6 +86,8 @@ typed_under = ["crates/io/"]
 
 [files]
 lines_max = 20
+function_lines_max = 12
+crate_lines_max = 30
 
 [prose]
 banned_folders = ["home"]

@@ -218,11 +218,6 @@ impl Outcome {
 pub fn run(args: &Args) -> Result<(), Failure> {
     let interruption = Interruption::new()?;
     let is_over = interruption.flag();
-    let strictness = match args.policy.as_str() {
-        "fifo" => Strictness::Fifo,
-        "none" => Strictness::None,
-        _ => Strictness::Deadline,
-    };
     let report = args.report.as_ref().map(|path| created(path)).transpose()?;
     // Start programs before any thread has a deadline or has lost its rights: such a thread may not.
     let functions = args.functions()?;
@@ -233,11 +228,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let system = system_for(args, remove, [&from, &to], &functions)?;
     let target = from.as_ref().map(|target| client_for(target, &system)).transpose()?;
     let forward = to.as_ref().map(|target| client_for(target, &system)).transpose()?;
-    let processors = match args.cpus.as_slice() {
-        [] => Processors::anywhere(strictness),
-        cpus => taken(cpus, &system, strictness)
-            .map_err(|error| Failure::local(format!("{error}\n  without --cpus all processors are used together")))?,
-    };
+    let processors = processors_of(args, &system)?;
     // From here on, input from the network is read without rights, except those for deadlines.
     if !args.no_sandbox {
         give_rights_away(&Needs { deadlines: true, ..Needs::default() })?;
@@ -271,10 +262,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         let pipe = tpipe(&endpoint, End { channel, direction }, quality, run_once, function).map_err(refused)?;
         shown.pipes().push(pipe);
     }
-    let forward_bound_ns = inlet.as_ref().zip(shown.pipes().first()).map(|(inlet, pipe)| {
-        let stages = [pipe.stages().as_slice(), &inlet.stages()].concat();
-        farbus_pipe::worst_ns(&stages)
-    });
+    let forward_bound_ns = inlet.as_ref().zip(shown.pipes().first()).map(|(inlet, pipe)| whole_way_ns(pipe, inlet));
     if !args.json {
         args.describe(&processors, &endpoint, &unreserved, &shown.pipes(), forward_bound_ns);
     }
@@ -358,6 +346,25 @@ fn wait_while_greeting(host_pipes: &HostPipes, is_over: impl Fn() -> bool) {
             host_pipes.greet().iter().for_each(|refused| eprintln!("farbus: warning: promised twice: {refused}"));
             greeted = Instant::now();
         }
+    }
+}
+
+/// The worst delay of the way through a pipe and on to another device, ns.
+fn whole_way_ns(pipe: &Pipe<Function>, inlet: &Inlet) -> u64 {
+    farbus_pipe::worst_ns(&[pipe.stages().as_slice(), &inlet.stages()].concat())
+}
+
+/// The processors that the options name, or all of them together.
+fn processors_of(args: &Args, system: &SystemAccess) -> Result<Processors, Failure> {
+    let strictness = match args.policy.as_str() {
+        "fifo" => Strictness::Fifo,
+        "none" => Strictness::None,
+        _ => Strictness::Deadline,
+    };
+    match args.cpus.as_slice() {
+        [] => Ok(Processors::anywhere(strictness)),
+        cpus => taken(cpus, system, strictness)
+            .map_err(|error| Failure::local(format!("{error}\n  without --cpus all processors are used together"))),
     }
 }
 

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farbus::broker::confined::{give_rights_away, start_broker};
-use farbus::broker::{BrokerPolicy, SystemAccess};
+use farbus::broker::{Broker, BrokerPolicy, SystemAccess};
 use farbus::common::listen_words::{everywhere, listen_address, listen_failure, listen_place};
 use farbus::common::socket_access::SocketMode;
 use farbus::common::socket_place::{Place, SocketListener};
@@ -315,12 +315,7 @@ pub fn run(mut args: Args) -> Result<(), Failure> {
     let broker = if has_usb || !args.no_sandbox { Some(Arc::new(start_broker(&broker_policy)?)) } else { None };
     let mut real = broker.clone().filter(|_| has_usb).map(usb::Shared::new);
     let offered = offered_first.map_or_else(|| offer_all(&mut real), Ok)?;
-    for record in offered.iter().flatten() {
-        if !args.json {
-            let SharedNow { name, bus_id, ids, speed, .. } = share.shared_now(record);
-            say_device(&name, &bus_id, &ids, &speed);
-        }
-    }
+    tell_devices(&share, &args, &offered);
     configure(&share, &args)?;
     // Catch signals before any program can know where this one listens.
     let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::local)?;
@@ -331,11 +326,8 @@ pub fn run(mut args: Args) -> Result<(), Failure> {
     let Some((address, is_for_paired_hosts)) = for_all.chain(for_paired_hosts).next() else {
         return Err(Failure::local("nobody could reach these devices: give --secure, or another --listen than 'none'"));
     };
-    let recorder: Option<Arc<dyn AuditRecorder>> = match broker.as_ref().filter(|_| !args.no_sandbox) {
-        Some(broker) => Some(Arc::new(broker.line().map_err(Failure::local)?)),
-        None => own_audit(),
-    };
-    if let Some(recorder) = recorder {
+    let confining = broker.as_ref().filter(|_| !args.no_sandbox);
+    if let Some(recorder) = recorder(confining)? {
         share.record_by(Arc::clone(&recorder));
         secure = secure.map(|secure| Secure { trust: secure.trust.recorded_by(recorder), ..secure });
     }
@@ -344,14 +336,7 @@ pub fn run(mut args: Args) -> Result<(), Failure> {
     // network.
     let deaf = |error| Failure::local(format!("cannot hear what is plugged in: {error}"));
     let hotplug = has_usb.then(Hotplug::new).transpose().map_err(deaf)?;
-    share.keep_retirements(match broker.as_ref().filter(|_| !args.no_sandbox) {
-        Some(broker) => {
-            broker.note_shared(share.identified()).map_err(Failure::local)?;
-            share.write_leases_through(broker).map_err(Failure::local)?;
-            SystemAccess::Through(Arc::new(broker.line().map_err(Failure::local)?))
-        }
-        None => SystemAccess::Own,
-    });
+    share.keep_retirements(kept_through(&share, confining)?);
     if !args.no_sandbox {
         // With real devices the process reads sysfs; with paired hosts it reads the list of peers.
         let readable = if has_usb { vec!["/sys".into()] } else { Vec::new() };
@@ -359,7 +344,7 @@ pub fn run(mut args: Args) -> Result<(), Failure> {
             secure.as_ref().map(|secure| secure.trust.folder().hand_over()).transpose().map_err(Failure::local)?;
         give_rights_away(&Needs { readable, state, ..Needs::default() })?;
     }
-    if let Some(broker) = broker.as_ref().filter(|_| !args.no_sandbox) {
+    if let Some(broker) = confining {
         share.ask_through(SystemAccess::Through(Arc::new(broker.line().map_err(Failure::local)?)));
     }
     let for_control_socket = Arc::clone(&share);
@@ -367,16 +352,7 @@ pub fn run(mut args: Args) -> Result<(), Failure> {
     control_socket
         .open(control_listener, move |question, files| answer(&for_control_socket, &served, question, files))
         .map_err(Failure::local)?;
-    let mut listening = Vec::new();
-    for (listener, place) in plain {
-        share.listen_at(listener, None).map_err(Failure::local)?;
-        listening.push(ListeningPlace { at: place.as_host(), is_secure: false });
-    }
-    if let Some(Secure { listener, datagrams, address, trust }) = secure {
-        let beside = share.listen_secure_on(listener, trust).map_err(Failure::local)?;
-        datagrams.map_or(Ok(()), |socket| beside.serve(socket)).map_err(Failure::local)?;
-        listening.push(ListeningPlace { at: address.to_string(), is_secure: true });
-    }
+    let listening = listen(&share, plain, secure)?;
     startup_memory::give_back();
     // And what the last steps of the start need.
     startup_memory::give_back_soon();
@@ -395,11 +371,8 @@ pub fn run(mut args: Args) -> Result<(), Failure> {
     // Each device went back to its drivers when it was dropped.
     follower.into_iter().for_each(usb::Follower::dismiss);
     drop(broker);
-    if is_durable {
-        Ok(())
-    } else {
-        Err(Failure::local("a device did not become durable in time; its last writes may be lost"))
-    }
+    let lost = || Failure::local("a device did not become durable in time; its last writes may be lost");
+    if is_durable { Ok(()) } else { Err(lost()) }
 }
 
 /// The devices, as the options say what follows another one in their port.
@@ -413,6 +386,41 @@ fn as_followed(what: Vec<Called>, follow: &[FollowWord], is_forced: bool) -> Res
     let all = what.iter().map(|called| called.what.follow());
     all.reduce(|all, follow| all.and(&follow)).iter().for_each(Follow::warn_if_any);
     Ok(what)
+}
+
+/// Who writes the audit log: the process with the rights, or this one.
+fn recorder(confining: Option<&Arc<Broker>>) -> Result<Option<Arc<dyn AuditRecorder>>, Failure> {
+    Ok(match confining {
+        Some(broker) => Some(Arc::new(broker.line().map_err(Failure::local)?)),
+        None => own_audit(),
+    })
+}
+
+/// Who stores what outlives this process: the process with the rights, which is told what is shared, or this one.
+fn kept_through(share: &Share, confining: Option<&Arc<Broker>>) -> Result<SystemAccess, Failure> {
+    let Some(broker) = confining else { return Ok(SystemAccess::Own) };
+    broker.note_shared(share.identified()).map_err(Failure::local)?;
+    share.write_leases_through(broker).map_err(Failure::local)?;
+    Ok(SystemAccess::Through(Arc::new(broker.line().map_err(Failure::local)?)))
+}
+
+/// Serves importers at these places from now on.
+fn listen(
+    share: &Arc<Share>,
+    plain: Vec<(SocketListener, Place)>,
+    secure: Option<Secure>,
+) -> Result<Vec<ListeningPlace>, Failure> {
+    let mut listening = Vec::new();
+    for (listener, place) in plain {
+        share.listen_at(listener, None).map_err(Failure::local)?;
+        listening.push(ListeningPlace { at: place.as_host(), is_secure: false });
+    }
+    if let Some(Secure { listener, datagrams, address, trust }) = secure {
+        let beside = share.listen_secure_on(listener, trust).map_err(Failure::local)?;
+        datagrams.map_or(Ok(()), |socket| beside.serve(socket)).map_err(Failure::local)?;
+        listening.push(ListeningPlace { at: address.to_string(), is_secure: true });
+    }
+    Ok(listening)
 }
 
 /// Sets what the options say of all devices and their users.
@@ -429,6 +437,14 @@ fn configure(share: &Share, args: &Args) -> Result<(), Failure> {
         share.trace_to(file.map_err(|error| Failure::local(format!("cannot write {}: {error}", path.display())))?);
     }
     Ok(())
+}
+
+/// Prints the devices, unless a program reads.
+fn tell_devices(share: &Share, args: &Args, offered: &[Vec<DeviceRecord>]) {
+    for record in offered.iter().flatten().filter(|_| !args.json) {
+        let SharedNow { name, bus_id, ids, speed, .. } = share.shared_now(record);
+        say_device(&name, &bus_id, &ids, &speed);
+    }
 }
 
 /// Prints where this process listens; for a program, with what it shares.

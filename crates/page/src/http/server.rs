@@ -394,13 +394,7 @@ impl Server {
             Endpoint::Events => self.events(by, request).await,
             Endpoint::Description => Ok(json_of(StatusCode::OK, &answers::description())),
             Endpoint::Actions => Ok(json_of(StatusCode::OK, &answers::actions())),
-            Endpoint::Hosts => match self.line.ask(by, Question::Hosts).await? {
-                Answer::Value(said) => {
-                    let status = self.line.status(by, Wanted::Answered).await?;
-                    Ok(json_of(StatusCode::OK, &answers::hosts(said, &status.lab)))
-                }
-                _ => Err(no_answer()),
-            },
+            Endpoint::Hosts => self.hosts(by).await,
             Endpoint::Audit => self.value(by, Question::Audit).await,
             Endpoint::Operations => self.value(by, Question::Operations).await,
             Endpoint::Operation => self.value(by, Question::Operation { id: found.number }).await,
@@ -422,6 +416,13 @@ impl Server {
             },
             Endpoint::Action | Endpoint::Stop => self.change(by, request, found, length).await,
         }
+    }
+
+    /// This host, those that are paired with it, and those that are known besides.
+    async fn hosts(&self, by: &By) -> Result<Response<Body>, Refusal> {
+        let Answer::Value(said) = self.line.ask(by, Question::Hosts).await? else { return Err(no_answer()) };
+        let status = self.line.status(by, Wanted::Answered).await?;
+        Ok(json_of(StatusCode::OK, &answers::hosts(said, &status.lab)))
     }
 
     /// What a page shows from now on, as events.
