@@ -36,7 +36,8 @@
 //! # Inside
 //!
 //! **This crate is** the crate that gives the pure crates sockets, threads, files and clocks: both ends of a link, the
-//! front ends, the daemon and the command.
+//! front ends, and the half of a process that keeps its rights. Daemon, page, pipes and command are crates above it,
+//! which use its modules as they are; what a program of one's own uses is re-exported here.
 //!
 //! **It may touch** all of `io`: sockets, threads, clocks, the kernel.
 //!
