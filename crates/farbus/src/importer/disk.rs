@@ -24,7 +24,7 @@ use farbus_session::snapshot::{self, Reader};
 
 use crate::importer::client::{Client, ClientError, GRACE_DISK, Target, local, local_address};
 use crate::importer::disk_swap::{DiskSwap, ELSEWHERE_KIND, SwapDisk};
-use crate::importer::local_disk::Wrong;
+use crate::importer::local_disk::DiskRestoreError;
 use crate::importer::options::cache::Cache;
 use crate::importer::port::session::SessionPort;
 use crate::importer::port::{Cutter, DevicePort, usbip};
@@ -226,19 +226,19 @@ impl OpenedDisk {
         let mut known = None;
         let device = |bytes: &[u8]| {
             let (Self { device, clock, way, cutter, status, swap }, pending) =
-                Self::restore_from(below, bytes, rest).map_err(Wrong)?;
+                Self::restore_from(below, bytes, rest).map_err(DiskRestoreError)?;
             known = Some((clock, way, cutter, status, swap));
             Ok((device, pending))
         };
-        let restored: Result<(Box<dyn BlockDevice>, Pending), Wrong> = match *kind {
+        let restored: Result<(Box<dyn BlockDevice>, Pending), DiskRestoreError> = match *kind {
             ANY_BYTE_KIND => AnyByte::restore(&mut reader, device).map(|(any, pending)| (Box::new(any) as _, pending)),
             AHEAD_KIND => Ahead::restore(&mut reader, device).map(|(ahead, pending)| (Box::new(ahead) as _, pending)),
             _ => Behind::restore(&mut reader, device).map(|(behind, pending)| (Box::new(behind) as _, pending)),
         };
-        let (mut device, pending) = restored.map_err(|Wrong(error)| error)?;
+        let (mut device, pending) = restored.map_err(|DiskRestoreError(error)| error)?;
         if let Err(reject) = reader.end("device") {
             device.leave();
-            return Err(Wrong::from(reject).0);
+            return Err(DiskRestoreError::from(reject).0);
         }
         let (clock, way, cutter, status, swap) = known.expect("it was restored");
         Ok((Self { device, clock, way, cutter, status, swap }, pending))
@@ -246,11 +246,11 @@ impl OpenedDisk {
 
     fn restore_block(client: &Client, target: &Target, saved: &[u8]) -> io::Result<(Self, Pending)> {
         let redial = client.redial(target, Traffic::Bulk).map_err(io::Error::other)?;
-        let mut reader = snapshot::open(saved, BLOCK_KIND).map_err(|reject| Wrong::from(reject).0)?;
+        let mut reader = snapshot::open(saved, BLOCK_KIND).map_err(|reject| DiskRestoreError::from(reject).0)?;
         let mut linked = Linked::<RemoteBlock>::restore(redial, &mut reader)?;
         if let Err(reject) = reader.end("device") {
             linked.leave();
-            return Err(Wrong::from(reject).0);
+            return Err(DiskRestoreError::from(reject).0);
         }
         let asked = linked.remote().requests();
         let pending = asked.map(|asked| (asked.id, (asked.op, asked.offset, asked.length))).collect();
@@ -260,12 +260,12 @@ impl OpenedDisk {
     /// Restores a disk that was moved to `medium`. Its exporter has it back, and is not asked for anything.
     fn restore_moved(client: &Client, medium: OwnedFd, saved: &[u8]) -> io::Result<(Self, Pending)> {
         let clock = Clock::start();
-        let mut reader = snapshot::open(saved, SWAPPED_KIND).map_err(|reject| Wrong::from(reject).0)?;
+        let mut reader = snapshot::open(saved, SWAPPED_KIND).map_err(|reject| DiskRestoreError::from(reject).0)?;
         let (mut device, pending) =
-            SwapDisk::restore(clock, &mut reader, medium, client).map_err(|Wrong(error)| error)?;
+            SwapDisk::restore(clock, &mut reader, medium, client).map_err(|DiskRestoreError(error)| error)?;
         if let Err(reject) = reader.end("device") {
             BlockDevice::leave(&mut device);
-            return Err(Wrong::from(reject).0);
+            return Err(DiskRestoreError::from(reject).0);
         }
         Ok((Self::swappable(device, clock, Way::Device { is_movable: true }), pending))
     }
@@ -277,10 +277,10 @@ impl OpenedDisk {
         mut reader: Reader<'_>,
     ) -> io::Result<(Self, Pending)> {
         let (mut device, pending, clock) =
-            SwapDisk::restore_there(&mut reader, passage, client).map_err(|Wrong(error)| error)?;
+            SwapDisk::restore_there(&mut reader, passage, client).map_err(|DiskRestoreError(error)| error)?;
         if let Err(reject) = reader.end("device") {
             BlockDevice::leave(&mut device);
-            return Err(Wrong::from(reject).0);
+            return Err(DiskRestoreError::from(reject).0);
         }
         Ok((Self::swappable(device, clock, Way::Device { is_movable: true }), pending))
     }

@@ -60,7 +60,7 @@ use crate::devices::media_journal::Notes;
 use crate::devices::swap_run::{DONE, Destination, FAILED, RUNNING, Run, SwapOrder, report};
 use crate::hosts::known_host::KnownHost;
 use crate::importer::client::{Client, ClientError, Target};
-use crate::importer::local_disk::{LocalDisk, Wrong};
+use crate::importer::local_disk::{DiskRestoreError, LocalDisk};
 use crate::importer::session::connection::{BLOCK_KIND, Linked};
 use crate::importer::session::status::{SessionStatus, StepAnswer};
 use crate::importer::session_disk::session_disk;
@@ -594,7 +594,7 @@ impl SwapDisk {
         from: &mut Reader<'_>,
         medium: OwnedFd,
         client: &Client,
-    ) -> Result<(Self, Pending), Wrong> {
+    ) -> Result<(Self, Pending), DiskRestoreError> {
         let now = clock.now();
         let mut known = None;
         let (disk, pending) = Swappable::restore(now, from, |path, info| {
@@ -605,7 +605,7 @@ impl SwapDisk {
             lock(&swap.0.last).is_exchanged = true;
             let local = LocalDisk::new(store, info.block_bytes, &swap.0.wake)?;
             known = Some(swap);
-            Ok::<_, Wrong>(Box::new(local) as Disk)
+            Ok::<_, DiskRestoreError>(Box::new(local) as Disk)
         })?;
         let swap = known.expect("its device was restored");
         Ok((Self { disk, swap, running: None, began: now, shown: now }, pending))
@@ -621,13 +621,13 @@ impl SwapDisk {
         from: &mut Reader<'_>,
         passage: Option<OwnedFd>,
         client: &Client,
-    ) -> Result<(Self, Pending, Clock), Wrong> {
-        let wrong = |what: String| Wrong(io::Error::new(io::ErrorKind::InvalidData, what));
+    ) -> Result<(Self, Pending, Clock), DiskRestoreError> {
+        let wrong = |what: String| DiskRestoreError(io::Error::new(io::ErrorKind::InvalidData, what));
         let place = from.bytes("place")?;
         let text = String::from_utf8_lossy(place);
         let target: Target = text.parse().map_err(wrong)?;
         let saved = from.bytes("disk")?;
-        let other = |error: ClientError| Wrong(io::Error::other(error));
+        let other = |error: ClientError| DiskRestoreError(io::Error::other(error));
         let known = KnownHost::find(&target.address).map_err(|error| other(error.into()))?;
         let there = client.to_another(&target.address, passage, known.map(|known| known.peer().clone()));
         let there = there.map_err(other)?;
@@ -637,7 +637,7 @@ impl SwapDisk {
             let mut reader = snapshot::open(bytes, BLOCK_KIND)?;
             let mut linked =
                 Linked::<RemoteBlock>::restore(there.redial(&target, Traffic::Bulk).map_err(other)?, &mut reader)?;
-            let swap = reader.end("device").map_err(Wrong::from).and_then(|()| {
+            let swap = reader.end("device").map_err(DiskRestoreError::from).and_then(|()| {
                 let at = Location::of(&target, &linked, Some(there.clone()));
                 Ok(DiskSwap::new(*info, at, client.clone(), linked.clock())?)
             });
@@ -646,7 +646,7 @@ impl SwapDisk {
             let asked = linked.remote().requests();
             let pending = asked.map(|asked| (asked.id, (asked.op, asked.offset, asked.length))).collect();
             known = Some((swap, linked.clock()));
-            Ok::<_, Wrong>((session_disk(linked), pending))
+            Ok::<_, DiskRestoreError>((session_disk(linked), pending))
         });
         let (mut disk, pending) = restored?;
         if let Err(reject) = inner.end("disk") {

@@ -19,15 +19,15 @@ use farbus_model::{
 use farbus_session::Reject;
 
 /// Why a disk cannot be restored.
-pub struct Wrong(pub io::Error);
+pub struct DiskRestoreError(pub(crate) io::Error);
 
-impl From<io::Error> for Wrong {
+impl From<io::Error> for DiskRestoreError {
     fn from(error: io::Error) -> Self {
         Self(error)
     }
 }
 
-impl From<Reject> for Wrong {
+impl From<Reject> for DiskRestoreError {
     fn from(reject: Reject) -> Self {
         Self(io::Error::new(io::ErrorKind::InvalidData, reject.to_string()))
     }
