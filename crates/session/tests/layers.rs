@@ -6,10 +6,11 @@ use std::sync::{Arc, Mutex};
 
 use farbus_model::block::MemoryStore;
 use farbus_model::{
-    BlockDevice, BlockDone, BlockId, BlockInFlight, BlockInfo, BlockRequest, BufferPool, Command, CommandError,
-    Completions, Descriptors, Device, InFlight, Instant, Payload, Readiness, Selection, Setup, Speed, Tally, Urb,
-    UrbId,
+    BlockDevice, BlockDone, BlockId, BlockInFlight, BlockInfo, BlockOp, BlockRequest, BufferPool, Command,
+    CommandError, Completions, Descriptors, Device, InFlight, Instant, Payload, Readiness, Selection, Setup, Speed,
+    Tally, Urb, UrbId,
 };
+use farbus_session::block::swap::Options;
 use farbus_session::block::{Ahead, AnyByte, Behind, Range, ReadOnly, Scratch, Swappable, Traced};
 use farbus_session::far::{Far, Plan};
 use farbus_session::isochronous::Isochronous;
@@ -69,7 +70,11 @@ impl BlockDevice for Probe {
     fn submit(&mut self, _now: Instant, request: BlockInFlight, done: &mut Completions<BlockDone>) {
         self.calls.note("submit");
         let data = Payload::from(vec![5; request.length as usize]);
-        done.push(request.answer(data));
+        done.push(match request.op {
+            BlockOp::Map => request.answer_all_data(),
+            BlockOp::Read => request.answer(data),
+            _ => request.answer(Payload::Empty),
+        });
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
@@ -290,7 +295,15 @@ fn scratch(probe: Probe) -> Box<dyn BlockDevice> {
     Box::new(Scratch::new(probe, MemoryStore::new(vec![0; 64 << 10])))
 }
 
-const BLOCK_LAYERS: [Layer<dyn BlockDevice>; 9] = [
+/// A swap is under way.
+fn exchanging(probe: Probe) -> Box<dyn BlockDevice> {
+    let mut device = Swappable::new(probe);
+    let begun = device.begin(NOW, Probe::new(Calls::default()), None, Options::default());
+    begun.unwrap_or_else(|(error, _)| panic!("{error}"));
+    Box::new(device)
+}
+
+const BLOCK_LAYERS: [Layer<dyn BlockDevice>; 10] = [
     Layer { name: "Box", make: |probe| Box::new(Box::new(probe)), answers: &[] },
     // A part of the device, so it is smaller.
     Layer { name: "Range", make: |probe| Box::new(Range::new(probe, 1024, 8192).unwrap()), answers: &["info"] },
@@ -302,8 +315,14 @@ const BLOCK_LAYERS: [Layer<dyn BlockDevice>; 9] = [
     Layer { name: "AnyByte", make: |probe| Box::new(AnyByte::new(probe)), answers: &["info", "save"] },
     Layer { name: "Ahead", make: |probe| Box::new(Ahead::new(probe)), answers: &["save"] },
     Layer { name: "Behind", make: |probe| Box::new(Behind::new(probe)), answers: &["save"] },
-    // The properties stay those of the first device, whatever it is exchanged for.
-    Layer { name: "Swappable", make: |probe| Box::new(Swappable::new(probe)), answers: &["info"] },
+    Layer { name: "Swappable", make: |probe| Box::new(Swappable::new(probe)), answers: &[] },
+    // The properties stay those of the first device, whatever it is exchanged for. Both devices wake it, a turn ends for
+    // those that were asked, and another process continues with neither.
+    Layer {
+        name: "Exchanging",
+        make: exchanging,
+        answers: &["info", "poll_timeout", "end_turn", "readiness", "state", "save"],
+    },
 ];
 
 fn observed(probe: Probe) -> Box<dyn Device> {

@@ -614,6 +614,11 @@ fn a_swap_that_is_cancelled_or_fails_at_any_step_leaves_the_source_as_it_would_b
             assert_eq!(world.milestone, Milestone::Abandoned, "seed {seed}");
         }
         world.finish();
+        if key != "swapped" {
+            let now = world.now();
+            let saved = BlockDevice::save(&mut world.disk, now);
+            assert_eq!(saved.as_deref(), Some(&b"late"[..]), "seed {seed}: it is saved as if there had been no swap");
+        }
     }
     for end in ["cancelled", "destination", "journal"] {
         assert!(ends.get(end).is_some_and(|count| *count > 3), "{ends:?}");

@@ -472,7 +472,10 @@ impl BlockDevice for RemoteBlock {
                     None => self.hold(request),
                 },
             },
-            State::Opening => self.hold(request),
+            State::Opening => match self.description.as_ref().map_or(Ok(()), |it| it.info.check(&request)) {
+                Err(error) => done.push(request.fail(error)),
+                Ok(()) => self.hold(request),
+            },
         }
     }
 

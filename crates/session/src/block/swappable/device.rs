@@ -1,190 +1,88 @@
-//! The device, its user's requests, and the stages of a swap.
+//! The device as its users see it: alone until a swap begins, and alone again once one was given up.
 
-use std::collections::{BTreeMap, VecDeque};
-use std::ops::Range;
-use std::time::Duration;
-
-use farbus_model::limits::{SWAP_FLIGHT_BYTES_MAX, SWAP_RUN_BYTES_MAX};
 use farbus_model::{
-    BlockDevice, BlockDone, BlockId, BlockInFlight, BlockInfo, BlockLayer, BlockOp, BlockRequest, Completions, Instant,
-    Payload, Readiness, StoreError,
+    BlockDevice, BlockDone, BlockInFlight, BlockInfo, BlockLayer, Completions, Instant, Pending, Readiness,
 };
+use farbus_wire::Reject;
+use farbus_wire::snapshot::Reader;
 
-use super::job::{Job, Lower, Place, What};
-use crate::block::granules::Counted;
-use crate::block::rate::Bucket;
-use crate::block::swap::{Meter, Milestone, Options, Phase, Progress, Report, Side, SwapError};
-
-/// How long the destination may take for a request that the source has answered. After that the swap is given up: a
-/// user waits for both.
-const LAG_TIME_MAX: Duration = Duration::from_secs(5);
-/// How long the device that is left may take to answer what it was asked. Nobody waits for it.
-const RELEASE_TIME_MAX: Duration = Duration::from_secs(10);
-
-/// What the owner of a swap does next, on any thread.
-#[derive(Debug)]
-pub enum Work<D> {
-    /// Make this durable, then call [`Swappable::handle_noted`].
-    Note(Milestone),
-    /// Give this device back: it is used no more.
-    Release(D),
-    /// The swap is over.
-    Ended(Result<Report, SwapError>),
-}
+use super::exchanging::{Exchanging, Work, check_destination};
+use crate::block::swap::{Options, Progress, SwapError};
 
 /// A device that can be exchanged for another one while it is in use. Its size, its blocks and its limits stay as they
 /// are.
 #[derive(Debug)]
 pub struct Swappable<D> {
-    pub(super) current: Lower<D>,
-    pub(super) info: BlockInfo,
-    /// Whether requests have numbers of our own at the devices: from the first swap on.
-    pub(super) is_tracking: bool,
-    /// Requests with their users' numbers at the device, when the first swap begins.
-    pub(super) untracked: usize,
-    /// Requests that came meanwhile.
-    pub(super) held: VecDeque<BlockInFlight>,
-    /// Requests that are not complete, by their number at the devices, in the order of their submission.
-    pub(super) jobs: BTreeMap<u64, Job>,
-    pub(super) next_number: u64,
-    /// Whether a job waits for others.
-    pub(super) has_waiting: bool,
-    /// Whether requests that waited for both devices wait for one.
-    pub(super) may_finish: bool,
-    pub(super) swap: Option<Box<Swap<D>>>,
-    pub(super) work: VecDeque<Work<D>>,
+    /// Always there, but for the moment in which it becomes the other one.
+    form: Option<Form<D>>,
 }
 
-/// A swap under way.
 #[derive(Debug)]
-pub(super) struct Swap<D> {
-    pub(super) other: Lower<D>,
-    pub(super) readiness: Option<Readiness>,
-    pub(super) options: Options,
-    pub(super) stage: Stage,
-    pub(super) since: Instant,
-    pub(super) began: Instant,
-    /// What the destination does not have yet.
-    pub(super) dirty: Counted,
-    pub(super) unverified: Counted,
-    pub(super) cursor: u64,
-    pub(super) round: u32,
-    pub(super) left_before: u64,
-    /// Bytes copied or compared at a time.
-    pub(super) run_bytes: u64,
-    /// Bytes being copied or compared.
-    pub(super) flying_bytes: u64,
-    pub(super) unflushed: u64,
-    pub(super) bucket: Bucket,
-    pub(super) meter: Meter,
-    pub(super) delayed: Duration,
-    /// Whether more can be begun at once, in the next turn.
-    pub(super) has_more: bool,
-    /// When the rate allows more.
-    pub(super) paid_at: Option<Instant>,
-    pub(super) error: Option<SwapError>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stage {
-    Beginning,
-    Copying,
-    Flushing,
-    Draining,
-    /// Both are being made durable.
-    Deciding,
-    /// The journal is told.
-    Noting,
-    Releasing,
-    /// It failed, and the journal is told.
-    GivingUp,
-    /// It failed; the destination may still have to answer.
-    GivenUp,
-}
-
-impl Stage {
-    /// Whether changes go to both devices.
-    fn has_both(self) -> bool {
-        matches!(self, Stage::Draining | Stage::Deciding | Stage::Noting)
-    }
-
-    /// Whether requests to one place wait for each other.
-    fn has_order(self) -> bool {
-        self.has_both() || matches!(self, Stage::Releasing | Stage::GivingUp)
-    }
-
-    /// Whether it can still fail.
-    fn is_open(self) -> bool {
-        !matches!(self, Stage::Releasing | Stage::GivingUp | Stage::GivenUp)
-    }
-}
-
-impl<D> Swap<D> {
-    pub(super) fn enter(&mut self, stage: Stage, now: Instant) {
-        (self.stage, self.since, self.cursor, self.has_more) = (stage, now, 0, true);
-    }
-
-    pub(super) fn left_bytes(&self) -> u64 {
-        self.dirty.bytes()
-    }
-
-    /// Whether the journal may say that the destination is the device, although it is not known to: a failed note may
-    /// have been made.
-    fn may_be_switched(&self) -> bool {
-        let was_noted = matches!(self.error, Some(SwapError::Journal(_)));
-        self.stage == Stage::Noting || (self.stage == Stage::GivingUp && was_noted)
-    }
-
-    /// Whether users wait for both devices: the other one's answer counts as well.
-    fn waits_for_both(&self) -> bool {
-        self.stage.is_open() || self.may_be_switched()
-    }
-
-    /// Whether more may be copied now.
-    pub(super) fn may_copy(&mut self, now: Instant) -> bool {
-        self.paid_at = self.bucket.wait_until(now);
-        self.paid_at.is_none() && self.flying_bytes < SWAP_FLIGHT_BYTES_MAX
-    }
+enum Form<D> {
+    /// Requests and answers pass through. The second is how many requests the device holds.
+    Alone(D, usize),
+    /// Requests have numbers of our own, so that they can be given to two devices: from the first swap on, unless it is
+    /// given up.
+    Exchanging(Box<Exchanging<D>>),
 }
 
 impl<D: BlockDevice> Swappable<D> {
     /// Wraps `device`.
     pub fn new(device: D) -> Self {
-        Self {
-            info: *device.info(),
-            current: Lower::new(device),
-            is_tracking: false,
-            untracked: 0,
-            held: VecDeque::new(),
-            jobs: BTreeMap::new(),
-            next_number: 0,
-            has_waiting: false,
-            may_finish: false,
-            swap: None,
-            work: VecDeque::new(),
-        }
+        Self { form: Some(Form::Alone(device, 0)) }
     }
 
     /// Notes that the device holds so many requests of its users already: another process submitted them.
     #[must_use]
     pub fn holding(mut self, requests: usize) -> Self {
-        self.current.in_flight = requests;
+        if let Form::Alone(_, held) = self.form_mut() {
+            *held = requests;
+        }
         self
+    }
+
+    fn exchanged(device: Exchanging<D>) -> Self {
+        Self { form: Some(Form::Exchanging(Box::new(device))) }
+    }
+
+    fn form(&self) -> &Form<D> {
+        self.form.as_ref().expect("it has a form")
+    }
+
+    fn form_mut(&mut self) -> &mut Form<D> {
+        self.form.as_mut().expect("it has a form")
+    }
+
+    fn exchanging(&mut self) -> Option<&mut Exchanging<D>> {
+        match self.form_mut() {
+            Form::Alone(..) => None,
+            Form::Exchanging(both) => Some(both),
+        }
+    }
+
+    /// Requests pass through again, once nothing is left of a swap that was given up.
+    fn settle_form(&mut self) {
+        let is_over = |form: &mut Form<D>| matches!(form, Form::Exchanging(both) if both.is_as_at_first());
+        if let Some(Form::Exchanging(both)) = self.form.take_if(is_over) {
+            let (device, held) = both.into_device();
+            self.form = Some(Form::Alone(device, held));
+        }
     }
 
     /// Ends the requests that have no answer, whose users have gone: the device is dropped next, and the one below ends
     /// its own.
     pub fn abandon(&mut self) {
-        let jobs = std::mem::take(&mut self.jobs).into_values().filter_map(|job| match job.what {
-            What::User { owed, .. } => Some(owed),
-            What::Map | What::Piece(_) | What::Clear | What::Flush => None,
-        });
-        jobs.chain(self.held.drain(..)).for_each(|request| drop(request.fail(StoreError::Lost)));
+        if let Some(both) = self.exchanging() {
+            both.abandon();
+        }
     }
 
     /// The device as it is now.
     pub fn current(&self) -> &D {
-        &self.current.below.device
+        match self.form() {
+            Form::Alone(device, _) => device,
+            Form::Exchanging(both) => both.current(),
+        }
     }
 
     /// Begins to exchange the device for `destination`. While both are used, an engine waits on `readiness`, which
@@ -199,529 +97,122 @@ impl<D: BlockDevice> Swappable<D> {
         readiness: Option<Readiness>,
         options: Options,
     ) -> Result<(), (SwapError, D)> {
-        let (ours, theirs) = (&self.info, destination.info());
-        let (needed, found) = (ours.size_bytes, theirs.size_bytes);
-        let error = if self.swap.is_some() {
-            Some(SwapError::AnotherSwap)
-        } else if found < needed {
-            Some(SwapError::TooSmall { needed, found })
-        } else if theirs.is_read_only {
-            Some(SwapError::ReadOnly)
-        } else if theirs.block_bytes > ours.block_bytes || theirs.request_bytes_max < ours.request_bytes_max {
-            let why = format!(
-                "it takes requests of {} to {} bytes, and users of the device make ones of {} to {}",
-                theirs.block_bytes, theirs.request_bytes_max, ours.block_bytes, ours.request_bytes_max
-            );
-            Some(SwapError::Open(Side::Destination, why))
-        } else {
-            None
-        };
-        if let Some(error) = error {
+        if let Form::Alone(device, _) = self.form()
+            && let Err(error) = check_destination(device.info(), destination.info())
+        {
             return Err((error, destination));
         }
-        if !std::mem::replace(&mut self.is_tracking, true) {
-            self.untracked = self.current.in_flight;
-        }
-        let run_bytes = SWAP_RUN_BYTES_MAX.min(ours.request_bytes_max.into());
-        self.swap = Some(Box::new(Swap {
-            other: Lower::new(destination),
-            readiness,
-            options,
-            stage: Stage::Beginning,
-            since: now,
-            began: now,
-            dirty: Counted::all_of(needed),
-            unverified: Counted::none_of(needed),
-            cursor: 0,
-            round: 0,
-            left_before: u64::MAX,
-            run_bytes,
-            flying_bytes: 0,
-            unflushed: 0,
-            bucket: Bucket::new(options.rate, now),
-            meter: Meter::new(now),
-            delayed: Duration::ZERO,
-            has_more: true,
-            paid_at: None,
-            error: None,
-        }));
-        Ok(())
+        let mut both = match self.form.take().expect("it has a form") {
+            Form::Alone(device, held) => Box::new(Exchanging::new(device, held)),
+            Form::Exchanging(both) => both,
+        };
+        let begun = both.begin(now, destination, readiness, options);
+        self.form = Some(Form::Exchanging(both));
+        begun
     }
 
     /// Cancels the swap. Returns `false` if there is none, or if it is too late: the destination is the device.
     pub fn cancel(&mut self, now: Instant) -> bool {
-        let is_open = self.swap.as_ref().is_some_and(|swap| swap.stage.is_open() && swap.stage != Stage::Noting);
-        if is_open {
-            self.give_up(now, SwapError::Cancelled);
-        }
-        is_open
+        self.exchanging().is_some_and(|both| both.cancel(now))
     }
 
     /// How far the swap is; `None` if there is none.
     pub fn progress(&self, now: Instant) -> Option<Progress> {
-        let swap = self.swap.as_ref()?;
-        Some(Progress {
-            phase: match swap.stage {
-                Stage::Beginning => Phase::Beginning,
-                Stage::Copying => Phase::Copying,
-                Stage::Flushing => Phase::Flushing,
-                Stage::Draining if swap.left_bytes() == 0 && swap.unverified.bytes() > 0 => Phase::Verifying,
-                Stage::Draining => Phase::Draining,
-                Stage::Deciding | Stage::Noting => Phase::Deciding,
-                Stage::Releasing | Stage::GivingUp | Stage::GivenUp => Phase::Releasing,
-            },
-            total_bytes: self.info.size_bytes,
-            copied_bytes: swap.meter.copied(),
-            left_bytes: swap.left_bytes() + swap.flying_bytes,
-            unverified_bytes: swap.unverified.bytes(),
-            rate: swap.meter.rate(now),
-            round: swap.round + 1,
-            delayed: swap.delayed,
-        })
+        match self.form() {
+            Form::Alone(..) => None,
+            Form::Exchanging(both) => both.progress(now),
+        }
     }
 
     /// What its owner is to do next.
     pub fn poll_work(&mut self) -> Option<Work<D>> {
-        self.work.pop_front()
+        let work = self.exchanging()?.poll_work();
+        self.settle_form();
+        work
     }
 
     /// The journal was told what [`Work::Note`] said, or it could not be.
     pub fn handle_noted(&mut self, now: Instant, result: Result<(), String>, done: &mut Completions<BlockDone>) {
-        let Some(swap) = &mut self.swap else { return };
-        match (swap.stage, result) {
-            (Stage::Noting, Ok(())) => {
-                swap.enter(Stage::Releasing, now);
-                std::mem::swap(&mut self.current, &mut swap.other);
-                self.jobs.values_mut().for_each(Job::change_places);
-                self.may_finish = true;
-            }
-            (Stage::Noting, Err(why)) => self.give_up(now, SwapError::Journal(why)),
-            (Stage::GivingUp, result) => {
-                if let (Err(why), Some(SwapError::Journal(before))) = (&result, &mut swap.error) {
-                    *before = format!("{why}; it may say that the device was moved, and it was not");
-                }
-                // Otherwise the last note says that a copy was begun, which is true as well.
-                swap.enter(Stage::GivenUp, now);
-                self.may_finish = true;
-            }
-            _ => {}
-        }
-        self.settle_turn(now, done);
-    }
-
-    /// Ends the swap with the source as the device.
-    pub(super) fn give_up(&mut self, now: Instant, error: SwapError) {
-        let Some(swap) = &mut self.swap else { return };
-        if !swap.stage.is_open() {
-            return;
-        }
-        // Changes go to both devices until the journal says again which is the device.
-        swap.error = Some(error);
-        swap.enter(Stage::GivingUp, now);
-        swap.flying_bytes = 0;
-        self.jobs.retain(|_, job| matches!(job.what, What::User { .. }));
-        (self.has_waiting, self.may_finish) = (true, true);
-        self.work.push_back(Work::Note(Milestone::Abandoned));
-    }
-
-    pub(super) fn fail(&mut self, now: Instant, side: Side, offset: u64, error: StoreError) {
-        self.give_up(now, SwapError::Medium { side, offset, error });
-    }
-
-    fn add(&mut self, job: Job) -> u64 {
-        let number = self.next_number;
-        self.next_number += 1;
-        self.jobs.insert(number, job);
-        number
-    }
-
-    /// Gives a job of the swap to the devices, if it need not wait.
-    pub(super) fn start(&mut self, now: Instant, place: Range<u64>, what: What, done: &mut Completions<BlockDone>) {
-        let number = self.add(Job::new(place, what, now));
-        self.advance(now, number, done);
-    }
-
-    fn take_in(&mut self, now: Instant, mut owed: BlockInFlight, done: &mut Completions<BlockDone>) {
-        let data = owed.take_payload();
-        let place = owed.offset..owed.offset + u64::from(owed.length);
-        let what = What::User { owed, data, is_both: false, result: Ok(()), there: Ok(()), answer: Payload::Empty };
-        let number = self.add(Job::new(place, what, now));
-        if !self.advance(now, number, done)
-            && let Some(Job { what: What::User { data, .. }, .. }) = self.jobs.get_mut(&number)
-        {
-            // It outlives the call, and perhaps the buffer that it arrived in.
-            data.own();
+        if let Some(both) = self.exchanging() {
+            both.handle_noted(now, result, done);
         }
     }
 
-    fn stage(&self) -> Option<Stage> {
-        self.swap.as_ref().map(|swap| swap.stage)
+    /// A snapshot of the device after a swap, with its requests that the device below has and saves itself. `None`: it
+    /// was not exchanged, a swap is under way, the device below cannot be saved, or a request waits here.
+    pub fn save_away(&mut self, now: Instant) -> Option<Vec<u8>> {
+        self.exchanging()?.save_away(now)
     }
 
-    /// Begins a job, if it need not wait. Returns whether it is begun.
-    fn advance(&mut self, now: Instant, number: u64, done: &mut Completions<BlockDone>) -> bool {
-        let Some(job) = self.jobs.get(&number) else { return false };
-        let has_order = self.stage().is_some_and(Stage::has_order);
-        let must_wait = has_order && self.jobs.range(..number).any(|(_, before)| before.excludes(job));
-        match must_wait {
-            true => self.has_waiting = true,
-            false => self.begin_job(now, number, done),
-        }
-        !must_wait
+    /// Restores a device that was exchanged from a snapshot of [`SWAPPED_KIND`](super::SWAPPED_KIND). `device` restores
+    /// the device below from its own bytes, for users of a device as described. Returns it with the requests that it
+    /// has to answer.
+    ///
+    /// # Errors
+    /// [`Reject`]: the snapshot is inconsistent. The device below has been left ([`BlockDevice::leave`]).
+    pub fn restore<E: From<Reject>>(
+        now: Instant,
+        from: &mut Reader<'_>,
+        device: impl FnOnce(&[u8], &BlockInfo) -> Result<D, E>,
+    ) -> Result<(Self, Pending), E> {
+        Exchanging::restore(now, from, device).map(|(device, pending)| (Self::exchanged(device), pending))
     }
 
-    fn begin_job(&mut self, now: Instant, number: u64, done: &mut Completions<BlockDone>) {
-        let Some(job) = self.jobs.get_mut(&number) else { return };
-        job.is_begun = true;
-        let (offset, length) = (job.place.start, job.bytes() as u32);
-        let id = BlockId(number);
-        let waited = now - job.since;
-        let is_change = job.is_change();
-        let (current, other) = match &mut job.what {
-            What::User { owed, data, is_both, .. } => {
-                let mut request = BlockRequest { id, payload: std::mem::take(data), ..(**owed).clone() };
-                if let Some(swap) = &mut self.swap {
-                    swap.delayed = swap.delayed.max(waited);
-                    let goes_to_both =
-                        owed.op == BlockOp::Flush || (is_change && !swap.dirty.has_all(offset, length.into()));
-                    *is_both = goes_to_both && (swap.stage.has_both() || swap.stage == Stage::GivingUp);
-                }
-                let second = is_both.then(|| {
-                    request.payload.share();
-                    request.clone()
-                });
-                (Some(request), second)
-            }
-            What::Map => (Some(BlockRequest::map(id, offset, length)), None),
-            What::Piece(piece) => {
-                let read = BlockRequest::read(id, offset, length);
-                (Some(read.clone()), (piece.compares || piece.looks).then_some(read))
-            }
-            What::Clear => (None, Some(BlockRequest::zero(id, BlockOp::Discard, offset, length))),
-            What::Flush => {
-                let flush = BlockRequest::flush(id);
-                let is_last = self.swap.as_ref().is_some_and(|swap| swap.stage == Stage::Deciding);
-                (is_last.then(|| flush.clone()), Some(flush))
-            }
-        };
-        (job.at_current, job.at_other) = (current.is_some(), other.is_some());
-        if let Some(request) = current {
-            self.current.submit(now, request.launch(), done);
-        }
-        if let (Some(request), Some(swap)) = (other, &mut self.swap) {
-            swap.other.submit(now, request.launch(), done);
-        }
-    }
-
-    /// Takes what the devices have answered and continues what waited, until nothing more happens by itself.
-    fn settle(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
-        loop {
-            let has_any = self.collect(now, done);
-            if std::mem::take(&mut self.may_finish) {
-                let all: Vec<u64> = self.jobs.keys().copied().collect();
-                all.into_iter().for_each(|number| self.finish(now, number, done));
-                self.has_waiting = true;
-            }
-            self.see_whether_over(now);
-            let has_begun = self.has_waiting && self.advance_all(now, done);
-            if !has_any && !has_begun {
-                return;
-            }
-        }
-    }
-
-    /// Begins what need not wait any longer; returns whether there was any.
-    fn advance_all(&mut self, now: Instant, done: &mut Completions<BlockDone>) -> bool {
-        self.has_waiting = false;
-        let is_waiting = |(number, job): (&u64, &Job)| (!job.is_begun).then_some(*number);
-        let waiting: Vec<u64> = self.jobs.iter().filter_map(is_waiting).collect();
-        let mut has_begun = false;
-        waiting.into_iter().for_each(|number| has_begun |= self.advance(now, number, done));
-        has_begun
-    }
-
-    /// As [`Swappable::settle`]; then the devices send what they were given.
-    fn settle_turn(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
-        self.settle(now, done);
-        while self.current.was_asked || self.swap.as_ref().is_some_and(|swap| swap.other.was_asked) {
-            if self.current.was_asked {
-                self.current.end_turn(now, done);
-            }
-            if let Some(swap) = self.swap.as_mut().filter(|swap| swap.other.was_asked) {
-                swap.other.end_turn(now, done);
-            }
-            self.settle(now, done);
-        }
-    }
-
-    /// Returns whether there was an answer.
-    fn collect(&mut self, now: Instant, done: &mut Completions<BlockDone>) -> bool {
-        let mut has_any = false;
-        loop {
-            if let Some(answer) = self.current.pop() {
-                self.handle_answer(now, Place::Current, answer, done);
-            } else if let Some(answer) = self.swap.as_mut().and_then(|swap| swap.other.pop()) {
-                self.handle_answer(now, Place::Other, answer, done);
-            } else {
-                return has_any;
-            }
-            has_any = true;
-        }
-    }
-
-    fn handle_answer(&mut self, now: Instant, from: Place, mut answer: BlockDone, done: &mut Completions<BlockDone>) {
-        if !self.is_tracking {
-            return done.push(answer);
-        }
-        if self.untracked > 0 && from == Place::Current {
-            return self.pass_on(now, answer, done);
-        }
-        done.pool.recycle(std::mem::take(&mut answer.spent));
-        // Nobody waits for it any more: its user has the other device's answer, or the swap was given up.
-        let Some(job) = self.jobs.get_mut(&answer.id.0) else { return done.pool.recycle(answer.payload) };
-        *job.at(from) = false;
-        let number = answer.id.0;
-        let (offset, length, is_change) = (job.place.start, job.bytes(), job.is_change());
-        let side = if from == Place::Current { Side::Source } else { Side::Destination };
-        let stage = self.swap.as_ref().map(|swap| swap.stage);
-        match &mut job.what {
-            // The source cannot read it any more: the destination can.
-            What::User { is_both: false, .. }
-                if from == Place::Other && answer.result.is_err() && !is_change && stage == Some(Stage::Releasing) =>
-            {
-                (job.is_begun, self.has_waiting) = (false, true);
-            }
-            What::User { is_both, result, there, answer: payload, .. } => {
-                if from == Place::Current || !*is_both {
-                    (job.answered, *result, *payload) = (Some(now), result.and(answer.result), answer.payload);
-                    let is_elsewhere = is_change && (!*is_both || answer.result.is_err());
-                    let is_copied_to = !matches!(stage, Some(Stage::Noting | Stage::Releasing));
-                    if let Some(swap) = self.swap.as_mut().filter(|_| is_elsewhere && is_copied_to) {
-                        swap.dirty.add(offset, length);
-                        swap.has_more = true;
-                    }
-                } else if let (Err(error), Some(swap)) = (answer.result, &self.swap) {
-                    if swap.may_be_switched() {
-                        *there = Err(error);
-                    } else if swap.stage.is_open() {
-                        self.fail(now, Side::Destination, offset, error);
-                    }
-                }
-                self.finish(now, number, done);
-            }
-            What::Map => self.handle_map(now, number, &answer, done),
-            What::Flush => {
-                let is_over = !job.at_current && !job.at_other;
-                match answer.result {
-                    Err(error) => self.fail(now, side, 0, error),
-                    Ok(()) if is_over => self.handle_flushed(now, number),
-                    Ok(()) => {}
-                }
-            }
-            What::Piece(_) | What::Clear => match answer.result {
-                Err(error) => self.handle_failed(now, number, side, error),
-                Ok(()) => self.go_on_with(now, number, from, answer.payload, done),
-            },
-        }
-    }
-
-    /// Answers a user's request, if it can be.
-    fn finish(&mut self, now: Instant, number: u64, done: &mut Completions<BlockDone>) {
-        let waits_for_other = self.swap.as_ref().is_some_and(|swap| swap.waits_for_both());
-        let Some(job) = self.jobs.get(&number) else { return };
-        let What::User { is_both, result, .. } = job.what else { return };
-        if !job.is_begun || job.at_current || (job.at_other && (waits_for_other || !is_both)) {
-            return;
-        }
-        // Once the journal says that the other one is the device, that one's answer counts.
-        if result.is_err() && self.stage() == Some(Stage::Noting) {
-            return;
-        }
-        let Some(job) = self.jobs.remove(&number) else { return };
-        if let (Some(swap), Some(answered)) = (&mut self.swap, job.answered) {
-            swap.delayed = swap.delayed.max(now - answered);
-        }
-        if let What::User { owed, result, there, answer, .. } = job.what {
-            done.push(match result.and(there) {
-                Ok(()) => owed.answer(answer),
-                Err(error) => owed.fail(error),
-            });
-        }
-    }
-
-    /// An answer to a request with its user's number.
-    fn pass_on(&mut self, now: Instant, answer: BlockDone, done: &mut Completions<BlockDone>) {
-        self.untracked -= 1;
-        done.push(answer);
-        if self.untracked == 0 {
-            if let Some(swap) = &mut self.swap {
-                swap.has_more = true;
-                if !self.held.is_empty() {
-                    swap.delayed = swap.delayed.max(now - swap.began);
-                }
-            }
-            std::mem::take(&mut self.held).into_iter().for_each(|request| self.take_in(now, request, done));
-        }
-    }
-
-    /// Ends the swap, if the device that is left has answered everything, or takes too long.
-    fn see_whether_over(&mut self, now: Instant) {
-        let Some(swap) = &self.swap else { return };
-        let is_last = matches!(swap.stage, Stage::Releasing | Stage::GivenUp);
-        let is_needed = |job: &Job| job.at_other && matches!(job.what, What::User { is_both: false, .. });
-        let is_late = now - swap.since >= RELEASE_TIME_MAX && !self.jobs.values().any(is_needed);
-        if !is_last || (swap.other.in_flight > 0 && !is_late) {
-            return;
-        }
-        let Some(swap) = self.swap.take() else { return };
-        let Swap { other, error, meter, round, began, .. } = *swap;
-        for job in self.jobs.values_mut() {
-            job.at_other = false;
-            // For the next swap, what is still at the device is a change of the source alone.
-            if let What::User { is_both, .. } = &mut job.what {
-                *is_both = false;
-            }
-        }
-        self.has_waiting = true;
-        let report = Report { copied_bytes: meter.copied(), rounds: round, took: now - began };
-        self.work.push_back(Work::Release(other.below.device));
-        self.work.push_back(Work::Ended(error.map_or(Ok(report), Err)));
-    }
-
-    /// Gives a swap up whose destination takes too long, while users wait for it.
-    fn see_whether_late(&mut self, now: Instant) {
-        let late = self.lagging().find(|(_, since)| now - *since >= LAG_TIME_MAX).map(|(offset, _)| offset);
-        if let Some(offset) = late {
-            self.fail(now, Side::Destination, offset, StoreError::Lost);
-        }
-    }
-
-    /// What the destination alone has yet to answer while users may wait for it, and since when.
-    fn lagging(&self) -> impl Iterator<Item = (u64, Instant)> {
-        let is_waited_for = self.stage().is_some_and(|stage| stage.has_both() && stage != Stage::Noting);
-        let jobs = self.jobs.values().filter(move |job| is_waited_for && job.at_other && !job.at_current);
-        jobs.filter_map(|job| Some((job.place.start, job.answered?)))
-    }
-
-    /// Begins what can be begun, and has it sent.
-    fn go_on(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
-        if let Some(swap) = self.swap.as_mut().filter(|swap| swap.paid_at.is_some_and(|at| at <= now)) {
-            (swap.paid_at, swap.has_more) = (None, true);
-        }
-        self.pump(now, done);
-        self.settle_turn(now, done);
+    /// Restores a device from a snapshot of [`AWAY_KIND`](super::AWAY_KIND). `device` restores the device below from its
+    /// own bytes, with the requests that it has. Returns it with those that it has to answer.
+    ///
+    /// # Errors
+    /// [`Reject`]: the snapshot is inconsistent. The device below has been left ([`BlockDevice::leave`]).
+    pub fn restore_away<E: From<Reject>>(
+        now: Instant,
+        from: &mut Reader<'_>,
+        device: impl FnOnce(&[u8], &BlockInfo) -> Result<(D, Pending), E>,
+    ) -> Result<(Self, Pending), E> {
+        Exchanging::restore_away(now, from, device).map(|(device, pending)| (Self::exchanged(device), pending))
     }
 }
 
-impl<D: BlockDevice> BlockLayer for Swappable<D> {
-    type Inner = D;
+impl<D: BlockDevice + 'static> BlockLayer for Swappable<D> {
+    type Inner = dyn BlockDevice;
 
-    fn inner(&self) -> &D {
-        &self.current.below.device
+    fn inner(&self) -> &Self::Inner {
+        match self.form() {
+            Form::Alone(device, _) => device,
+            Form::Exchanging(both) => &**both,
+        }
     }
 
-    fn inner_mut(&mut self) -> &mut D {
-        &mut self.current.below.device
+    fn inner_mut(&mut self) -> &mut Self::Inner {
+        match self.form_mut() {
+            Form::Alone(device, _) => device,
+            Form::Exchanging(both) => &mut **both,
+        }
+    }
+
+    fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut Completions<BlockDone>) {
+        if let Form::Alone(_, held) = self.form_mut() {
+            *held += 1;
+        }
+        self.with_inner(now, done, |inner, done| inner.submit(now, request, done));
     }
 
     fn with_inner<R>(
         &mut self,
-        now: Instant,
+        _: Instant,
         done: &mut Completions<BlockDone>,
-        act: impl FnOnce(&mut D, &mut Completions<BlockDone>) -> R,
+        act: impl FnOnce(&mut Self::Inner, &mut Completions<BlockDone>) -> R,
     ) -> R {
-        let result = self.current.below.act(done, act);
-        self.settle_turn(now, done);
-        result
-    }
-
-    fn info(&self) -> &BlockInfo {
-        &self.info
-    }
-
-    fn submit(&mut self, now: Instant, mut request: BlockInFlight, done: &mut Completions<BlockDone>) {
-        if let Err(error) = self.info.check(&request) {
-            return done.push(request.fail(error));
-        }
-        if !self.is_tracking {
-            self.current.submit(now, request, done);
-        } else if self.untracked > 0 {
-            request.own_payload();
-            return self.held.push_back(request);
-        } else {
-            self.take_in(now, request, done);
-        }
-        self.settle(now, done);
-    }
-
-    fn poll_timeout(&self) -> Option<Instant> {
-        let current = self.current.below.device.poll_timeout();
-        let Some(swap) = &self.swap else { return current };
-        let more = swap.has_more.then_some(Instant::ZERO);
-        let late = self.lagging().map(|(_, since)| since + LAG_TIME_MAX).min();
-        let is_last = matches!(swap.stage, Stage::Releasing | Stage::GivenUp);
-        let over = is_last.then(|| swap.since + RELEASE_TIME_MAX);
-        [current, swap.other.below.device.poll_timeout(), more, swap.paid_at, late, over].into_iter().flatten().min()
-    }
-
-    fn handle_timeout(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
-        self.current.handle_timeout(now, done);
-        if let Some(swap) = &mut self.swap {
-            swap.other.handle_timeout(now, done);
-        }
-        self.settle(now, done);
-        self.see_whether_late(now);
-        self.go_on(now, done);
-    }
-
-    fn end_turn(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
-        if self.swap.is_some() {
-            return self.settle_turn(now, done);
-        }
-        self.current.end_turn(now, done);
-        self.settle(now, done);
-    }
-
-    fn readiness(&self) -> Option<&Readiness> {
-        match &self.swap {
-            Some(swap) => swap.readiness.as_ref(),
-            None => self.current.below.device.readiness(),
-        }
-    }
-
-    fn handle_ready(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
-        self.current.handle_ready(now, done);
-        if let Some(swap) = &mut self.swap {
-            swap.other.handle_ready(now, done);
-        }
-        self.settle(now, done);
-        self.go_on(now, done);
-    }
-
-    fn is_gone(&self) -> bool {
-        // The journal may say any moment that the other one is the device.
-        self.inner().is_gone() && self.stage() != Some(Stage::Noting)
-    }
-
-    fn state(&self) -> Option<Vec<u8>> {
-        // Another process would open the first device again.
-        if self.is_tracking { None } else { self.current.below.device.state() }
-    }
-
-    fn save(&mut self, now: Instant) -> Option<Vec<u8>> {
-        if self.is_tracking { self.save_swapped(now) } else { self.current.below.device.save(now) }
-    }
-
-    fn leave(&mut self) {
-        self.current.below.device.leave();
-        self.current.in_flight = 0;
-        if let Some(swap) = &mut self.swap {
-            swap.other.below.device.leave();
-        }
-        self.held.drain(..).for_each(|request| drop(request.recall()));
-        for job in std::mem::take(&mut self.jobs).into_values() {
-            if let What::User { owed, .. } = job.what {
-                drop(owed.recall());
+        match self.form_mut() {
+            Form::Alone(device, held) => {
+                let before = done.len();
+                let result = act(device, done);
+                *held -= done.len() - before;
+                result
+            }
+            Form::Exchanging(both) => {
+                let result = act(&mut **both, done);
+                self.settle_form();
+                result
             }
         }
     }

@@ -24,9 +24,11 @@
 //! the journal names the source again.
 
 mod device;
+mod exchanging;
 mod job;
 mod saved;
 mod work;
 
-pub use device::{Swappable, Work};
+pub use device::Swappable;
+pub use exchanging::Work;
 pub use saved::{AWAY_KIND, SWAPPED_KIND};

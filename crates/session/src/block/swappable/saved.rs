@@ -6,7 +6,7 @@ use farbus_model::{
 use farbus_wire::Reject;
 use farbus_wire::snapshot::{Reader, Writer};
 
-use super::device::Swappable;
+use super::exchanging::Exchanging;
 use super::job::{Job, What};
 
 /// Kind of the snapshots of a device that was exchanged.
@@ -19,8 +19,8 @@ const REQUEST_BYTES_MIN: usize = 26;
 /// The same with its number at the device below.
 const NUMBERED_BYTES_MIN: usize = 8 + REQUEST_BYTES_MIN;
 
-impl<D: BlockDevice> Swappable<D> {
-    /// A snapshot of the device after a swap. `None`: a swap is under way, or the device has requests that it has yet
+impl<D: BlockDevice> Exchanging<D> {
+    /// A snapshot of the device after a swap. `None`: a swap is under way or was given up, or the device has requests that it has yet
     /// to carry out.
     ///
     /// A change that is to be durable has been written, and waits for the flush after it; so a replacement flushes
@@ -30,7 +30,7 @@ impl<D: BlockDevice> Swappable<D> {
             let What::User { owed, .. } = &job.what else { return false };
             job.is_begun && (owed.op == BlockOp::Flush || (owed.op.is_change() && owed.is_durable))
         };
-        if self.swap.is_some() || self.untracked > 0 || !self.jobs.values().all(waits_for_flush) {
+        if self.swap.is_some() || self.untracked > 0 || !self.is_exchanged || !self.jobs.values().all(waits_for_flush) {
             return None;
         }
         let mut to = Writer::new(SWAPPED_KIND);
@@ -70,7 +70,7 @@ impl<D: BlockDevice> Swappable<D> {
             below.leave();
             return Err(Reject::new("size", info.size_bytes, "the medium is as large as the device").into());
         }
-        let mut this = Self { info, is_tracking: true, ..Self::new(below) };
+        let mut this = Self { info, ..Self::moved(below) };
         let mut done = Completions::new(BufferPool::new(0));
         for request in asked {
             let place = request.offset..request.offset + u64::from(request.length);
@@ -85,13 +85,13 @@ impl<D: BlockDevice> Swappable<D> {
     }
 }
 
-impl<D: BlockDevice> Swappable<D> {
+impl<D: BlockDevice> Exchanging<D> {
     /// A snapshot of the device after a swap, with its requests that the device below has and saves itself. `None`: a
     /// swap is under way, the device below cannot be saved, or a request waits here.
     pub fn save_away(&mut self, now: Instant) -> Option<Vec<u8>> {
         let is_below = |job: &Job| job.is_begun && job.at_current && !job.at_other;
         let is_at_rest = self.swap.is_none() && self.untracked == 0 && self.held.is_empty();
-        if !is_at_rest || !self.is_tracking || !self.jobs.values().all(is_below) {
+        if !is_at_rest || !self.is_exchanged || !self.jobs.values().all(is_below) {
             return None;
         }
         let mut to = Writer::new(AWAY_KIND);
@@ -150,7 +150,8 @@ impl<D: BlockDevice> Swappable<D> {
             );
         }
         let count = asked.len();
-        let mut this = Self { info, is_tracking: true, next_number, ..Self::new(below).holding(count) };
+        let mut this = Self { info, next_number, ..Self::moved(below) };
+        this.current.in_flight = count;
         for (number, request) in asked {
             let place = request.offset..request.offset + u64::from(request.length);
             let (owed, data, answer) = (request.launch(), Payload::Empty, Payload::Empty);

@@ -5,7 +5,7 @@ use farbus_model::{
     BlockDevice, BlockDone, BlockId, BlockOp, BlockRequest, Completions, Extents, Instant, Payload, StoreError,
 };
 
-use super::device::{Stage, Swappable, Work};
+use super::exchanging::{Exchanging, Stage, Work};
 use super::job::{Job, Piece, Place, What};
 use crate::block::granules::Run;
 use crate::block::swap::{LEFT_BYTES, Milestone, ROUNDS_MAX, Side, SwapError, UNFLUSHED_BYTES_MAX, is_zero};
@@ -21,7 +21,7 @@ const LAST_FLIGHT_BYTES_MAX: u64 = PIECE_BYTES;
 /// Bytes that are begun to be copied in one turn; the device's users have their turn after that.
 const TURN_BYTES: u64 = 1 << 20;
 
-impl<D: BlockDevice> Swappable<D> {
+impl<D: BlockDevice> Exchanging<D> {
     /// Holes are made in the destination, too; the rest is to be copied.
     pub(super) fn handle_map(
         &mut self,
