@@ -316,8 +316,8 @@ const BLOCK_LAYERS: [Layer<dyn BlockDevice>; 10] = [
     Layer { name: "Ahead", make: |probe| Box::new(Ahead::new(probe)), answers: &["save"] },
     Layer { name: "Behind", make: |probe| Box::new(Behind::new(probe)), answers: &["save"] },
     Layer { name: "Swappable", make: |probe| Box::new(Swappable::new(probe)), answers: &[] },
-    // The properties stay those of the first device, whatever it is exchanged for. Both devices wake it, a turn ends for
-    // those that were asked, and another process continues with neither.
+    // The properties stay those of the first device, whatever it is exchanged for. Both devices wake it, a turn ends
+    // for those that were asked, and another process continues with neither.
     Layer {
         name: "Exchanging",
         make: exchanging,

@@ -3,11 +3,12 @@
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use farbus_io::link::{Interest, Link, Listener, Wake, wait};
 use farbus_io::trust::QuicServer;
 
+use crate::common::ordered_mutex::{ALONE, OrderedGuard, OrderedMutex};
 use crate::common::socket_place::{Origin, Place, SocketListener};
 use crate::exporter::access::networks::Network;
 
@@ -94,10 +95,11 @@ impl Listening {
 
 /// All listening sockets.
 #[derive(Default)]
-pub struct Addresses(Mutex<Vec<Arc<Listening>>>);
+pub struct Addresses(OrderedMutex<Vec<Arc<Listening>>, ALONE>);
 
 impl Addresses {
-    fn all(&self) -> MutexGuard<'_, Vec<Arc<Listening>>> {
+    #[track_caller]
+    fn all(&self) -> OrderedGuard<'_, Vec<Arc<Listening>>, ALONE> {
         self.0.lock().expect("no listener panics")
     }
 

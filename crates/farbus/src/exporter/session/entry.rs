@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::Duration;
 
 use farbus_io::link::Link;
@@ -14,6 +14,7 @@ use farbus_session::native::control as native;
 use farbus_session::reserve::ReservationReport;
 use farbus_session::reserve::suspension::Behind;
 
+use crate::common::ordered_mutex::OrderedMutex;
 use crate::exporter::access::memory::fixed_bytes;
 use crate::exporter::access::paired_host::Guest;
 use crate::exporter::access::quota::{self, Place, Visitor};
@@ -27,7 +28,7 @@ pub struct Session {
     pub(crate) since: Instant,
     /// The connection's link, which ends with it. `None` if the entry is a session or one of its devices: their thread
     /// is told instead.
-    pub(crate) link: Mutex<Option<Link>>,
+    pub(crate) link: OrderedMutex<Option<Link>, 3>,
     pub(crate) is_told: AtomicBool,
     /// Another process serves it from now on.
     pub(crate) is_replaced: AtomicBool,
@@ -39,13 +40,13 @@ pub struct Session {
     pub(crate) place: Place,
     /// The account of its peer. `taken` is what this entry took from it, for itself or for its device.
     pub account: Arc<Account>,
-    pub(crate) taken: Mutex<Option<Taken>>,
+    pub(crate) taken: OrderedMutex<Option<Taken>, 3>,
     pub(crate) credit_bytes: AtomicUsize,
     pub(crate) mailbox: Mailbox,
     pub(crate) meters: Arc<Meters>,
     /// The links of the session that this entry is, or belongs to.
     pub links: Links,
-    pub(crate) bus_id: Mutex<Option<String>>,
+    pub(crate) bus_id: OrderedMutex<Option<String>, 3>,
     /// The bus id of the device that it observes.
     pub observes: OnceLock<String>,
     pub(crate) is_taken_back: AtomicBool,
@@ -56,16 +57,16 @@ pub struct Session {
     /// Its device was used in the process before this one, and it continues that use.
     pub is_successor: AtomicBool,
     /// How the session ended, if it did.
-    pub ending: Mutex<Option<Ending>>,
+    pub ending: OrderedMutex<Option<Ending>, 3>,
     /// What became of the device that it handed over.
-    pub(crate) handover_outcome: Mutex<Waiting>,
+    pub(crate) handover_outcome: OrderedMutex<Waiting, 3>,
     /// The latest reservation report of its device, if the session has not taken it.
-    pub(crate) reserved: Mutex<Option<ReservationReport>>,
+    pub(crate) reserved: OrderedMutex<Option<ReservationReport>, 3>,
     pub(crate) has_news: AtomicBool,
     /// In how long its lease ends, if the session has not told its peer.
-    pub(crate) lease_left: Mutex<Option<Duration>>,
+    pub(crate) lease_left: OrderedMutex<Option<Duration>, 3>,
     /// The inner device, if its device is suspendable.
-    pub(crate) behind: Mutex<Option<Behind>>,
+    pub(crate) behind: OrderedMutex<Option<Behind>, 3>,
 }
 
 /// The peer of an entry, and what the entry shares with others of the same peer.
@@ -110,7 +111,7 @@ impl Session {
         let Belonging { guest, visitor, place, account, links } = of;
         Ok(Self {
             since,
-            link: Mutex::new(link),
+            link: OrderedMutex::new(link),
             is_told: AtomicBool::new(false),
             is_replaced: AtomicBool::new(false),
             peer,
@@ -118,23 +119,23 @@ impl Session {
             visitor,
             place,
             account,
-            taken: Mutex::default(),
+            taken: OrderedMutex::default(),
             credit_bytes: AtomicUsize::new(CREDIT_BYTES_MAX),
             mailbox: Mailbox::new()?,
             meters: Arc::default(),
             links,
-            bus_id: Mutex::default(),
+            bus_id: OrderedMutex::default(),
             observes: OnceLock::new(),
             is_taken_back: AtomicBool::new(false),
             lease_end: OnceLock::new(),
             remark: OnceLock::new(),
             is_successor: AtomicBool::new(false),
-            ending: Mutex::default(),
-            handover_outcome: Mutex::default(),
-            reserved: Mutex::default(),
+            ending: OrderedMutex::default(),
+            handover_outcome: OrderedMutex::default(),
+            reserved: OrderedMutex::default(),
             has_news: AtomicBool::new(false),
-            lease_left: Mutex::default(),
-            behind: Mutex::default(),
+            lease_left: OrderedMutex::default(),
+            behind: OrderedMutex::default(),
         })
     }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar};
 use std::time::Duration;
 
 use farbus_io::link::{Clock, Link};
@@ -12,6 +12,7 @@ use farbus_model::Instant;
 use farbus_model::budget::{Account, CONNECTION_BYTES, Taken};
 use farbus_session::native::control::{DESCRIPTORS, LIMIT};
 
+use crate::common::ordered_mutex::{OrderedGuard, OrderedMutex};
 use crate::exporter::access::memory::Accounts;
 use crate::exporter::access::paired_host::Guest;
 use crate::exporter::access::quota::{self, Complaint, Place, QuotaError, Visitor};
@@ -30,7 +31,7 @@ fn out_of_descriptors(error: io::Error) -> io::Error {
 /// Sessions by number, under one lock, the table's. Locks of a session and of the registry may be taken while it is
 /// held.
 pub struct SessionTable {
-    sessions: Mutex<BTreeMap<u64, Arc<Session>>>,
+    sessions: OrderedMutex<BTreeMap<u64, Arc<Session>>, 1>,
     /// Number of the next connection, counted over all listeners.
     numbers: AtomicU64,
     ended: Condvar,
@@ -45,7 +46,7 @@ pub struct SessionTable {
 impl SessionTable {
     pub(crate) fn new(clock: Clock) -> Self {
         Self {
-            sessions: Mutex::default(),
+            sessions: OrderedMutex::default(),
             numbers: AtomicU64::new(0),
             ended: Condvar::new(),
             is_stopping: AtomicBool::new(false),
@@ -61,7 +62,8 @@ impl SessionTable {
     }
 
     /// The table itself, locked.
-    pub fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Session>>> {
+    #[track_caller]
+    pub fn lock(&self) -> OrderedGuard<'_, BTreeMap<u64, Arc<Session>>, 1> {
         self.sessions.lock().expect("no session panics while it is counted")
     }
 
@@ -204,7 +206,7 @@ impl SessionTable {
             sessions.values().any(|session| users.iter().any(|user| Arc::ptr_eq(user, session)))
         };
         // A device that is not durable in time keeps flushing in its session's thread.
-        let _ = self.ended.wait_timeout_while(self.lock(), time_max, is_there);
+        self.lock().wait_while(&self.ended, time_max, is_there);
     }
 
     /// Whether the share is ending.
@@ -225,9 +227,8 @@ impl SessionTable {
             session.end();
         }
         while !sessions.is_empty() {
-            let waited = self.ended.wait_timeout(sessions, SHUTDOWN_TIME_MAX);
-            let (left, timeout) = waited.expect("no session panics while it is counted");
-            if timeout.timed_out() {
+            let (left, is_over) = sessions.wait(&self.ended, SHUTDOWN_TIME_MAX);
+            if is_over {
                 return left.is_empty();
             }
             sessions = left;

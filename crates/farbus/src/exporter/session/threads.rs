@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -24,6 +24,7 @@ use farbus_session::reserve::{Reservation, ReservationReport};
 use farbus_session::{Ending, Reject};
 use tracing::{debug, info, warn};
 
+use crate::common::ordered_mutex::{ALONE, OrderedGuard, OrderedMutex};
 use crate::exporter::access::quota::Visitor;
 use crate::exporter::session::priority::{LOOK_EVERY, PrioritizedDevices};
 use crate::exporter::session::provider::limits_of;
@@ -60,7 +61,7 @@ pub struct Pending<H: DeviceProvider> {
 
 /// The sessions of this exporter.
 pub struct Sessions {
-    table: Mutex<BTreeMap<SessionId, Arc<Inbox>>>,
+    table: OrderedMutex<BTreeMap<SessionId, Arc<Inbox>>, ALONE>,
     incarnation: u64,
 }
 
@@ -83,7 +84,7 @@ impl Inbox {
 
 impl Default for Sessions {
     fn default() -> Self {
-        Self { table: Mutex::default(), incarnation: u64::from_le_bytes(random()) }
+        Self { table: OrderedMutex::default(), incarnation: u64::from_le_bytes(random()) }
     }
 }
 
@@ -94,7 +95,8 @@ fn random<const N: usize>() -> [u8; N] {
 }
 
 impl Sessions {
-    fn table(&self) -> MutexGuard<'_, BTreeMap<SessionId, Arc<Inbox>>> {
+    #[track_caller]
+    fn table(&self) -> OrderedGuard<'_, BTreeMap<SessionId, Arc<Inbox>>, ALONE> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -14,7 +14,7 @@
 //! the same second may exceed its limit by one; each one's own count is exact.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::Duration;
 
 use farbus_control::failure::{FailureKind, FailureReport};
@@ -23,6 +23,8 @@ use farbus_model::Instant;
 use farbus_session::Registry;
 use farbus_session::claims::lease::{NOTICE, Party};
 use farbus_session::claims::shortened;
+
+use crate::common::ordered_mutex::{ALONE, OrderedMutex};
 
 /// The most devices that a limit of the configuration may allow.
 pub const PEER_LEASES_MAX: u32 = 65_536;
@@ -58,7 +60,7 @@ pub trait Site: Send + Sync {
 /// The limits of all hosts.
 #[derive(Default)]
 pub struct LeaseLimits {
-    own: Mutex<LeaseLimit>,
+    own: OrderedMutex<LeaseLimit, ALONE>,
     site: OnceLock<Arc<dyn Site>>,
 }
 

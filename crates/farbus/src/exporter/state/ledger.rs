@@ -2,12 +2,10 @@
 //! importers carry.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
 use std::thread;
 use std::time::{Duration, Instant as Moment};
 
-use crate::devices::bus_status::bus_statuses;
-use crate::devices::reservation::reservation_status;
 use farbus_control::reservation::{BusStatus, ReservationStatus};
 use farbus_io::link::{Link, Progress};
 use farbus_model::{EpAddr, Instant};
@@ -19,6 +17,9 @@ use farbus_session::reserve::{
 };
 use farbus_session::snapshot::{self, Reader, Writer};
 
+use crate::common::ordered_mutex::{OrderedGuard, OrderedMutex};
+use crate::devices::bus_status::bus_statuses;
+use crate::devices::reservation::reservation_status;
 use crate::exporter::session::thread_time::Reserved;
 
 /// Kind of its snapshots.
@@ -32,7 +33,7 @@ const SEGMENT_HEAD_BYTES: u64 = 52;
 
 /// All reservations of this exporter. Methods that change one return [`News`] for the devices that it concerns.
 pub struct Reservations {
-    inner: Mutex<Inner>,
+    inner: OrderedMutex<Inner, 3>,
 }
 
 struct Inner {
@@ -53,7 +54,7 @@ impl Default for Reservations {
         let ledger = Ledger::new(processors, measured_cost());
         let (owned, suspensions) = (BTreeMap::new(), BTreeMap::new());
         let (paths, proved, measured) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        Self { inner: Mutex::new(Inner { ledger, owned, suspensions, paths, proved, measured }) }
+        Self { inner: OrderedMutex::new(Inner { ledger, owned, suspensions, paths, proved, measured }) }
     }
 }
 
@@ -84,7 +85,8 @@ fn measured_cost() -> Cost {
 }
 
 impl Reservations {
-    fn inner(&self) -> MutexGuard<'_, Inner> {
+    #[track_caller]
+    fn inner(&self) -> OrderedGuard<'_, Inner, 3> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

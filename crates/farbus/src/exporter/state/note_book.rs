@@ -1,12 +1,13 @@
 //! What the owner says of the shared devices: in the configuration, and by `farbus label`, which comes first.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
 
 use farbus_io::trust::{DeviceId, DeviceNotes};
 use tracing::warn;
 
 use crate::broker::SystemAccess;
+use crate::common::ordered_mutex::{OrderedGuard, OrderedMutex};
 
 /// What a configuration says of devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -30,13 +31,14 @@ impl ConfiguredNotes {
 #[derive(Debug, Default)]
 pub struct NoteBook {
     /// Who reads what `farbus label` stored; `None` in a program of the library, which has no such notes.
-    source: Mutex<Option<SystemAccess>>,
-    configured: Mutex<ConfiguredNotes>,
+    source: OrderedMutex<Option<SystemAccess>, 3>,
+    configured: OrderedMutex<ConfiguredNotes, 3>,
     /// By bus id.
-    labelled: Mutex<BTreeMap<String, DeviceNotes>>,
+    labelled: OrderedMutex<BTreeMap<String, DeviceNotes>, 3>,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+#[track_caller]
+fn lock<T>(mutex: &OrderedMutex<T, 3>) -> OrderedGuard<'_, T, 3> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

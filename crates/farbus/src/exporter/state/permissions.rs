@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock, PoisonError};
 
 use farbus_io::local::events::{Event, EventKind, publish};
 use farbus_io::trust::{AuditRecorder, Event as Recorded, Fingerprint, Outcome, Peer};
 use farbus_session::leases::Key;
 
+use crate::common::ordered_mutex::{ALONE, OrderedMutex};
 use crate::exporter::access::local_users::LocalPeers;
 use crate::exporter::access::quota::Visitor;
 use crate::exporter::session::entry::Session;
@@ -20,7 +21,7 @@ pub struct Permissions {
     /// Which users of this machine are served.
     pub local_peers: Arc<LocalPeers>,
     /// Devices that only one host may use, by name, whatever else others are allowed.
-    lent: Mutex<BTreeMap<String, ExclusiveUse>>,
+    lent: OrderedMutex<BTreeMap<String, ExclusiveUse>, ALONE>,
     /// Whether a host that may use a device may observe it while another host uses it.
     is_observable: AtomicBool,
     /// Who writes the audit log for users that prove no key.
@@ -58,7 +59,7 @@ impl Permissions {
         Self {
             registry,
             local_peers,
-            lent: Mutex::default(),
+            lent: OrderedMutex::default(),
             is_observable: AtomicBool::new(false),
             recorder: OnceLock::new(),
             trust: OnceLock::new(),

@@ -1,20 +1,21 @@
 //! What the process before this one left: sessions that are yet to continue here, and the devices that they use.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::PoisonError;
 
+use crate::common::ordered_mutex::{ALONE, OrderedMutex};
 use crate::exporter::session::threads::{DeviceProvider, Pending};
 
 /// Sessions of the process before this one. Two locks: the sessions' and the names'; each is held alone.
 pub struct Predecessor<H: DeviceProvider> {
     /// The sessions, by their number in the table.
-    pending: Mutex<Vec<(u64, Pending<H>)>>,
+    pending: OrderedMutex<Vec<(u64, Pending<H>)>, ALONE>,
     /// Names of the devices that they use. No other peer gets these until the session has continued.
-    devices: Mutex<Vec<String>>,
+    devices: OrderedMutex<Vec<String>, ALONE>,
 }
 
 impl<H: DeviceProvider> Default for Predecessor<H> {
     fn default() -> Self {
-        Self { pending: Mutex::default(), devices: Mutex::default() }
+        Self { pending: OrderedMutex::default(), devices: OrderedMutex::default() }
     }
 }
 

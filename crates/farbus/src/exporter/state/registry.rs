@@ -3,10 +3,9 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{PoisonError, Weak};
 use std::time::Duration;
 
-use crate::devices::retirement::retirement_status;
 use farbus_control::device::{DeviceStatus, IdentityStatus};
 use farbus_io::link::unix_ms;
 use farbus_io::trust::DeviceId;
@@ -20,9 +19,11 @@ use farbus_session::registry::Entry;
 use farbus_session::{OpStatus, Registry};
 use tracing::{info, warn};
 
+use crate::common::ordered_mutex::{OrderedGuard, OrderedMutex};
 use crate::devices::follow::ANOTHER_IN_PORT;
 use crate::devices::identities::labels::{Label, Labels};
 use crate::devices::retirement::Said;
+use crate::devices::retirement::retirement_status;
 use crate::exporter::error::ShareError;
 use crate::exporter::session::entry::Session;
 use crate::exporter::session::threads::HandoverOutcome;
@@ -33,8 +34,8 @@ use crate::exporter::state::retirements::Retirements;
 /// The registry of shared devices and the leases of their users. Two locks: the registry's and the leases'; no caller
 /// holds both.
 pub struct DeviceRegistry {
-    registry: Mutex<Registry>,
-    leases: Mutex<Leases<HandedOver>>,
+    registry: OrderedMutex<Registry, 2>,
+    leases: OrderedMutex<Leases<HandedOver>, 2>,
     /// How often the identity of a device has changed.
     identity_changes: AtomicU64,
     /// How long a device that was handed over waits for its successor at most, milliseconds.
@@ -112,8 +113,8 @@ impl Default for DeviceRegistry {
     /// A registry in which no device is shared yet.
     fn default() -> Self {
         Self {
-            registry: Mutex::default(),
-            leases: Mutex::new(Leases::after(unix_ms())),
+            registry: OrderedMutex::default(),
+            leases: OrderedMutex::new(Leases::after(unix_ms())),
             identity_changes: AtomicU64::new(0),
             successor_time_ms: AtomicU64::new(HOLD.as_millis() as u64),
             labels: Labels::default(),
@@ -127,12 +128,14 @@ impl Default for DeviceRegistry {
 
 impl DeviceRegistry {
     /// The registry itself, locked.
-    pub fn lock(&self) -> MutexGuard<'_, Registry> {
+    #[track_caller]
+    pub fn lock(&self) -> OrderedGuard<'_, Registry, 2> {
         self.registry.lock().expect("no claim panics")
     }
 
     /// The leases, locked.
-    pub fn leases(&self) -> MutexGuard<'_, Leases<HandedOver>> {
+    #[track_caller]
+    pub fn leases(&self) -> OrderedGuard<'_, Leases<HandedOver>, 2> {
         self.leases.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

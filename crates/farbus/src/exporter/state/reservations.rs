@@ -17,6 +17,7 @@ use farbus_session::reserve::{
 use tracing::{info, warn};
 
 use crate::broker::SystemAccess;
+use crate::common::ordered_mutex::OrderedMutex;
 use crate::common::processor_leases::{Beside, ProcessorLedger};
 use crate::devices::reservation::in_words;
 use crate::exporter::access::local_users::LocalPeers;
@@ -43,9 +44,9 @@ pub struct DeviceReservations {
     ledger: Reservations,
     /// Networks whose hosts may reserve with high criticality without proving a key. Served users of this machine
     /// always may.
-    high_from: Mutex<Vec<Network>>,
+    high_from: OrderedMutex<Vec<Network>, 3>,
     /// Buses of real devices, by bus id on the wire.
-    buses: Mutex<BTreeMap<String, String>>,
+    buses: OrderedMutex<BTreeMap<String, String>, 3>,
     registry: Arc<DeviceRegistry>,
     sessions: Arc<SessionTable>,
     local_peers: Arc<LocalPeers>,
@@ -59,7 +60,7 @@ impl DeviceReservations {
         sessions: Arc<SessionTable>,
         local_peers: Arc<LocalPeers>,
     ) -> Self {
-        let (high_from, buses) = (Mutex::default(), Mutex::default());
+        let (high_from, buses) = (OrderedMutex::default(), OrderedMutex::default());
         let (ledger, system) = (Reservations::default(), Mutex::default());
         Self { ledger, high_from, buses, registry, sessions, local_peers, system }
     }

@@ -3,7 +3,7 @@
 //! | object | owns | locks |
 //! |---|---|---|
 //! | [`SessionTable`] | connections and open devices, and what each peer holds of memory | 1: the table |
-//! | [`DeviceRegistry`] | shared devices, claims, leases, names and identities | 2: the registry; the leases; the labels |
+//! | [`DeviceRegistry`] | shared devices, claims, leases, names and identities | 2: the registry; the leases. 3: the labels |
 //! | [`Session`](crate::exporter::session::entry::Session) | one connection's link and device | 3: one a field, each held alone |
 //! | [`DeviceReservations`] | reservations, and who may reserve | 3: the ledger; who may; the buses |
 //! | [`Permissions`] | devices that only one host may use, and whether devices may be observed | that of these devices |
@@ -13,7 +13,8 @@
 //!
 //! # The order of locks
 //!
-//! A thread that holds a lock takes only one with a higher number; a lock without a number is taken and held alone.
+//! A thread that holds a lock takes only one with a higher number; a lock without a number is taken and held alone. The
+//! types say it ([`OrderedMutex`]), and a program with debug assertions, as all tests are, panics where it is not so.
 //!
 //! | order | lock | held while another is taken in |
 //! |---|---|---|
@@ -24,13 +25,14 @@
 //! The leases are never locked together with the registry: the key of a device's leases is read first. No lock is held
 //! while a device, a link or a file is used, except for an idle device's command, which the registry's lock keeps idle.
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock, PoisonError};
 
 use farbus_io::link::Clock;
 use farbus_io::trust::Fingerprint;
 use farbus_model::Limits;
 use farbus_session::native::Allowed;
 
+use crate::common::ordered_mutex::{ALONE, OrderedMutex};
 use crate::exporter::access::listener::Addresses;
 use crate::exporter::access::local_users::LocalPeers;
 use crate::exporter::session::table::SessionTable;
@@ -69,7 +71,7 @@ pub struct Serving {
     pub(crate) clock: Clock,
     pub(crate) limits: Limits,
     /// The modules that importers may ask for; if none were set, those that need nothing of this host.
-    modules: Mutex<Option<Arc<Allowed>>>,
+    modules: OrderedMutex<Option<Arc<Allowed>>, ALONE>,
     /// Answers the questions of neighbouring hosts about links between hosts.
     pub neighbourhood: OnceLock<Arc<dyn Neighbourhood>>,
     pub(crate) trace: TraceWriter,
@@ -102,7 +104,7 @@ impl Shared {
             serving: Serving {
                 clock,
                 limits,
-                modules: Mutex::default(),
+                modules: OrderedMutex::default(),
                 neighbourhood: OnceLock::new(),
                 trace: TraceWriter::default(),
             },

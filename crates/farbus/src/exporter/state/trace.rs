@@ -2,15 +2,17 @@
 
 use std::fs::File;
 use std::io::{self, Write};
-use std::sync::{Mutex, PoisonError};
+use std::sync::PoisonError;
 
 use farbus_model::Device;
 use farbus_session::Exporter;
 use tracing::warn;
 
+use crate::common::ordered_mutex::{ALONE, OrderedMutex};
+
 /// The file that traces are written to, if one is set. One lock, the file's; it is held alone.
 #[derive(Default)]
-pub struct TraceWriter(Mutex<Option<File>>);
+pub struct TraceWriter(OrderedMutex<Option<File>, ALONE>);
 
 impl TraceWriter {
     /// Writes traces to `file` from now on.

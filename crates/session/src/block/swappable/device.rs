@@ -158,8 +158,8 @@ impl<D: BlockDevice> Swappable<D> {
         Exchanging::restore(now, from, device).map(|(device, pending)| (Self::exchanged(device), pending))
     }
 
-    /// Restores a device from a snapshot of [`AWAY_KIND`](super::AWAY_KIND). `device` restores the device below from its
-    /// own bytes, with the requests that it has. Returns it with those that it has to answer.
+    /// Restores a device from a snapshot of [`AWAY_KIND`](super::AWAY_KIND). `device` restores the device below from
+    /// its own bytes, with the requests that it has. Returns it with those that it has to answer.
     ///
     /// # Errors
     /// [`Reject`]: the snapshot is inconsistent. The device below has been left ([`BlockDevice::leave`]).

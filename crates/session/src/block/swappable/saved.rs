@@ -20,8 +20,8 @@ const REQUEST_BYTES_MIN: usize = 26;
 const NUMBERED_BYTES_MIN: usize = 8 + REQUEST_BYTES_MIN;
 
 impl<D: BlockDevice> Exchanging<D> {
-    /// A snapshot of the device after a swap. `None`: a swap is under way or was given up, or the device has requests that it has yet
-    /// to carry out.
+    /// A snapshot of the device after a swap. `None`: a swap is under way or was given up, or the device has requests
+    /// that it has yet to carry out.
     ///
     /// A change that is to be durable has been written, and waits for the flush after it; so a replacement flushes
     /// again, and submits nothing else twice.
