@@ -5,17 +5,17 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 
 use crate::cargo::{self, cargo};
-use crate::{dist, git, workspace};
+use crate::{dist, git, releases, workspace};
 
 #[derive(Args)]
 #[command(after_help = "Examples:
   cargo xtask bench                                    every speed target
   cargo xtask bench round-trip --quick                 one of them, shortened
-  cargo xtask bench --against v0.1.0                   what users notice, against the release 0.1.0
+  cargo xtask bench --against 0.1.0                    what users notice, against the release 0.1.0
   cargo xtask bench --against 3116107 --only nbd       some rows of that
   cargo xtask bench --against HEAD~1 --rounds 20 --json all.json")]
 pub struct Arguments {
-    /// Compare with this commit, and fail if it did anything better
+    /// Compare with this commit or release, and fail if it did anything better
     ///
     /// Both are built as they are shipped ('cargo xtask dist'); the other commit's program is kept in target/against.
     #[arg(long, value_name = "REV")]
@@ -60,8 +60,10 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
 /// Measures this tree's program and that of another commit in turns. Losses are an error.
 pub fn compare_with(revision: &str, words: &[String]) -> Result<(), String> {
     let root = workspace::root();
-    let commit = git::commit(&root, revision).ok_or_else(|| {
-        format!("this history has no commit {revision}: a shallow clone? 'git fetch --unshallow --tags' brings it")
+    let release = releases::all(&root)?.into_iter().find(|release| release.version == revision);
+    let commit = release.map_or_else(|| revision.to_owned(), |release| release.commit);
+    let commit = git::commit(&root, &commit).ok_or_else(|| {
+        format!("this history has no commit {revision}: a shallow clone? 'git fetch --unshallow' brings it")
     })?;
     let before = program_of(&root, &commit)?;
     let mut command = benchmarks();
@@ -113,8 +115,8 @@ mod tests {
 
     #[test]
     fn options_of_a_comparison_are_understood_in_any_order() {
-        let arguments = parsed("--only nbd --only memory --rounds 12 --against v0.1.0 --json /tmp/all.json").unwrap();
-        assert_eq!(arguments.against.as_deref(), Some("v0.1.0"));
+        let arguments = parsed("--only nbd --only memory --rounds 12 --against 0.1.0 --json /tmp/all.json").unwrap();
+        assert_eq!(arguments.against.as_deref(), Some("0.1.0"));
         assert_eq!(arguments.words(), ["--only=nbd", "--only=memory", "--rounds=12", "--json=/tmp/all.json"]);
         let arguments = parsed("--against HEAD~1 --markdown").unwrap();
         assert_eq!((arguments.against.as_deref(), arguments.words()), (Some("HEAD~1"), vec!["--markdown".to_owned()]));

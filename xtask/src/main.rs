@@ -33,9 +33,12 @@ mod packages;
 mod parts;
 mod picture;
 mod prerequisites;
+mod release;
+mod releases;
 mod rerun;
 mod rig;
 mod sanitize;
+mod sbom;
 mod size;
 mod soak;
 mod steps;
@@ -109,6 +112,8 @@ enum Command {
     Dist(dist::Arguments),
     /// Make the Debian package, the static program and the container image; test the package
     Package(package::Arguments),
+    /// Make a release: version, changelog, packages, digests, bill of materials (docs/releasing.md)
+    Release(release::Arguments),
     /// List what the release program consists of, by section and by crate
     Size(size::Arguments),
     /// Print where axe-core is, for tests of the page (FARBUS_AXE); fetched by pip if it is not there yet
@@ -141,6 +146,7 @@ fn main() -> ExitCode {
         Command::Conform { names } => rig::conform(&names),
         Command::Dist(arguments) => dist::run(&arguments),
         Command::Package(arguments) => package::run(&arguments),
+        Command::Release(arguments) => release::run(&arguments),
         Command::Size(arguments) => size::run(&arguments),
         Command::Man(arguments) => man::run(&arguments),
         Command::Demo => demo::run(),

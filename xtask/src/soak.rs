@@ -225,7 +225,7 @@ fn compare_with_previous() -> Result<(), String> {
     match upgrade::previous_commit()? {
         Some(commit) => bench::compare_with(&commit, &[]),
         None => {
-            println!("SKIPPED: the previous release is not in this history; 'git fetch --unshallow --tags' brings it");
+            println!("SKIPPED: the previous release is not in this history; 'git fetch --unshallow' brings it");
             Ok(())
         }
     }

@@ -8,7 +8,9 @@ use crate::cargo::{self, cargo};
 use crate::changes;
 use crate::parts::{self, Plan};
 use crate::steps::{self, Done, Step};
-use crate::{book, demo, deny, dist, fuzz, library, package, prerequisites, rerun, rig, tidy, upgrade, workspace};
+use crate::{
+    book, demo, deny, dist, fuzz, library, package, prerequisites, release, rerun, rig, tidy, upgrade, workspace,
+};
 use clap::Args;
 use std::process::Command;
 
@@ -35,7 +37,7 @@ const RELEASE_STEPS: [&str; 3] = ["rig", "demo", "package"];
   examples  every example does what it shows
   fuzz      a short run of every fuzz target
   machine   FUSE, loop devices and file systems of this machine (root); a part of `test` if both run
-  upgrade   this version and the previous release with each other (xtask/previous.toml)
+  upgrade   this version and the previous release with each other (xtask/releases.toml)
   rig       real kernels in virtual machines
   demo      what the README promises
   package   the Debian package, installed, used and purged in a fresh Debian (root); the command, installed from its crates
@@ -161,9 +163,14 @@ fn step(name: &'static str) -> Step {
         "upgrade" => Step::new(name, UPGRADE, || upgrade::run(&[])),
         "rig" => Step::new(name, "real kernels in virtual machines", || rig::run_cases(1, &[])),
         "demo" => Step::new(name, "what the README promises", demo::run),
-        "package" => {
-            Step::new(name, "the Debian package is installed, used and purged in a fresh Debian", package::gate)
-        }
+        "package" => Step::new(
+            name,
+            "the Debian package is installed, used and purged in a fresh Debian; a release is rehearsed",
+            || {
+                release::check()?;
+                package::gate()
+            },
+        ),
         _ => unreachable!("a name of STEPS"),
     }
 }

@@ -26,7 +26,10 @@ use world::talk::{self, LIMITS, flat};
 use world::transcript::{Transcript, Turn, Who};
 use world::{Loopback, relay};
 
-const VERSION: &str = env!("CARGO_PKG_VERSION");
+/// The version that main becomes: until it is released its folder is written anew whenever it has to be.
+fn version() -> &'static str {
+    env!("CARGO_PKG_VERSION").trim_end_matches("-dev")
+}
 
 /// A recorded session.
 struct Recording {
@@ -37,7 +40,7 @@ struct Recording {
 
 impl Recording {
     fn is_current(&self) -> bool {
-        self.version == VERSION
+        self.version == version()
     }
 
     fn title(&self) -> String {
@@ -78,12 +81,14 @@ fn current_sessions() -> [(&'static str, Transcript); 3] {
 
 #[test]
 fn current_version_sends_what_was_recorded_for_it() {
-    let folder = folder().join(VERSION);
+    let folder = folder().join(version());
     if std::env::var_os("UPDATE_RELEASE").is_some_and(|value| value == "1") {
         std::fs::create_dir_all(&folder).unwrap();
         for (name, transcript) in current_sessions() {
-            let head =
-                format!("# farbus {VERSION}, a whole session: {name}. Written by its own two ends; see release.rs.\n");
+            let head = format!(
+                "# farbus {}, a whole session: {name}. Written by its own two ends; see release.rs.\n",
+                version()
+            );
             std::fs::write(folder.join(name).with_extension("session"), head + &transcript.to_text()).unwrap();
         }
     }
@@ -94,7 +99,7 @@ fn current_version_sends_what_was_recorded_for_it() {
     for (name, transcript) in current_sessions() {
         let path = folder.join(name).with_extension("session");
         let recorded = Transcript::from_text(&std::fs::read_to_string(&path).unwrap());
-        assert_same_turns(&transcript.turns, &recorded.turns, &format!("{VERSION}, {name}"));
+        assert_same_turns(&transcript.turns, &recorded.turns, &format!("{}, {name}", version()));
     }
 }
 

@@ -17,6 +17,8 @@ const SCRIPTS: [&str; 3] = ["postinst", "prerm", "postrm"];
 /// # Errors
 /// A file cannot be written, or a program failed.
 pub fn make(out: &Path, work: &Path, version: &str, programs: &Programs) -> Result<PathBuf, String> {
+    // Debian's `~` sorts before the release that it becomes.
+    let version = &version.replace("-dev", "~dev");
     let root = work.join("deb");
     tree::write(&root, programs)?;
     let documents = root.join(tree::DOCUMENTS);

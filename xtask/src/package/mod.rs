@@ -45,8 +45,8 @@ Examples:
   cargo xtask package deb --arch arm64 --boot
                                            and a guest of it attaches a disk (qemu-system-arm, cpio)
   cargo xtask package image --check        its layer unpacked, and its program used where nothing else is (root)
-  apt install ./target/package/farbus_0.1.0_amd64.deb
-  podman load --input target/package/farbus-0.1.0-amd64.oci.tar")]
+  apt install ./target/package/farbus_*_amd64.deb
+  podman load --input target/package/farbus-*-amd64.oci.tar")]
 pub struct Arguments {
     /// What to make; without it, all
     forms: Vec<Form>,
@@ -149,6 +149,20 @@ pub fn run_all() -> Result<(), String> {
 /// These forms, for this machine, made and tested.
 fn checked(forms: Vec<Form>) -> Arguments {
     Arguments { forms, check: true, boot: false, rehearse: false, arch: None, has_test_benchmarks: false }
+}
+
+/// What was made of this version, in the order of the names.
+///
+/// # Errors
+/// Nothing was, or the folder cannot be read.
+pub fn made(version: &str) -> Result<Vec<PathBuf>, String> {
+    let out = workspace::root().join("target/package");
+    let trouble = |error: std::io::Error| format!("cannot read {}: {error}", out.display());
+    let entries = std::fs::read_dir(&out).map_err(trouble)?.collect::<Result<Vec<_>, _>>().map_err(trouble)?;
+    let is_made = |path: &PathBuf| path.is_file() && path.to_string_lossy().contains(version);
+    let mut files: Vec<PathBuf> = entries.into_iter().map(|entry| entry.path()).filter(is_made).collect();
+    files.sort();
+    if files.is_empty() { Err(format!("{} has nothing of {version}", out.display())) } else { Ok(files) }
 }
 
 fn version() -> &'static str {
