@@ -324,7 +324,8 @@ impl DeviceRegistry {
     pub fn fence_off(&self, bus_id: &str) -> io::Result<()> {
         let stored = self.next_lease(bus_id);
         if stored.is_err() {
-            self.leases().fence_off(&self.key_of(bus_id));
+            let key = self.key_of(bus_id);
+            self.leases().fence_off(&key);
         }
         stored.map(drop)
     }
@@ -356,7 +357,8 @@ impl DeviceRegistry {
         let Some(id) = self.stored_as(bus_id) else { return Ok((None, Bookings::default())) };
         let (reserved, lease, bookings) = self.store.load(id, now)?;
         if reserved > 0 {
-            self.leases().note_reserved(&self.key_of(bus_id), reserved);
+            let key = self.key_of(bus_id);
+            self.leases().note_reserved(&key, reserved);
         }
         Ok((lease, bookings))
     }
