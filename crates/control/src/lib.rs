@@ -28,6 +28,8 @@ pub mod peer;
 pub mod pipe;
 pub mod process;
 pub mod question;
+#[cfg(feature = "schema")]
+pub mod reference;
 pub mod reservation;
 #[cfg(feature = "schema")]
 pub mod schema;

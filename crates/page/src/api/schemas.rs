@@ -5,9 +5,9 @@ use farbus_control::lease::BookedStatus;
 use farbus_control::process::ProcessStatus;
 use farbus_control::schema::plain;
 use farbus_io::trust::Scope;
+use schemars::JsonSchema;
 use schemars::generate::{SchemaGenerator, SchemaSettings};
 use schemars::transform::RecursiveTransform;
-use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
