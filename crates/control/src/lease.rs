@@ -28,7 +28,7 @@ pub struct LeaseStatus {
     /// What for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Its number, which fences off earlier holders.
+    /// Its fencing number.
     #[serde(default)]
     pub number: u64,
     /// Whether the host that asks has it.
