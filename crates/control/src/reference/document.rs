@@ -22,9 +22,9 @@ pub const DEFINITIONS: &str = "$defs";
 pub const DEFINITIONS_PATH: &str = "#/$defs/";
 
 const DESCRIPTION: &str = "What farbus's processes tell each other and programs (docs/control.md). Each property is one \
-    thing that is sent: 'question' is a line to a control socket, 'answer' is a line from it, and the others are the \
-    value of its 'ok', by the name of the question. 'lease-act' and 'lease-answer' are what paired hosts send each other. \
-    A later release adds questions, fields and words: pass over what you do not know.";
+    thing that is sent: 'question' is a line to a control socket, 'answer' is a line from it, and the others are the value \
+    of its 'ok', by the name of the question. 'lease-act' and 'lease-answer' are what paired hosts send each other. A \
+    later release adds questions, fields and words: pass over what you do not know.";
 
 /// A thing that is sent: its name in the document, and what makes its schema.
 type Entry = (&'static str, fn(&mut SchemaGenerator) -> Schema);
