@@ -1,9 +1,10 @@
-//! `cargo xtask book`: the book's reference is the commands' help, and mdBook can make pages of the book.
+//! `cargo xtask book`: the book's reference is the commands' help, the control protocol's documents are its types, and
+//! mdBook can make pages of the book.
 //!
 //! `cargo xtask tidy` holds the book's links, its summary and its quoted messages against the sources. A test of the
-//! command holds the reference against its help, because only the command knows that. Where mdBook is not installed, a
-//! version of it that is known to make these pages is built below `target`, once, without optimization: it runs for a
-//! second, and beside the release build it took eight minutes.
+//! command holds the reference against its help, and one of farbus-control the page against the types, because nobody
+//! else knows them. Where mdBook is not installed, a version of it that is known to make these pages is built below
+//! `target`, once, without optimization: it runs for a second, and beside the release build it took eight minutes.
 
 use crate::cargo::{self, cargo};
 use crate::workspace;
@@ -14,27 +15,33 @@ use std::process::{Command, Stdio};
 
 #[derive(Args)]
 pub struct Arguments {
-    /// Write the reference from the commands' help
+    /// Write the reference from the commands' help, and the control protocol from its types
     #[arg(long)]
     bless: bool,
 }
 
 /// The version that is built.
 const VERSION: &str = "0.4.52";
-const TEST: &str = "help_tests::the_reference_lists_every_command_and_option";
-/// What the test takes as the order to write; it has the same name there.
+/// The tests that compare documents with sources, by package.
+const TESTS: [(&str, &str); 2] = [
+    ("farbus-control", "reference::tests::documents_are_what_the_types_make_of_them"),
+    ("farbus-cli", "help_tests::the_reference_lists_every_command_and_option"),
+];
+/// What the tests take as the order to write; it has the same name there.
 const BLESS: &str = "FARBUS_BLESS";
 
 /// # Errors
-/// The reference differs from the help, or mdBook failed.
+/// A document differs from its source, or mdBook failed.
 pub fn run(arguments: &Arguments) -> Result<(), String> {
-    let mut compare = cargo(&["test", "--package", "farbus-cli", "--lib", "--", "--exact", TEST]);
-    if arguments.bless {
-        compare.env(BLESS, "1");
-    } else {
-        compare.env_remove(BLESS);
+    for (package, test) in TESTS {
+        let mut compare = cargo(&["test", "--package", package, "--lib", "--", "--exact", test]);
+        if arguments.bless {
+            compare.env(BLESS, "1");
+        } else {
+            compare.env_remove(BLESS);
+        }
+        cargo::run(compare)?;
     }
-    cargo::run(compare)?;
     if arguments.bless { Ok(()) } else { build() }
 }
 

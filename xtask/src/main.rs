@@ -57,7 +57,7 @@ use std::process::ExitCode;
     name = "cargo xtask",
     bin_name = "cargo xtask",
     after_help = "Examples:
-  cargo xtask book --bless             write the book's reference after a change of help
+  cargo xtask book --bless             write the book's reference and the control protocol's page
   cargo xtask check                    format, clippy, tidy and the fast tests of what changed
   cargo xtask test                     everything that must pass, in order
   cargo xtask test --skip-rig          the same without virtual machines

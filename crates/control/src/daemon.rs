@@ -15,17 +15,18 @@ use crate::schema::or_null;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 pub struct DaemonStatus {
-    /// The path of its configuration.
+    /// Of a daemon: the path of its configuration.
     pub config: PathBuf,
-    /// What commands may pass to it besides images.
+    /// Of a daemon: what commands may pass to it besides images: `usb` for real devices, `frames` for streams. Absent
+    /// or empty: nothing.
     pub takes: Vec<Cow<'static, str>>,
-    /// Its page, if it has one.
+    /// Of a daemon: its page, if it has one (`[page]` in its configuration).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub page: Option<PageStatus>,
-    /// The name that it gives to paired hosts; absent if it serves none.
+    /// Of a daemon: the name that it gives to paired hosts; absent if it serves none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
-    /// The directory of all sites, if it has one.
+    /// Of a daemon: the directory of all sites, if it has one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub directory: Option<DirectoryStatus>,
 }
@@ -36,10 +37,10 @@ pub struct DaemonStatus {
 pub struct FailedDevice {
     /// The name under which it is to be shared.
     pub name: String,
-    /// `failed`.
+    /// `failed`: it cannot be shared.
     #[cfg_attr(feature = "schema", schemars(extend("const" = "failed")))]
     pub state: Cow<'static, str>,
-    /// Why.
+    /// Why it cannot be shared.
     pub failure: FailureReport,
 }
 
@@ -54,7 +55,7 @@ impl FailedDevice {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 pub struct PageStatus {
-    /// `http://…`, or `unix:PATH`; null while it is not there.
+    /// Where it is: `http://…`, or `unix:PATH`; null while it is not there.
     pub at: Option<String>,
     /// Why it is not there; null if nothing is wrong.
     pub failure: Option<String>,
@@ -96,7 +97,7 @@ pub struct DirectoryStatus {
     pub unfit: usize,
     /// How long ago it was heard, seconds; null: not yet.
     pub heard_s: Option<u64>,
-    /// What is wrong, if something is.
+    /// What is wrong; null if nothing is.
     pub trouble: Option<TroubleStatus>,
 }
 

@@ -2,10 +2,13 @@
 
 use std::borrow::Cow;
 
+#[cfg(feature = "schema")]
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// A device's descriptors (USB 2.0 §9.6).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(default)]
 pub struct DescriptorTree {
     /// The speed, in words.
@@ -20,13 +23,13 @@ pub struct DescriptorTree {
     pub ids: String,
     /// `bMaxPacketSize0`, bytes.
     pub packet_bytes_max: u32,
-    /// `iManufacturer`, as the device says it.
+    /// `iManufacturer`, if the device says it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub manufacturer: Option<String>,
-    /// `iProduct`, as the device says it.
+    /// `iProduct`, if the device says it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub product: Option<String>,
-    /// `iSerialNumber`, as the device says it.
+    /// `iSerialNumber`, if the device says it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub serial: Option<String>,
     /// Its configurations, in the order of their descriptors.
@@ -35,6 +38,7 @@ pub struct DescriptorTree {
 
 /// A configuration descriptor with all its parts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(default)]
 pub struct ConfigurationTree {
     /// `bConfigurationValue`.
@@ -47,17 +51,18 @@ pub struct ConfigurationTree {
     pub interfaces: Vec<InterfaceTree>,
 }
 
-/// A setting of an interface.
+/// A setting of an interface. Every setting of every interface is an entry of its own.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(default)]
 pub struct InterfaceTree {
     /// `bInterfaceNumber`.
     pub number: u8,
     /// `bAlternateSetting`.
     pub alternate: u8,
-    /// Class, subclass and protocol, hexadecimal.
+    /// Class, subclass and protocol, hexadecimal: `08/06/50`.
     pub class: String,
-    /// The class in words.
+    /// The class in words: `storage`.
     pub words: String,
     /// Its endpoints, without the control pipe.
     pub endpoints: Vec<EndpointTree>,
@@ -65,6 +70,7 @@ pub struct InterfaceTree {
 
 /// An endpoint of an alternate setting, with what its descriptor says.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(default)]
 pub struct EndpointTree {
     /// `bEndpointAddress`, hexadecimal: `0x81`.

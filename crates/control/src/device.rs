@@ -22,7 +22,7 @@ use crate::swap::SwapStatus;
 pub struct DeviceStatus {
     /// The name under which it is shared.
     pub name: String,
-    /// The bus id on the wire.
+    /// The bus id on the wire. Its first number is the virtual bus.
     pub bus_id: String,
     /// Whether its owner gave it that name. If not, another device may have the name after the next start.
     #[serde(default)]
@@ -30,19 +30,20 @@ pub struct DeviceStatus {
     /// The identity of the device, which does not depend on its name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identity: Option<IdentityStatus>,
-    /// Labels, place and comment, as its owner gave them.
+    /// Labels, place and comment, as its owner gave them. Absent if nothing is said; also in `farbus list --json`.
     #[serde(flatten)]
     pub notes: DeviceNotes,
-    /// Manufacturer and product.
+    /// Manufacturer and product, by the device's own strings.
     pub title: String,
     /// The speed, in words.
     pub speed: String,
-    /// `vendor:product`.
+    /// `vendor:product`, hexadecimal.
     pub ids: String,
-    /// The vendor's name by the USB ID Repository, if it has one.
+    /// What the USB ID Repository calls the vendor; absent where it does not know it. `title` has the device's own
+    /// strings, which come first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vendor_name: Option<String>,
-    /// The product's name by the USB ID Repository, if it has one.
+    /// What the USB ID Repository calls the product; absent where it does not know it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub product_name: Option<String>,
     /// The classes of its interfaces, in words.
@@ -58,13 +59,15 @@ pub struct DeviceStatus {
     /// nobody can attach it: `trouble` says why.
     pub state: String,
     /// Set if the device is shared by its port and is another one than the share stands for: permissions and leases of
-    /// that one do not count for it.
+    /// that one do not count for it. `state` is then `another device in this port`, unless somebody uses it. Also in
+    /// `farbus list --json`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub another_in_port: Option<Box<AnotherInPortStatus>>,
     /// How it is used: `exclusive`, `read` (by several users), `scratch` (by several users, each with its own changes).
+    /// Absent when nobody uses it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<String>,
-    /// All users, if there are several; the first one is `user`.
+    /// All users in the order in which they came, if there are several; the first one is `user`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub users: Vec<UserStatus>,
     /// The user, if it is in use.
@@ -94,21 +97,23 @@ pub struct DeviceStatus {
     /// Leases of it ahead of time, in the order of their beginnings.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub booked: Vec<BookedStatus>,
-    /// Hosts that wait for it, the longest waiting first.
+    /// Hosts that wait for it, the longest waiting first. A host waits from its third try, each within 3 s of the one
+    /// before.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waiting: Vec<WaitingStatus>,
-    /// Former users, the latest first.
+    /// Former users, the latest first; at most 16.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub history: Vec<PastStatus>,
-    /// Whether hosts that may use it may record what it sends (`farbus observe`): its owner permits that, and it has an
-    /// interrupt or isochronous endpoint that sends, or is a stream.
+    /// Whether hosts that may use it may record what it sends (`farbus observe`, of a stream `farbus stream read
+    /// --observe`): its owner permits that, and it has an interrupt or isochronous endpoint that sends, or is a stream.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_observable: bool,
     /// Whether hosts that may use it may see what its serial ports send (`farbus observe --console`): its owner permits
     /// that, and it has such a port.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub has_console: bool,
-    /// The swap of its medium, or for a twin, that runs, or the last one.
+    /// The swap of its medium, or for a twin, that runs, or the last one since the device was shared. Paired hosts are
+    /// not told.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub swap: Option<SwapStatus>,
     /// The format of its frames, if it is a stream: `bytes`, or `rgb24 640x480 at 30/s`.
@@ -117,13 +122,13 @@ pub struct DeviceStatus {
     /// The device's own counters since it was shared, by name: for example the frames that a sound card received.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub counts: BTreeMap<String, u64>,
-    /// The links of its user's session, if there is one.
+    /// The links of its user's session. Absent if it is used without a session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub links: Option<LinksStatus>,
     /// The reservation for its user.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reservation: Option<ReservationStatus>,
-    /// The traffic of its user's connection.
+    /// What has passed through its user's connection.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub meters: Option<Readings>,
     /// What commands call it, if another process shares a device of its name, too: the page adds this.
@@ -136,7 +141,8 @@ pub struct DeviceStatus {
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(default)]
 pub struct MediumStatus {
-    /// `block:PATH` or `memory:SIZE`.
+    /// Where it is: `block:PATH` or `memory:SIZE`. Of an attached disk also `HOST:PORT/DEVICE`, as long as it is at its
+    /// exporter, or at another host that it was moved to.
     pub at: String,
     /// Size of the whole medium, bytes.
     pub size_bytes: u64,
@@ -145,7 +151,7 @@ pub struct MediumStatus {
     /// Whether it has replaced another one since the device was shared.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_swapped: bool,
-    /// The identity of a disk of another host, as long as it is there.
+    /// The identity of a disk of another host, as its exporter told it, as long as it is there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identity: Option<RemoteIdentity>,
 }
@@ -175,7 +181,7 @@ pub struct WaitingStatus {
     pub host: String,
     /// For how long it has been waiting, seconds.
     pub waits_s: f64,
-    /// The priority of its request.
+    /// The priority of its request, if that is above 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub priority: Option<u8>,
     /// For how long it wants a lease, seconds; absent for an attach that waits.
@@ -197,7 +203,7 @@ pub struct PastStatus {
     pub used_s: f64,
     /// How long ago it ended, seconds.
     pub ago_s: f64,
-    /// How it ended, in a word.
+    /// How it ended: `detached`, `link lost`, `cut off`, `handed over`, `taken back`, `device gone` or `bug in farbus`.
     pub ended: String,
     /// The remark of the owner who took it back.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -212,7 +218,7 @@ pub struct IdentityStatus {
     pub id: DeviceId,
     /// The generation: which of the device's media this is.
     pub generation: u64,
-    /// Whether the device has this identity after a restart, too.
+    /// Whether farbus recognises the device after a restart: it has this identity then, too.
     pub is_lasting: bool,
 }
 
@@ -223,9 +229,9 @@ pub struct IdentityStatus {
 pub struct AnotherInPortStatus {
     /// The device that the share stands for: its make, and its serial number.
     pub was: String,
-    /// The device that is there.
+    /// The device that is there: its make, and its serial number.
     pub is: String,
-    /// What to type; empty for a host that is not its owner's.
+    /// What to type here; absent for other hosts.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub next: String,
 }
@@ -239,7 +245,7 @@ pub struct RetirementStatus {
     pub host: String,
     /// When that host said so first: RFC 3339, UTC.
     pub since: String,
-    /// `moved`, or `moving` if that host has not said whether it did.
+    /// `moving` until that host says that it has moved the disk: then nobody else gets it. `moved`: nobody does.
     pub state: String,
 }
 
@@ -247,7 +253,7 @@ pub struct RetirementStatus {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 pub struct RemoteIdentity {
-    /// The device's id.
+    /// The device's id, 32 hexadecimal digits.
     pub id: DeviceId,
     /// The device's generation when it was opened here.
     pub generation: u64,

@@ -1,56 +1,63 @@
 //! What happens in a process, as `farbus events` shows it.
 
+#[cfg(feature = "schema")]
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The longest text of an event, bytes; a longer one is cut off. Other hosts write some of these texts.
 const TEXT_BYTES_MAX: usize = 512;
 
-/// The kind of an event. The words are part of the control protocol (docs/control.md).
+/// What happened. A later release adds kinds: pass over one that you do not know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum EventKind {
-    /// A device is offered to others.
+    /// A device is offered to others. Fields: `device`.
     Shared,
-    /// A device is offered no more.
+    /// A device is offered no more. Fields: `device`.
     Unshared,
-    /// A host uses a device of this one.
+    /// A host uses a device of this one. Fields: `device`, `host`.
     Used,
-    /// A host observes a device of this one that another host uses.
+    /// A host observes a device of this one that another host uses. Fields: `device`, `host`.
     Observed,
-    /// A host does not use a device of this one any more.
+    /// A host does not use a device of this one any more. Fields: `device`, `host`, `how`: as `ended` in the history.
     Released,
-    /// A host was refused a device of this one.
+    /// A host was refused a device of this one. At most 10 in 10 s are kept; `count` of the next one says how many more
+    /// there were. Fields: `device`, `host`, `why`, `count`.
     Refused,
-    /// A device of another host is attached here.
+    /// A device of another host is attached here. Fields: `device` (`HOST:PORT/DEVICE`), `how`: where it appears.
     Attached,
-    /// A device of another host is not attached here any more.
+    /// A device of another host is not attached here any more. Fields: `device`, `how`, `why`.
     Detached,
-    /// A device of another host cannot be attached; it is tried again.
+    /// A device of another host cannot be attached; the daemon tries again. Fields: `device`, `how` (the attribute),
+    /// `why`.
     Failed,
-    /// A session has no link; it waits for a new one.
+    /// A session lost its first link; it waits for a new one. Fields: `host`, `how`, `why`.
     LinkLost,
-    /// A session has a link again.
+    /// A session has its first link again. Fields: `host`, `how`, `why`.
     LinkBack,
-    /// A reservation is kept again.
+    /// The exporter keeps a reservation again. Fields: `host`.
     Admitted,
-    /// A reservation is not kept for the time being.
+    /// The exporter does not keep a reservation for now. Fields: `host`.
     Suspended,
-    /// A disk begins to move to another medium.
+    /// A disk begins to move to another medium. Fields: `device`, `how`: the new medium.
     SwapBegun,
-    /// The move has ended.
+    /// The move of a disk has ended. Fields: `device`, `how` (`done` or `failed`), `why`.
     SwapEnded,
-    /// A host has a lease of a device of this one.
+    /// A host has a lease of a device of this one for a time. Fields: `device`, `host`, `how`.
     Leased,
-    /// The lease of the user of a device of this one ends soon.
+    /// 60 s are left of the lease of the user of a device of this one. Fields: `device`, `host`, `how`.
     LeaseEnding,
-    /// A lease of a device of this one has ended.
+    /// A lease of a device of this one is over. Fields: `device`, `host`, `how`.
     LeaseEnded,
-    /// What was written to a device is lost, or may be: it did not arrive at its exporter, or is not durable there.
+    /// What was written to a device is lost: it did not arrive at its exporter. Or it may be: it is not durable there.
+    /// Fields: `host`, `how`, `why`.
     Unwritten,
-    /// A process has ended. No process publishes this of itself: `farbus events` sees it.
+    /// A process has ended. `farbus events` adds this; no process answers it. Fields: `how`.
     Ended,
     /// A kind that this release does not know.
     #[serde(other)]
+    #[cfg_attr(feature = "schema", schemars(skip))]
     Other,
 }
 
@@ -85,6 +92,7 @@ impl EventKind {
 
 /// One event.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 pub struct Event {
     /// Its number in its process; the first is 1.
     #[serde(default)]
@@ -156,10 +164,12 @@ fn short(text: impl Into<String>) -> String {
 
 /// What a process answers about its events.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename = "Events"))]
 pub struct LatestEvents {
-    /// The number of the latest event; 0 if there was none.
+    /// The number of the latest event, to ask for those that follow; 0 if there was none.
     pub last: u64,
-    /// How many events that were asked for are not kept any more.
+    /// How many events that were asked for are not kept any more: a process keeps the latest 256.
     #[serde(default)]
     pub missed: u64,
     /// The events that were asked for, the earliest first.

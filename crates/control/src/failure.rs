@@ -6,22 +6,22 @@ use std::fmt;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// The kind of a failure (N10), named in every message, exit code and JSON state.
+/// The kind of a failure: whose fault it is. Every message, exit code and JSON of farbus uses the same words.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum FailureKind {
-    /// The device failed.
-    Device,
-    /// The network failed.
-    Network,
-    /// The other side, or a rule, refused.
-    Refused,
-    /// The device or host is not there.
-    Gone,
-    /// This machine lacks something that is needed.
+    /// This machine lacks something.
     #[default]
     Local,
+    /// Somebody refused: in use, taken back, not permitted.
+    Refused,
+    /// The device or host is not there, or not any more.
+    Gone,
+    /// The network failed.
+    Network,
+    /// The device failed, or its exporter broke the protocol.
+    Device,
 }
 
 impl FailureKind {
@@ -54,11 +54,12 @@ impl FailureKind {
 #[cfg_attr(feature = "schema", schemars(rename = "Failure", deny_unknown_fields))]
 #[serde(default)]
 pub struct FailureReport {
-    /// The kind of the failure.
+    /// The kind of the failure: whose fault it is.
     pub attribute: FailureKind,
     /// A sentence for a person.
     pub message: String,
-    /// The name of the limit that was reached, if that is the failure.
+    /// The limit of the exporter that was reached, if that is the failure; then `attribute` is `refused`.
+    /// `peer_devices`, `peer_memory`, `descriptors`, or `sessions` (one of the others; the exporter did not say which).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<String>,
 }

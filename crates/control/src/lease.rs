@@ -13,7 +13,8 @@ use serde::{Deserialize, Serialize};
 pub struct LeaseStatus {
     /// The host, by its name at the exporter.
     pub host: String,
-    /// `held`, or `ending` in its last minute; `provisional` while its host asks for others, too.
+    /// `held`; `ending` in the last 60 s; `provisional` while its host asks for other devices, too, and has not
+    /// confirmed it.
     pub state: String,
     /// For how long it has been held, seconds.
     pub since_s: f64,
@@ -51,7 +52,7 @@ pub struct BookedStatus {
     pub host: String,
     /// When it begins: RFC 3339, UTC, by the exporter's clock.
     pub from: String,
-    /// When it ends.
+    /// When it ends: RFC 3339, UTC, by the exporter's clock.
     pub until: String,
     /// What for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -69,48 +70,52 @@ pub struct LeaseAnswer {
     /// The present lease, of any host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease: Option<LeaseStatus>,
-    /// Who uses the device without such a lease, if that is why the request waits.
+    /// Who uses the device without a lease for a time, if that is why the request waits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
     /// The place in the queue, from 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub place: Option<usize>,
-    /// How long until the present lease or use ends at the latest, seconds, if it has an end.
+    /// The present lease or use ends then at the latest, seconds from now; absent if it has no end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ends_in_s: Option<f64>,
-    /// Whether the lease was granted, or confirmed, by this question; `None` if it asked for neither, or an earlier
-    /// release answers.
+    /// Of an answer to `request` and `confirm`: whether this question changed anything. An earlier release does not
+    /// say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub is_new: Option<bool>,
 }
 
 /// What to do about the lease of a device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(tag = "do", rename_all = "lowercase")]
 pub enum LeaseAct {
-    /// Request it, or repeat a request that waits.
+    /// Requests the lease: `held`, or `waiting` with `place` from 1. Repeat it each second to keep the place, which is
+    /// lost after 10 s.
     Request {
         /// For how long, seconds.
         for_s: u64,
-        /// The priority; 0 is everyone's.
+        /// The priority, 0 to 9; 0 is everyone's.
         #[serde(default, skip_serializing_if = "is_zero")]
         priority: u8,
         /// What for.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         reason: Option<String>,
-        /// Whether to take a place in the queue.
+        /// Whether to wait in the queue. If not, the request is refused if the device is not free.
         #[serde(default)]
         waits: bool,
-        /// Whether the lease ends after 10 s unless it is confirmed. An earlier release does not know this, and grants
-        /// what needs no confirmation.
+        /// Whether the lease ends after 10 s unless it is confirmed. Such a lease has no number, outlives no restart of
+        /// the exporter, and takes the device from nobody when it ends. It is for a host that asks for several devices.
+        /// An earlier release passes over it, and grants the whole time.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         provisional: bool,
     },
-    /// Confirm a provisional lease.
+    /// A provisional lease lasts from now for as long as it was requested; one that is confirmed stays as it is.
     Confirm,
-    /// Request it from a time of day on.
+    /// Books the lease ahead of time: `booked`. Refused if it overlaps another booking or the present lease of another
+    /// host.
     Book {
-        /// When it begins, milliseconds of Unix time.
+        /// When it begins, by the exporter's clock: milliseconds of Unix time.
         from_unix_ms: u64,
         /// For how long, seconds.
         for_s: u64,
@@ -118,19 +123,19 @@ pub enum LeaseAct {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         reason: Option<String>,
     },
-    /// Leave the queue.
+    /// Leaves the queue: `withdrawn`.
     Withdraw,
-    /// Move its end to so long from now, if that is later.
+    /// Moves the end of the lease to a time from now, if that is later.
     Extend {
-        /// Seconds.
+        /// For how long from now, seconds.
         for_s: u64,
     },
-    /// Give the rest of it to another host.
+    /// Gives the rest of the lease to another host: `given`.
     Give {
         /// The key of that host.
         to: String,
     },
-    /// End it.
+    /// Ends the lease: `released`. A host without one gives up its bookings of the device.
     Release {
         /// Whether to end it even while its holder has the device attached.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -144,23 +149,26 @@ fn is_zero(priority: &u8) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+
+    /// Acts, as they are sent.
+    pub(crate) const ACTS: [&str; 10] = [
+        r#"{"do":"request","for_s":7200,"waits":true}"#,
+        r#"{"do":"request","for_s":60,"priority":3,"reason":"nightly","waits":false}"#,
+        r#"{"do":"request","for_s":60,"waits":false,"provisional":true}"#,
+        r#"{"do":"confirm"}"#,
+        r#"{"do":"book","from_unix_ms":1795000000000,"for_s":60}"#,
+        r#"{"do":"withdraw"}"#,
+        r#"{"do":"extend","for_s":60}"#,
+        r#"{"do":"give","to":"abc"}"#,
+        r#"{"do":"release"}"#,
+        r#"{"do":"release","force":true}"#,
+    ];
 
     #[test]
     fn acts_are_stable_json() {
-        for text in [
-            r#"{"do":"request","for_s":7200,"waits":true}"#,
-            r#"{"do":"request","for_s":60,"priority":3,"reason":"nightly","waits":false}"#,
-            r#"{"do":"request","for_s":60,"waits":false,"provisional":true}"#,
-            r#"{"do":"confirm"}"#,
-            r#"{"do":"book","from_unix_ms":1795000000000,"for_s":60}"#,
-            r#"{"do":"withdraw"}"#,
-            r#"{"do":"extend","for_s":60}"#,
-            r#"{"do":"give","to":"abc"}"#,
-            r#"{"do":"release"}"#,
-            r#"{"do":"release","force":true}"#,
-        ] {
+        for text in ACTS {
             let act: LeaseAct = serde_json::from_str(text).unwrap();
             assert_eq!(serde_json::to_string(&act).unwrap(), text);
         }

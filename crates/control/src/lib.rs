@@ -12,7 +12,8 @@
 //!
 //! **Why** a crate: a process that says something and one that reads it use one type, and neither the other's
 //! strings. It changes by addition only: a field that an earlier release does not send has a default, a field or word
-//! that this release does not know is passed over.
+//! that this release does not know is passed over. The control protocol's documents are made of the types and their
+//! docstrings (`reference`, feature `schema`).
 
 pub mod attachment;
 pub mod daemon;
@@ -28,6 +29,8 @@ pub mod peer;
 pub mod pipe;
 pub mod process;
 pub mod question;
+#[cfg(feature = "schema")]
+pub mod reference;
 pub mod reservation;
 #[cfg(feature = "schema")]
 pub mod schema;

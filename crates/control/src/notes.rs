@@ -17,12 +17,12 @@ pub const COMMENT_BYTES_MAX: usize = 256;
 /// What is said beside the labels, and is no name of one.
 const RESERVED: [&str; 2] = ["place", "comment"];
 
-/// What an owner says of a device. As it comes from another host it may be anything: see [`DeviceNotes::readable`].
+/// What an owner says of a device. As it comes from another host it may be any text.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[cfg_attr(feature = "schema", schemars(rename = "Notes"))]
 pub struct DeviceNotes {
-    /// The labels: each a name, as [`check_label_name`] permits it, and a value.
+    /// Its labels by name, 8 at most. A name has letters, digits, `.`, `_` and `-`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
     /// Where the device is.

@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+#[cfg(feature = "schema")]
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::fingerprint::Fingerprint;
@@ -12,6 +14,8 @@ const ALL: &str = "*";
 
 /// Which devices of this host a peer may use. Initially none.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(inline))]
 #[serde(transparent)]
 pub struct Grant(BTreeSet<String>);
 
@@ -54,8 +58,9 @@ impl Grant {
     }
 }
 
-/// A paired host.
+/// A paired host, as `peers.json` has it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 pub struct Peer {
     /// The name that this host uses for it.
     pub name: String,

@@ -21,13 +21,13 @@ pub struct PipeStatus {
     pub name: String,
     /// The channel and its direction, in words.
     pub title: String,
-    /// `kept`, `not kept`, or `not tried` if the device sends fewer messages than were asked for, so far.
+    /// `kept`, `not kept`, or `not tried` if the device sends fewer messages than `--rate`, so far.
     pub state: Cow<'static, str>,
     /// The device's host; `here`: this one.
     pub user: String,
     /// For how long it has run, seconds.
     pub used_s: f64,
-    /// How well it keeps its promise.
+    /// How well it keeps its promise: what `farbus pipe --json` prints.
     pub pipe: PipeReport,
 }
 

@@ -18,7 +18,7 @@ use crate::reservation::{BusStatus, ReservationStatus};
 use crate::session::{Latency, LinkStatus, Readings};
 use crate::swap::SwapStatus;
 
-/// A process, as `farbus status --json` has it.
+/// A process. `farbus status --json` prints a list of them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[cfg_attr(feature = "schema", schemars(rename = "Process"))]
@@ -26,7 +26,7 @@ use crate::swap::SwapStatus;
 pub struct ProcessStatus {
     /// Process id, as the kernel of this machine numbers it.
     pub pid: u32,
-    /// What it does: `share`, `attach`, `daemon`, `nbd`, `pipe` or `run`.
+    /// What it does: `share`, `attach`, `daemon`, `nbd`, `pipe` or `run`; `host` for another host.
     pub role: Cow<'static, str>,
     /// Where it listens, or what it is attached to.
     pub address: String,
@@ -35,7 +35,7 @@ pub struct ProcessStatus {
     pub is_for_paired_hosts: bool,
     /// The devices that it shares or has attached.
     pub devices: Vec<ProcessDevice>,
-    /// The buses of which it has reserved time, if there are any.
+    /// The buses of which it has reserved time, if there are any; at most 32.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub buses: Vec<BusStatus>,
     /// What a daemon says besides.
@@ -43,7 +43,7 @@ pub struct ProcessStatus {
     pub of_daemon: Option<DaemonStatus>,
 }
 
-/// A device of a process, as `farbus status --json` has it.
+/// A device of a process. Its fields tell of which kind it is.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[cfg_attr(feature = "schema", schemars(rename = "Device"))]
@@ -306,12 +306,13 @@ impl From<FailedDevice> for ProcessDevice {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use serde_json::json;
 
     use super::*;
 
-    fn daemon() -> Value {
+    /// A daemon, as one describes itself.
+    pub(crate) fn daemon() -> Value {
         json!({
             "pid": 7, "role": "daemon", "address": "0.0.0.0:3240", "is_for_paired_hosts": true,
             "devices": [

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+#[cfg(feature = "schema")]
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -20,96 +22,116 @@ pub const IS_UNPLUGGED: &[u8] = b"unplugged\n";
 /// The longest question, bytes. The text to type on a keyboard needs the most.
 pub const QUESTION_BYTES_MAX: usize = 64 << 10;
 
-/// A question to a running share, attach or daemon.
+/// A question to a running process. One connection carries one question, a line of JSON.
+// Each docstring begins with the processes that answer, and a colon: docs/control.md is made of them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(tag = "ask", rename_all = "lowercase")]
 pub enum Question {
-    /// Asks for the version of the protocol. Every process answers it in the same way.
+    /// All: asks for the version of the protocol. Every release answers it in the same way:
+    /// `{"protocol":1,"farbus":"0.1.0"}`.
     Version,
-    /// Asks for the status of the process and its devices.
+    /// All: asks for the status of the process and its devices.
     Status,
-    /// Asks what happened in the process after the event with this number. Every process answers it in the same way.
+    /// All: asks what happened in the process after an event.
     Events {
-        /// The number; 0 asks for everything that is kept.
+        /// The event's number; 0 asks for everything that is kept.
         #[serde(default)]
         after: u64,
     },
-    /// Share, daemon: asks for the descriptors of a device.
+    /// Share, daemon: asks for the descriptors of a device, in use or not.
     Descriptors {
         /// Name or bus id.
         device: String,
     },
-    /// Attach, daemon, run: how long the requests of an attached device took in each of the last seconds.
+    /// Attach, daemon, run: asks how long the requests of an attached device took in each of the last seconds.
     Latency {
-        /// The device by name or target.
+        /// Name or target.
         device: String,
     },
-    /// Attach: detach the device and end. Daemon: detach the device until the next reload. A share answers `unknown`.
+    /// Attach, daemon, nbd, pipe: detaches a device. A daemon attaches it again after the next reload; another process
+    /// ends. Refused while programs have its disk open, unless `force` is true. A share answers `unknown`.
     Detach {
-        /// The device by name, bus id or target; `None` means whatever is attached.
+        /// Name, bus id or target; null for everything that the process has attached, to which a daemon answers
+        /// `unknown`.
         device: Option<String>,
         /// Whether to detach even while programs have the device open.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         force: bool,
     },
-    /// Attach via redir: hold the device, because its virtual machine is about to be migrated.
+    /// Attach, daemon: holds a device that a virtual machine has by usbredir or NBD, because the machine is about to be
+    /// migrated. Then no request is under way, and the machine has read everything that was sent to it. Answered then,
+    /// or refused after 8 s at most.
     Hold {
-        /// The device by name or target.
+        /// Name or target.
         device: String,
     },
-    /// Attach: migrate the device to another host.
+    /// Attach, daemon: migrates a device to another host, its successor, as soon as no request is under way. Answered
+    /// at once; refused if the device has no session or is already moving. With `discard` the answer has
+    /// `{"discarded":{"requests":N,"unwritten_bytes":N}}`. Without it, `{"machine":true}` says that a virtual machine
+    /// has the device by usbredir or NBD: the device is held as by `hold`, and goes when the machine has left, within
+    /// `hold_ms` milliseconds. `{"machine":false}` says that it goes at once, or when it is quiet; an earlier release
+    /// answers null.
     Migrate {
-        /// The device by name or target.
+        /// Name or target.
         device: String,
-        /// The key of the successor, which is that host. The protocol calls it `heir` (docs/control.md).
+        /// The key of the successor.
+        // The protocol's word is older than this name.
         #[serde(rename = "heir")]
         successor: String,
-        /// Whether it goes at once: its user's requests fail, and its state is thrown away.
+        /// Whether nothing is waited for: requests fail, a USB device is reset, and the attachment ends. An earlier
+        /// release passes over it, and waits.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         discard: bool,
-        /// How the device's owner names that host.
+        /// What the device's owner calls the successor, for the status.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         to: Option<String>,
     },
-    /// Attach: say whether the device could migrate now; change nothing.
+    /// Attach, daemon: asks whether `migrate` would be accepted now; changes nothing. `{"held":B}` says whether the
+    /// device would be held until its user has left, so that `resume` takes it back. Refused if it could not migrate.
     #[serde(rename = "may-migrate")]
     MayMigrate {
-        /// The device by name or target.
+        /// Name or target.
         device: String,
     },
-    /// Attach via redir or nbd: let the device serve its user as before, and migrate to another host when the user
-    /// leaves.
+    /// Attach, daemon: a device that a virtual machine has by usbredir or NBD over a Unix socket serves the machine as
+    /// before. It goes to another host as soon as the machine's connection has ended, with everything that was asked of
+    /// it and with what the machine has not read. Answered when the machine has read what was sent to it before, or
+    /// refused after 8 s at most. The device waits for the end of the connection without a limit, until `resume`.
     Follow {
-        /// The device by name or target.
+        /// Name or target.
         device: String,
         /// The key of the successor, as for `migrate`.
         #[serde(rename = "heir")]
         successor: String,
-        /// How the device's owner names that host.
+        /// What the device's owner calls the successor, for the status.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         to: Option<String>,
     },
-    /// Attach via redir or nbd: the device follows the virtual machine of a process, and that machine has stopped for
-    /// good. The device goes now, and not only when the process has ended.
+    /// Attach, daemon: the device follows the virtual machine of a process, and this machine has stopped for good (QEMU
+    /// says *completed*). The device goes at once, and not only when the process has ended; the connection is closed. A
+    /// disk that other processes have, too, goes when these have left.
     Depart {
-        /// The device by name or target.
+        /// Name or target.
         device: String,
         /// The process's number.
         process: u32,
     },
-    /// Attach via redir: resume the device, because its virtual machine stays.
+    /// Attach, daemon: the device continues, because its virtual machine was not migrated.
     Resume {
-        /// The device by name or target.
+        /// Name or target.
         device: String,
     },
-    /// Attach: stop or restart the data that passes through the device's modules.
+    /// Attach, daemon: the module `pause` of an attached device holds what passes, or releases it. Refused if the
+    /// device goes through no such module.
     Pause {
-        /// The device by name or target.
+        /// Name or target.
         device: String,
-        /// Whether to stop it.
+        /// Whether to hold it.
         is_paused: bool,
     },
-    /// Share: take a device back from its user.
+    /// Share, daemon: takes a device back from its user: `{"user":WHO}`. Refused for a disk that its user may write,
+    /// unless `force` is true.
     Release {
         /// Name or bus id.
         device: String,
@@ -123,23 +145,25 @@ pub enum Question {
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         force: bool,
     },
-    /// Share: store the reason why the user whose connection comes from this address needs its device.
+    /// Share, daemon: stores what a user needs its device for. The user is the one whose connection comes from an
+    /// address.
     Explain {
-        /// `HOST:PORT`.
+        /// The address, `HOST:PORT`.
         user: String,
-        /// The reason, a few words.
+        /// What for, a few words.
         reason: String,
     },
-    /// Share: give this identity to a device that is not in use.
+    /// Share, daemon: gives a device another identity from now on. Refused while somebody uses the device.
     Adopt {
         /// The name under which the device is shared.
         device: String,
-        /// The device's id from now on.
+        /// The device's id from now on, 32 hexadecimal digits.
         id: DeviceId,
         /// The generation: which of the device's media this is.
         generation: u64,
     },
-    /// Share: show these labels of a device, which its owner has stored. Asks for all that are shown of it.
+    /// Share, daemon: shows labels, place and comment of a device, in place of those that were stored before. Answers
+    /// all that is shown, with what the configuration says. It stores nothing: `farbus label` does.
     Label {
         /// The name under which the device is shared.
         device: String,
@@ -147,8 +171,8 @@ pub enum Question {
         #[serde(flatten)]
         notes: DeviceNotes,
     },
-    /// Daemon: share a device. Its files, open and locked, are passed along, and then a lease unless `keep` is set: the
-    /// device is shared until the other end of the lease is closed.
+    /// Daemon: shares a device. Its files, open and locked, are passed along, and then a lease unless `keep` is true:
+    /// the device is shared until the other end of the lease is closed.
     Share {
         /// The device, as `farbus share` takes it, with absolute paths and without a name.
         what: String,
@@ -163,7 +187,9 @@ pub enum Question {
         #[serde(rename = "again", default, skip_serializing_if = "std::ops::Not::not")]
         is_again: bool,
     },
-    /// Daemon: stop sharing a device.
+    /// Daemon: stops sharing a device: `{"unshared":[NAME…],"until_reload":B}`. `until_reload` says whether the
+    /// configuration names the device: the next reload shares it again. Refused while somebody uses it, unless `force`
+    /// is true. A `farbus share` that has the device refuses: its end is the end of the share.
     Unshare {
         /// Name or bus id.
         device: String,
@@ -171,11 +197,12 @@ pub enum Question {
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         force: bool,
     },
-    /// Share: exchange the medium of a disk. The new disk, open and locked, and the journal are passed along.
+    /// Share, daemon, nbd, attach, run: begins to move a disk to another medium, or to replace a USB device by another
+    /// one. What it does and which descriptors are passed along depends on `device` and `to`: see below.
     Swap {
-        /// Name or bus id.
+        /// Name or bus id; `HOST/DEVICE` for one that is attached.
         device: String,
-        /// The new medium, as people name it.
+        /// The new medium or device: `block:PATH`, `HOST:PORT/DISK`, `usb:BUSID` or `HOST:PORT/DEVICE`.
         to: String,
         /// The highest rate of the copy, bytes a second.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -186,52 +213,64 @@ pub enum Question {
         /// Whether the new medium has a part of the copy already.
         #[serde(default)]
         resume: bool,
-        /// If the new medium is a disk of a paired host: that host's entry in the owner's list.
+        /// If the new medium is a disk of a paired host: that host's entry in `peers.json`.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         peer: Option<Box<Peer>>,
     },
-    /// Share: asks for the status of the running or last swap of a device.
+    /// Share, daemon, nbd, attach, run: asks for the progress of a device's swap, or how the last one ended.
     #[serde(rename = "swap-status")]
     SwapStatus {
         /// Name or bus id.
         device: String,
     },
-    /// Share: cancel the swap of a device.
+    /// Share, daemon, nbd, attach, run: cancels the swap of a device, which stays as it is. `swap-status` says when the
+    /// swap has ended.
     #[serde(rename = "swap-cancel")]
     SwapCancel {
         /// Name or bus id.
         device: String,
     },
-    /// Daemon: read the configuration again.
+    /// Daemon: reads the configuration again. Answers what changed:
+    /// `{"added":[TARGET…],"removed":[TARGET…],"adopted":TARGET}`; `adopted` is null without `adopt`, and absent in
+    /// answers of an earlier release. Refused if the device to adopt is attached; failed (`gone`) if there is no such
+    /// attachment.
     Reload {
-        /// The attachment that takes whichever device is there now, by its device's name or `HOST[:PORT]/DEVICE`. A
-        /// daemon of an earlier release passes over it, and answers without `adopted`.
+        /// An attachment (name or `HOST[:PORT]/DEVICE`) takes whichever device is there now, and keeps to that one. Or
+        /// a share by port (name or `usb:BUSID`) stands for the device that is there now. A daemon of an earlier
+        /// release passes over it, and adopts nothing.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         adopt: Option<String>,
     },
-    /// Daemon: hand over to the program that is on disk now.
+    /// Daemon: a replacement process takes over, of the program that is on disk now:
+    /// `{"pid":PID,"kept":[TARGET…],"sessions":N,"interrupted":[TEXT…],"still_ms":N}`, which is what stays attached,
+    /// the number of sessions of importers, and how long both stood still until the old process handed them over.
+    /// Refused if an attachment or a reader of frames would be lost, unless `interrupt` is true. Failed if the
+    /// replacement does not start; then nothing has changed. Takes a second, and 30 s at most.
     Restart {
         /// Whether to restart even if that interrupts a user of an attached device.
         #[serde(default)]
         interrupt: bool,
     },
-    /// Daemon: bring up, take down or show the links between this host and others.
+    /// Daemon: brings up, takes down or shows the links between this host and others. Answers their state: see *Links
+    /// between hosts*. Refused without `[topology]` in the configuration.
     Topology {
         /// What to do.
         act: TopologyAct,
     },
-    /// Daemon: asks for what is known of the directory of all sites.
+    /// Daemon: asks what is known of the directory of all sites. A daemon without a directory answers `unknown`.
     Directory {
-        /// The words of a query: only devices that it means are answered, with their hosts. `None`: all. An earlier
-        /// release answers all of them in any case.
+        /// Words as of `farbus list`: only devices of other hosts for which all are true are answered, their hosts, and
+        /// the paired hosts. Absent: all. An earlier release answers all in any case.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         query: Option<Vec<String>>,
-        /// The `version` of an earlier answer to the same question. If hosts, devices and limits are still the same,
-        /// the answer is without them. An earlier release answers all in any case.
+        /// The `version` of an earlier answer without `query`. If nothing has changed since, the answer is without
+        /// hosts, devices and limits. An earlier release answers all in any case.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         known: Option<String>,
     },
-    /// Daemon: write in the directory what a host may have of all devices. Without any limit, the host's limit goes.
+    /// Daemon: writes in the directory what a host may have of all devices. Without `devices` and `for_s`, the host's
+    /// limit goes. Takes as long as etcd, 8 s at most. Failed if the directory is away. A daemon without a directory
+    /// answers `unknown`.
     #[serde(rename = "directory-limit")]
     DirectoryLimit {
         /// The key of the host.
@@ -243,37 +282,39 @@ pub enum Question {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         for_s: Option<u64>,
     },
-    /// Daemon: detach devices, because this machine is about to sleep. Its kernel refuses to sleep while remote devices
-    /// are plugged in.
+    /// Daemon: detaches what is attached to the kernel, because this machine is about to sleep:
+    /// `{"asleep":[TARGET…]}`. The kernel refuses to sleep while remote devices are plugged in.
     Sleep {
         /// Ports whose devices this machine uses, which stay attached.
         #[serde(default)]
         held: BTreeSet<u32>,
     },
-    /// Daemon: attach the devices again, because this machine has woken.
+    /// Daemon: attaches the devices again, because this machine has woken: `{"awake":[TARGET…]}`.
     Wake,
-    /// Keyboard: type a text.
+    /// Share, daemon: a keyboard types a text.
     Type {
         /// Name or bus id.
         device: String,
         /// The text to type.
         text: String,
     },
-    /// Share, pipe: reserve processor time of this host for threads of another process: `[budget, period]` of each
-    /// thread, in nanoseconds, in place of what its owner had. One end of a lease is passed along: when its other end
-    /// is closed, the reservation ends.
+    /// Share, daemon, pipe: reserves processor time of this host for threads of another process, in place of what its
+    /// owner had: `{"processors":[N…]}`, or failed as `refused` with what is missing. One end of a socket pair is
+    /// passed along (`SCM_RIGHTS`): the reservation holds until the other end is closed or the same owner asks again;
+    /// of each owner the last end is kept. At most 64 owners; a further one gets `refused`.
     Promise {
         /// The name of the owner, the same in each question.
         owner: String,
-        /// All reservations of the owner.
+        /// All reservations of the owner: budget and period of each thread, nanoseconds. An empty list reserves
+        /// nothing.
         reserves: Vec<(u64, u64)>,
     },
-    /// Removable disk: eject the medium.
+    /// Share, daemon: a removable disk loses its medium.
     Eject {
         /// Name or bus id.
         device: String,
     },
-    /// Removable disk: insert the medium again.
+    /// Share, daemon: a removable disk gets its medium back.
     Insert {
         /// Name or bus id.
         device: String,
@@ -282,27 +323,29 @@ pub enum Question {
 
 /// What to do about links between hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum TopologyAct {
-    /// Show their status.
+    /// Shows their state.
     Status,
-    /// Read the plan again and bring the links up.
+    /// Reads the configuration and the plan again, and brings the links up.
     Up,
-    /// Take them down.
+    /// Takes them down.
     Down,
 }
 
-/// The answer to a question.
+/// The answer to a question, a line of JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Answer {
     /// Done, with the value that was asked for.
     Ok(Value),
-    /// This process does not have the device: ask another.
+    /// This process has no such device, or a replacement has taken over: ask another process.
     Unknown,
-    /// Refused, with the reason.
+    /// Refused, and why.
     Refused(String),
-    /// Failed, with the cause.
+    /// It failed, and whose fault that is.
     Failed(FailureReport),
 }
 

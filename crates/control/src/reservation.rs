@@ -77,13 +77,13 @@ pub struct BusStatus {
     pub speed: Cow<'static, str>,
     /// Length of a frame (low and full speed) or microframe, picoseconds.
     pub interval_ps: u64,
-    /// After how many of them the schedule repeats.
+    /// After how many frames or microframes the schedule repeats.
     pub cycle: u32,
     /// What is kept of each for bulk and control, picoseconds.
     pub asynchronous_ps: u64,
     /// What can still be reserved of each, picoseconds; of the first 64.
     pub free_ps: Vec<u64>,
-    /// The periodic endpoints.
+    /// The periodic endpoints, 64 at most.
     pub places: Vec<PlaceStatus>,
 }
 
@@ -97,9 +97,9 @@ pub struct PlaceStatus {
     /// The endpoint's address; absent for the usual one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<String>,
-    /// The first interval.
+    /// The first interval in which it is served.
     pub start: u32,
-    /// The distance to the next.
+    /// The distance to the next, in intervals.
     pub every: u32,
     /// Packets each time.
     pub packets: u32,

@@ -26,7 +26,7 @@ pub struct LinkStatus {
     pub is_up: bool,
     /// For how long it has had one, or none, seconds.
     pub since_s: f64,
-    /// The other end of the link, or of the last one.
+    /// The other end of the link, or of the last one, `HOST:PORT`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub peer: String,
     /// Bytes received on this lane, including former links.
@@ -36,8 +36,7 @@ pub struct LinkStatus {
     /// How often the lane's link was replaced by another, since the session is in this process.
     #[serde(default)]
     pub replaced: u64,
-    /// The round trip that the system measured, milliseconds. `None` between sockets of one machine, and while there is
-    /// no link.
+    /// The round trip as measured by TCP or QUIC, milliseconds. Absent while there is no link, and for a Unix socket.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub round_trip_ms: Option<f64>,
 }
@@ -78,8 +77,8 @@ pub struct Readings {
 pub struct Latency {
     /// How many requests were timed.
     pub samples: usize,
-    /// A number that is greater after each further second in which a request was timed and which is over: then
-    /// [`SessionStatus::latency_seconds`](super::status::SessionStatus::latency_seconds) tells more. 0: there was none.
+    /// A number that is greater after each further second in which a request was timed and which is over: then the
+    /// question `latency` tells more. 0: there was none.
     pub second: u64,
     /// From the moment the session was asked until it answered.
     pub all_us: Spread,
@@ -113,7 +112,7 @@ pub struct Spread {
 #[cfg_attr(feature = "schema", schemars(rename = "Latency"))]
 #[serde(default)]
 pub struct Seconds {
-    /// The last 180 seconds, the oldest first. A second without a timed request is left out.
+    /// The last 180 seconds of an attachment's session, the oldest first. A second without a timed request is left out.
     pub seconds: Vec<Second>,
 }
 
@@ -126,7 +125,7 @@ pub struct Second {
     pub number: u64,
     /// How long ago it ended, whole seconds.
     pub ago_s: u64,
-    /// How many requests were timed in it.
+    /// How many requests were timed in it: one in 64, and one each second.
     pub timed: u32,
     /// From the moment the session was asked until it answered.
     pub all_us: Percentiles,

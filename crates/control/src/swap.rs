@@ -13,16 +13,17 @@ use crate::failure::FailureReport;
 pub struct SwapStatus {
     /// The device, by its name.
     pub device: String,
-    /// The old medium.
+    /// The old medium; of a USB device, the port that it was in.
     pub from: String,
-    /// The new medium.
+    /// The new medium, or the port of the new device.
     pub to: String,
-    /// `running`, `done` or `failed`.
+    /// `running`, `done`, or `failed` (then the device is where it was).
     pub state: String,
     /// When it began: RFC 3339, UTC.
     #[serde(default)]
     pub begun: String,
-    /// The current step: `beginning`, `copying`, `verifying`, `flushing`, `switching`, `releasing`.
+    /// The current step: `beginning`, `copying`, `verifying`, `flushing`, `switching` (writes go to both media) or
+    /// `releasing`.
     pub phase: String,
     /// The number of the current round, from 1. Later rounds copy what has changed.
     pub round: u32,
@@ -34,20 +35,21 @@ pub struct SwapStatus {
     pub left_bytes: u64,
     /// Copied bytes still to be compared.
     pub unverified_bytes: u64,
-    /// Recent rate, bytes a second.
+    /// The current rate, bytes a second.
     pub bytes_per_s: u64,
     /// Seconds since the swap began.
     pub elapsed_s: f64,
-    /// The longest that the swap made a request wait, milliseconds, over all of its phases: for the piece that was
-    /// being copied or compared, and for the second medium while both are written.
+    /// The longest time that the swap delayed a request, milliseconds, measured at the requests from the beginning of
+    /// the swap to its end. For a disk: a change waits for the piece that is being copied or compared at that moment,
+    /// and for the second medium while both are written; none is held for the switch itself.
     pub quiet_ms: f64,
-    /// For a USB device: requests that set up the twin as the device had been set up.
+    /// For a USB device: requests that gave the second device the settings of the first.
     #[serde(default)]
     pub replayed: usize,
-    /// For a USB device: requests that waited for data and were submitted to the twin again.
+    /// For a USB device: requests that waited for data and were submitted to the second device again.
     #[serde(default)]
     pub asked_again: usize,
-    /// What its owner has to know although it succeeds: other hosts can still attach the old disk.
+    /// Of a disk of another host: why that host can still give the old disk to others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub warning: Option<String>,
     /// Why the swap failed. The device stays as it was.

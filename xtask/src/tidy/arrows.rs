@@ -60,6 +60,10 @@ fn complaint_about_crate(
     dependency: &Dependency,
 ) -> Option<Complaint> {
     let target = architecture.rules_of_package(&dependency.package)?;
+    // Cargo's way to give the tests of a package a feature of it.
+    if dependency.in_tests && target.name == rules.name {
+        return None;
+    }
     let listed =
         rules.arrows.contains(&target.name) || (dependency.in_tests && rules.test_arrows.contains(&target.name));
     if listed {
@@ -156,6 +160,16 @@ mod tests {
             &manifest("farbus-session", "[dev-dependencies]\nfarbus-host = { path = \"../host\" }\nbolero = \"1\"\n"),
         )]);
         assert_eq!(complaints(&tree), [""; 0]);
+    }
+
+    #[test]
+    fn tests_may_ask_for_a_feature_of_their_own_package() {
+        let own = |section: &str| {
+            let entry = format!("[{section}]\nfarbus-session = {{ path = \".\", features = [\"a\"] }}\n");
+            complaints(&workspace_with(&[("crates/session/Cargo.toml", &manifest("farbus-session", &entry))]))
+        };
+        assert_eq!(own("dev-dependencies"), [""; 0]);
+        assert_eq!(own("dependencies").len(), 1);
     }
 
     #[test]

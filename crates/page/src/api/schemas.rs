@@ -3,10 +3,11 @@
 use farbus_control::device::WaitingStatus;
 use farbus_control::lease::BookedStatus;
 use farbus_control::process::ProcessStatus;
+use farbus_control::schema::plain;
 use farbus_io::trust::Scope;
+use schemars::JsonSchema;
 use schemars::generate::{SchemaGenerator, SchemaSettings};
 use schemars::transform::RecursiveTransform;
-use schemars::{JsonSchema, Schema};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -41,52 +42,6 @@ pub fn all(further: &[Add]) -> Map<String, Value> {
         add(&mut generator);
     }
     generator.take_definitions(true)
-}
-
-/// Takes out what says nothing to who reads answers: defaults, and null for what is absent rather than null. A
-/// docstring becomes one line without links.
-fn plain(schema: &mut Schema) {
-    schema.remove("default");
-    if let Some(Value::String(text)) = schema.get_mut("description") {
-        *text = in_a_line(text);
-    }
-    let required: Vec<Value> = schema.get("required").and_then(Value::as_array).cloned().unwrap_or_default();
-    if let Some(Value::Object(properties)) = schema.get_mut("properties") {
-        let optional = properties.iter_mut().filter(|(name, _)| !required.iter().any(|one| one == name.as_str()));
-        optional.for_each(|(_, property)| never_null(property));
-    }
-}
-
-/// A docstring as one line, without links.
-fn in_a_line(text: &str) -> String {
-    let text = text.split('\n').map(str::trim).collect::<Vec<_>>().join(" ").replace("[`", "`");
-    let mut parts = text.split("`]");
-    let mut line = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
-        line.push('`');
-        // Where the link leads.
-        line += part.strip_prefix('(').and_then(|rest| rest.split_once(')')).map_or(part, |(_, rest)| rest);
-    }
-    line
-}
-
-/// A property that is absent where its field is `None`.
-fn never_null(property: &mut Value) {
-    let Some(property) = property.as_object_mut() else { return };
-    if let Some(Value::Array(kinds)) = property.get_mut("type") {
-        kinds.retain(|kind| kind != "null");
-        if let [kind] = &mut kinds[..] {
-            property["type"] = kind.take();
-        }
-    }
-    if let Some(Value::Array(all)) = property.get_mut("anyOf") {
-        all.retain(|schema| schema["type"] != "null");
-        if let [Value::Object(schema)] = &mut all[..] {
-            let schema = std::mem::take(schema);
-            property.remove("anyOf");
-            property.extend(schema);
-        }
-    }
 }
 
 /// What every process of this user says of itself.
