@@ -45,7 +45,7 @@ const TIMEOUT: &str = "2";
 /// Where everything is.
 #[derive(Debug)]
 pub struct Place {
-    /// The program.
+    /// The program; `farbus-conform` is beside it.
     pub farbus: PathBuf,
     /// A folder for sockets, images and logs.
     pub scratch: PathBuf,

@@ -19,11 +19,16 @@ pub const HOST_SEEN_FROM_GUEST: &str = "10.0.2.2";
 const GUEST: &str = "10.0.2.15";
 const OTHER_GUEST: &str = "10.0.2.16";
 
+/// The program that `farbus conform` starts.
+const KIT: &str = "farbus-conform";
+
 /// What all cases share and none changes.
 pub struct Rig {
     kernel: PathBuf,
     base: Base,
     farbus: Option<PathBuf>,
+    /// The conformance kit that is beside farbus, without its symbols.
+    kit: Option<PathBuf>,
     scratch: PathBuf,
     logs: PathBuf,
     cache: PathBuf,
@@ -124,11 +129,13 @@ impl Rig {
         let testusb = testusb::build(&cache)?;
         let ours = ours::build(&scratch)?;
         let for_guests = farbus.as_deref().map(|program| stripped(program, &scratch)).transpose()?;
+        let kit = farbus.as_deref().map(|program| program.with_file_name(KIT)).filter(|kit| kit.is_file());
+        let kit = kit.map(|kit| stripped(&kit, &scratch)).transpose()?;
         let programs: Vec<&Path> = [&testusb].into_iter().chain(&ours).map(PathBuf::as_path).collect();
         let base = Base::build(&kernel, &programs, for_guests.as_deref())?;
         let versions = versions(&kernel)?;
         let kernel = kernel.uncompressed(&cache)?;
-        Ok(Self { kernel, base, farbus, scratch, logs, cache, records, versions, times, steps })
+        Ok(Self { kernel, base, farbus, kit, scratch, logs, cache, records, versions, times, steps })
     }
 
     /// The environment of the case with this name: files and logs of its own.
@@ -201,6 +208,15 @@ impl Lab<'_> {
         self.rig.farbus.clone().ok_or_else(|| {
             Error::Skip("no farbus program: build it (cargo build --release -p farbus) or give --farbus PATH".into())
         })
+    }
+
+    /// The conformance kit beside the program under test, as a program of a [`Boot`] that has it beside the guest's
+    /// farbus, where `farbus conform` looks for it; or the reason to skip the case.
+    pub fn kit_in_guest(&self) -> Result<String> {
+        let beside = self.program()?;
+        let missing = || format!("no {KIT} beside {}: build it (cargo xtask dist)", beside.display());
+        let kit = self.rig.kit.as_ref().ok_or_else(|| Error::Skip(missing()))?;
+        Ok(format!("{}=/usr/bin/{KIT}", kit.display()))
     }
 
     /// A host of this name, with a key of its own.
@@ -309,7 +325,7 @@ fn target_folder() -> PathBuf {
 
 /// A release build carries its line tables: twenty megabytes that every boot would have to move.
 fn stripped(program: &Path, scratch: &Path) -> Result<PathBuf> {
-    let target = scratch.join("farbus");
+    let target = scratch.join(program.file_name().unwrap_or_default());
     tool::output(Command::new("strip").arg("-o").arg(&target).arg(program))?;
     Ok(target)
 }

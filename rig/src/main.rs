@@ -54,7 +54,7 @@ enum Command {
     },
     /// Runs the conformance kit against what needs no machine, keeps the results, and writes the tables of a document.
     Conform {
-        /// The farbus to run the kit of.
+        /// The farbus to run the kit against; the kit (farbus-conform) is beside it.
         #[arg(long)]
         farbus: Option<PathBuf>,
         /// Keep what earlier runs of the rig left in this folder, too.

@@ -76,6 +76,15 @@ fn parse_executables(messages: &str) -> Result<Vec<Executable>, String> {
     Ok(executables)
 }
 
+/// Builds the program that tests of the command start besides `farbus`. Cargo builds it by itself where all tests of
+/// the workspace are selected, because there its own tests are.
+///
+/// # Errors
+/// It cannot be built.
+pub fn build_for_command_tests() -> Result<(), String> {
+    run(cargo(&["build", "--workspace", "--bin", "farbus-conform"]))
+}
+
 /// The one program of this name among what was built.
 pub fn program(built: &[Executable], name: &str) -> Result<PathBuf, String> {
     let found = built.iter().find(|built| built.kind == "bin" && !built.is_test && built.name == name);

@@ -137,6 +137,9 @@ fn run_tests(selection: &Selection, folders: &[(String, String)]) -> Result<Done
     names.into_iter().for_each(|name| {
         command.args(["--test", name]);
     });
+    if selection.tests.iter().any(|(_, test)| test == "command") {
+        cargo::build_for_command_tests()?;
+    }
     let built = cargo::executables(command)?;
     let is_selected = |test: &&Executable| test.is_test && selects(selection, folders, test);
     let mut failed = Vec::new();

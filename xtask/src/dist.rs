@@ -1,8 +1,9 @@
-//! `cargo xtask dist`: the release program as it is shipped, and its debug information in a file of its own.
+//! `cargo xtask dist`: the release programs as they are shipped, and their debug information in files of their own.
 //!
 //! `target/dist/farbus` has neither symbols nor debug information. It names `farbus.debug` and that file's checksum
 //! (`.gnu_debuglink`), so that a panic's backtrace and a debugger have names and lines where that file lies beside the
-//! program, in `.debug` beside it, or below `/usr/lib/debug`.
+//! program, in `.debug` beside it, or below `/usr/lib/debug`. `farbus-conform`, which `farbus conform` starts, is made
+//! likewise.
 
 use crate::cargo::{self, cargo};
 use crate::{git, workspace};
@@ -10,12 +11,20 @@ use clap::Args;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-/// The product's program.
-const PROGRAM: &str = "farbus";
+/// A program of the product, and the package that builds it.
+#[derive(Clone, Copy)]
+struct Program {
+    package: &'static str,
+    name: &'static str,
+}
+
+const FARBUS: Program = Program { package: "farbus-cli", name: "farbus" };
+const CONFORM: Program = Program { package: "farbus-conform-cli", name: "farbus-conform" };
+const PROGRAMS: [Program; 2] = [FARBUS, CONFORM];
 
 #[derive(Args)]
 #[command(after_help = "Examples:
-  cargo xtask dist                     target/dist/farbus and target/dist/farbus.debug
+  cargo xtask dist                     target/dist/farbus and target/dist/farbus.debug, farbus-conform likewise
   RUST_BACKTRACE=1 target/dist/farbus  names and lines come from farbus.debug, if it lies beside
   cargo xtask dist --reproducible      the same bytes wherever it is built, in target/reproducible/dist
   cargo xtask dist --twice             build this commit in two folders, and compare")]
@@ -32,22 +41,41 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
     if arguments.twice {
         return build_twice();
     }
-    let program = if arguments.reproducible {
+    let programs = if arguments.reproducible {
         build_reproducibly(&workspace::root(), &workspace::root().join("target/reproducible"))?
     } else {
-        program()?
+        [program()?, conform()?]
     };
-    for file in [program.clone(), debug_file(&program)] {
+    for file in programs.iter().flat_map(|program| [program.clone(), debug_file(program)]) {
         let bytes = std::fs::metadata(&file).map_err(|error| format!("cannot read {}: {error}", file.display()))?.len();
         println!("{:>12} bytes  {}", bytes, file.strip_prefix(workspace::root()).unwrap_or(&file).display());
     }
     Ok(())
 }
 
-/// Builds the release program if it is not built; where it is, symbols and debug information included.
+/// Builds the release program of farbus if it is not built; where it is, symbols and debug information included.
 pub fn unstripped() -> Result<PathBuf, String> {
-    let built = cargo::executables(cargo(&["build", "--release", "--package", "farbus-cli", "--bin", PROGRAM]))?;
-    cargo::program(&built, PROGRAM)
+    FARBUS.unstripped()
+}
+
+impl Program {
+    fn unstripped(self) -> Result<PathBuf, String> {
+        let build = cargo(&["build", "--release", "--package", self.package, "--bin", self.name]);
+        cargo::program(&cargo::executables(build)?, self.name)
+    }
+
+    fn shipped(self) -> Result<PathBuf, String> {
+        let built = self.unstripped()?;
+        let target = built.parent().and_then(Path::parent).ok_or("cargo built a program outside of a target folder")?;
+        let folder = target.join("dist");
+        let program = folder.join(self.name);
+        let time = |path: &Path| std::fs::metadata(path).and_then(|metadata| metadata.modified()).ok();
+        let is_there = time(&program) > time(&built) && debug_file(&program).is_file();
+        if !is_there {
+            split(&built, &folder)?;
+        }
+        Ok(program)
+    }
 }
 
 /// A build of the release program beside other work: it uses the processors that this leaves idle, at a lower priority.
@@ -61,7 +89,7 @@ impl Ahead {
     /// # Errors
     /// cargo cannot be started.
     pub fn start() -> Result<Ahead, String> {
-        let build = cargo(&["build", "--quiet", "--release", "--package", "farbus-cli", "--bin", PROGRAM]);
+        let build = cargo(&["build", "--quiet", "--release", "--package", FARBUS.package, "--bin", FARBUS.name]);
         let mut command = Command::new("nice");
         command.args(["-n", "10"]).arg(build.get_program()).args(build.get_args()).current_dir(workspace::root());
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -78,54 +106,52 @@ impl Drop for Ahead {
     }
 }
 
-/// The program as it is shipped, built if need be.
+/// farbus as it is shipped, built if need be.
 pub fn program() -> Result<PathBuf, String> {
-    let built = unstripped()?;
-    let target = built.parent().and_then(Path::parent).ok_or("cargo built a program outside of a target folder")?;
-    let folder = target.join("dist");
-    let program = folder.join(PROGRAM);
-    let time = |path: &Path| std::fs::metadata(path).and_then(|metadata| metadata.modified()).ok();
-    let is_there = time(&program) > time(&built) && debug_file(&program).is_file();
-    if !is_there {
-        split(&built, &folder)?;
-    }
-    Ok(program)
+    FARBUS.shipped()
 }
 
-/// The package of the program in the sources in `root`: of a commit of 0.1.0 it is the library's.
+/// The conformance kit as it is shipped, built if need be: in the folder of [`program`], where `farbus conform` looks
+/// for it.
+pub fn conform() -> Result<PathBuf, String> {
+    CONFORM.shipped()
+}
+
+/// The package of farbus in the sources in `root`: of a commit of 0.1.0 it is the library's.
 pub fn package_in(root: &Path) -> &'static str {
-    if root.join("crates/cli").is_dir() { "farbus-cli" } else { "farbus" }
+    if root.join("crates/cli").is_dir() { FARBUS.package } else { "farbus" }
 }
 
-/// The program that is shipped of the sources in `root`, built with their lock file into the folder `target`.
+/// The farbus that is shipped of the sources in `root`, built with their lock file into the folder `target`.
 pub fn program_in(root: &Path, target: &Path) -> Result<PathBuf, String> {
-    let mut build = cargo(&["build", "--locked", "--release", "--package", package_in(root), "--bin", PROGRAM]);
+    let mut build = cargo(&["build", "--locked", "--release", "--package", package_in(root), "--bin", FARBUS.name]);
     build.current_dir(root).env("CARGO_TARGET_DIR", target);
-    let built = cargo::program(&cargo::executables(build)?, PROGRAM)?;
+    let built = cargo::program(&cargo::executables(build)?, FARBUS.name)?;
     let folder = target.join("dist");
     split(&built, &folder)?;
-    Ok(folder.join(PROGRAM))
+    Ok(folder.join(FARBUS.name))
 }
 
-/// Builds the program of the sources in `root` as it is built everywhere: neither the folder of the sources nor that of
-/// the downloaded crates nor `target` is named in it.
-fn build_reproducibly(root: &Path, target: &Path) -> Result<PathBuf, String> {
+/// Builds the programs of the sources in `root` as they are built everywhere: neither the folder of the sources nor
+/// that of the downloaded crates nor `target` is named in them.
+fn build_reproducibly(root: &Path, target: &Path) -> Result<[PathBuf; 2], String> {
     let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
     let home = home.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cargo")));
     let home = home.ok_or("neither CARGO_HOME nor HOME says where cargo keeps crates")?;
     let flag = |from: &Path, to: &str| format!("--remap-path-prefix={}={to}", from.display());
     // The last one that fits counts.
     let flags = [flag(&home, "/cargo"), flag(root, "/farbus"), flag(target, "/farbus/target")].join("\x1f");
-    let mut build = cargo(&["build", "--locked", "--release", "--package", "farbus-cli", "--bin", PROGRAM]);
-    build.current_dir(root).env("CARGO_ENCODED_RUSTFLAGS", flags).env("CARGO_TARGET_DIR", target);
-    build.env_remove("RUSTFLAGS").env("CARGO_INCREMENTAL", "0");
-    let built = cargo::program(&cargo::executables(build)?, PROGRAM)?;
     let folder = target.join("dist");
-    split(&built, &folder)?;
-    Ok(folder.join(PROGRAM))
+    for Program { package, name } in PROGRAMS {
+        let mut build = cargo(&["build", "--locked", "--release", "--package", package, "--bin", name]);
+        build.current_dir(root).env("CARGO_ENCODED_RUSTFLAGS", &flags).env("CARGO_TARGET_DIR", target);
+        build.env_remove("RUSTFLAGS").env("CARGO_INCREMENTAL", "0");
+        split(&cargo::program(&cargo::executables(build)?, name)?, &folder)?;
+    }
+    Ok(PROGRAMS.map(|program| folder.join(program.name)))
 }
 
-/// Builds the commit at HEAD in two folders of different depth, and compares program and debug information.
+/// Builds the commit at HEAD in two folders of different depth, and compares programs and debug information.
 pub fn build_twice() -> Result<(), String> {
     let work = workspace::root().join("target/twice");
     // HEAD may be another commit when the second build begins.
@@ -135,17 +161,19 @@ pub fn build_twice() -> Result<(), String> {
     for folder in ["one", "further/down/two"] {
         let root = work.join(folder);
         git::unpack(&workspace::root(), &commit, &root)?;
-        let program = build_reproducibly(&root, &root.join("target"))?;
-        let files = [program.clone(), debug_file(&program)];
-        made.push(files.map(|file| std::fs::read(&file).map_err(|error| format!("{}: {error}", file.display()))));
+        let programs = build_reproducibly(&root, &root.join("target"))?;
+        let files: Vec<_> = programs.iter().flat_map(|program| [program.clone(), debug_file(program)]).collect();
         let mut sums = Command::new("sha256sum");
-        sums.arg(&program).arg(debug_file(&program));
+        sums.args(&files);
         cargo::run(sums)?;
+        made.push(files);
     }
     let [one, two] = <[_; 2]>::try_from(made).map_err(|_| "two builds were made")?;
-    for (what, (one, two)) in ["program", "debug information"].into_iter().zip(one.into_iter().zip(two)) {
-        if let Some(at) = first_difference(&one?, &two?) {
-            return Err(format!("the {what} differs from byte {at} on; both are kept in {}", work.display()));
+    let read = |file: &Path| std::fs::read(file).map_err(|error| format!("{}: {error}", file.display()));
+    for (one, two) in one.iter().zip(&two) {
+        if let Some(at) = first_difference(&read(one)?, &read(two)?) {
+            let name = one.file_name().unwrap_or_default().display();
+            return Err(format!("{name} differs from byte {at} on; both are kept in {}", work.display()));
         }
     }
     println!("both builds have the same bytes");

@@ -4,7 +4,7 @@ use crate::cargo::{self, cargo};
 
 /// What only the command, its page and its daemon may bring: clap for its options, hyper and maud for its page, and so
 /// on.
-const COMMAND_ONLY: [&str; 20] = [
+const COMMAND_ONLY: [&str; 21] = [
     "clap",
     "clap_complete",
     "clap_mangen",
@@ -12,6 +12,7 @@ const COMMAND_ONLY: [&str; 20] = [
     "crossterm",
     "farbus-cli",
     "farbus-conform",
+    "farbus-conform-cli",
     "farbus-daemon",
     "farbus-directory",
     "farbus-page",

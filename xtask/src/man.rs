@@ -1,12 +1,14 @@
-//! `cargo xtask man`: shell completions and man pages, written by the command itself from its own definition.
+//! `cargo xtask man`: shell completions and man pages, written by the programs themselves from their own definitions.
 
 use crate::cargo::{self, cargo};
 use crate::workspace;
 use clap::Args;
 use std::path::{Path, PathBuf};
 
-/// Shells, and the name by which each finds a completion script.
-const SHELLS: [(&str, &str); 3] = [("bash", "farbus.bash"), ("zsh", "_farbus"), ("fish", "farbus.fish")];
+const SHELLS: [&str; 3] = ["bash", "zsh", "fish"];
+
+/// Packages and their programs. The page that `farbus` has of `farbus conform` gives way to the program's own.
+const PROGRAMS: [(&str, &str); 2] = [("farbus-cli", "farbus"), ("farbus-conform-cli", "farbus-conform")];
 
 #[derive(Args)]
 pub struct Arguments {
@@ -18,17 +20,24 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> Result<(), String> {
     let out = workspace::root().join(&arguments.out);
     make_folder(&out)?;
-    for (shell, file) in SHELLS {
-        let script = cargo::output(farbus(&["completions", shell]))?;
-        write(&out.join(file), &script)?;
+    for (package, name) in PROGRAMS {
+        for shell in SHELLS {
+            let script = cargo::output(program(package, &["completions", shell]))?;
+            write(&out.join(completion_file(shell, name)), &script)?;
+        }
+        cargo::run(program(package, &["man", &out.display().to_string()]))?;
     }
-    cargo::run(farbus(&["man", &out.display().to_string()]))?;
     println!("written to {}", arguments.out.display());
     Ok(())
 }
 
-fn farbus(arguments: &[&str]) -> std::process::Command {
-    let mut command = cargo(&["run", "--quiet", "--release", "--package", "farbus-cli", "--"]);
+/// The name by which a shell finds the completion script of a program.
+fn completion_file(shell: &str, program: &str) -> String {
+    if shell == "zsh" { format!("_{program}") } else { format!("{program}.{shell}") }
+}
+
+fn program(package: &str, arguments: &[&str]) -> std::process::Command {
+    let mut command = cargo(&["run", "--quiet", "--release", "--package", package, "--"]);
     command.args(arguments);
     command
 }
@@ -47,6 +56,12 @@ fn write(path: &Path, text: &[u8]) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn shells_find_scripts_by_the_programs_name() {
+        let files = SHELLS.map(|shell| completion_file(shell, "farbus"));
+        assert_eq!(files, ["farbus.bash", "_farbus", "farbus.fish"]);
+    }
 
     #[test]
     fn an_empty_script_is_refused() {

@@ -44,9 +44,10 @@ pub fn write_interop() -> Result<(), String> {
 /// `docs/interop.md`, also of what the rig's last run left.
 pub fn conform(names: &[String]) -> Result<(), String> {
     let docs = workspace::root().join("docs");
-    let farbus = cargo::executables(cargo(&["build", "--workspace", "--bin", "farbus"]))?;
+    // The one starts the other, which is beside it.
+    let built = cargo::executables(cargo(&["build", "--workspace", "--bin", "farbus", "--bin", "farbus-conform"]))?;
     let mut command = rig()?;
-    command.arg("conform").arg("--farbus").arg(cargo::program(&farbus, "farbus")?);
+    command.arg("conform").arg("--farbus").arg(cargo::program(&built, "farbus")?);
     for case in ["conform-kernel", "conform-usbip-host", "conform-vhci"] {
         let left = workspace::root().join("target/rig/logs").join(format!("{case}.results"));
         if left.is_dir() {
@@ -62,6 +63,8 @@ fn run_rig(arguments: &[&str]) -> Result<(), String> {
     let mut command = rig()?;
     command.args(arguments);
     if arguments.first() == Some(&"run") && !arguments.contains(&"--farbus") {
+        // It is beside the other, and cases look for it there.
+        dist::conform()?;
         command.arg("--farbus").arg(dist::program()?);
     }
     cargo::run(command)

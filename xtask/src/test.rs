@@ -40,7 +40,7 @@ const RELEASE_STEPS: [&str; 3] = ["rig", "demo", "package"];
   upgrade   this version and the previous release with each other (xtask/releases.toml)
   rig       real kernels in virtual machines
   demo      what the README promises
-  package   the Debian package, installed, used and purged in a fresh Debian (root); the command, installed from its crates
+  package   the Debian package, installed, used and purged in a fresh Debian (root); the programs, installed from their crates
 
 The parts that xtask/gate.toml names run when a file that they test changed: since this branch left the main one, or since the commit that
 FARBUS_GATE_BASE names. Where that is not known, everything runs. What was left out is listed at the end with the line that runs it.
@@ -196,6 +196,7 @@ fn run_examples() -> Result<(), String> {
 const REQUIRE_VARIABLE: &str = "FARBUS_REQUIRE_RIG";
 
 pub fn run_machine_tests() -> Result<(), String> {
+    cargo::build_for_command_tests()?;
     let mut command = cargo(&["test", "--workspace"]);
     let mut found = false;
     for test in cargo::targets()?.into_iter().filter(|target| target.is_test) {

@@ -1,13 +1,9 @@
-//! `farbus bench` runs a separate program with the measurements, found as `git` finds its external commands.
+//! `farbus bench` starts a program of its own with the measurements.
 
-use std::ffi::{OsStr, OsString};
-use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
-use std::process::Command;
-
-use clap::builder::{OsStringValueParser, PossibleValue, TypedValueParser};
+use std::ffi::OsString;
 
 use super::Failure;
+use super::other_program::{self, AnyWord};
 
 /// The program's name.
 pub const PROGRAM: &str = "farbus-bench";
@@ -66,53 +62,24 @@ pub const GROUPS: [&str; 1] = ["netbus"];
     Exit codes: 0 all targets are met, 1 one is missed, 2 something could not be measured.")]
 pub struct Args {
     /// Names, and options of farbus-bench; without any, all that have a target
-    #[arg(value_name = "NAME", trailing_var_arg = true, allow_hyphen_values = true, value_parser = Named)]
+    #[arg(
+        value_name = "NAME", trailing_var_arg = true, allow_hyphen_values = true,
+        value_parser = AnyWord(|| ["list"].into_iter().chain(GROUPS).chain(NAMES).collect())
+    )]
     words: Vec<OsString>,
-}
-
-/// Accepts and passes on any word; a shell completes the names.
-#[derive(Clone)]
-struct Named;
-
-impl TypedValueParser for Named {
-    type Value = OsString;
-
-    fn parse_ref(
-        &self,
-        command: &clap::Command,
-        argument: Option<&clap::Arg>,
-        value: &OsStr,
-    ) -> Result<OsString, clap::Error> {
-        OsStringValueParser::new().parse_ref(command, argument, value)
-    }
-
-    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
-        Some(Box::new(["list"].into_iter().chain(GROUPS).chain(NAMES).map(PossibleValue::new)))
-    }
 }
 
 /// Replaces this process by the benchmark program.
 pub fn run(args: Args) -> Result<(), Failure> {
-    let ours = std::env::current_exe().map_err(Failure::local)?;
-    let program = beside(&ours).unwrap_or_else(|| PROGRAM.into());
-    let mut command = Command::new(&program);
+    let ours = other_program::ours()?;
+    let mut words = Vec::new();
     if !says_which(&args.words) {
         // Measure the farbus that was called.
-        command.arg("--farbus").arg(&ours);
+        words.extend(["--farbus".into(), ours.clone().into_os_string()]);
     }
-    // `exec` returns only if it failed.
-    let error = command.args(args.words).exec();
-    Err(Failure::local(match error.kind() {
-        std::io::ErrorKind::NotFound => format!(
-            "{PROGRAM} is neither beside {} nor in PATH\n  build it from farbus's sources: cargo install --path bench",
-            ours.display()
-        ),
-        _ => format!("{}: {error}", program.display()),
-    }))
-}
-
-fn beside(ours: &Path) -> Option<PathBuf> {
-    Some(ours.with_file_name(PROGRAM)).filter(|path| path.is_file())
+    words.extend(args.words);
+    let how_to_get = "build it from farbus's sources: cargo install --path bench";
+    Err(Failure::local(other_program::become_program(PROGRAM, &ours, &words, how_to_get)))
 }
 
 fn says_which(words: &[OsString]) -> bool {
@@ -128,6 +95,5 @@ mod tests {
         let words = |text: &str| text.split(' ').map(OsString::from).collect::<Vec<_>>();
         assert!(!says_which(&words("modules --plots .")));
         assert!(says_which(&words("modules --farbus /usr/bin/farbus")) && says_which(&words("--farbus=./farbus deep")));
-        assert_eq!(beside(Path::new("/nowhere/at/all/farbus")), None);
     }
 }

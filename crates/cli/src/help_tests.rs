@@ -16,12 +16,19 @@ const BLESS: &str = "FARBUS_BLESS";
 /// Where each of the sections of the reference begins that these tests write.
 const HEADINGS: [&str; 2] = ["### `farbus ", "#### `farbus "];
 
-/// The visible commands, each with its full name.
+/// The visible commands, each with its full name: farbus's own, and those of the program that `farbus conform` starts.
 fn commands() -> Vec<(String, Command)> {
     let mut farbus = Cli::command();
     farbus.build();
     let mut found = Vec::new();
     collect(&farbus, "farbus", &mut found);
+    let mut kit = farbus_conform_cli::Cli::command();
+    kit.build();
+    let mut of_kit = Vec::new();
+    collect(&kit, "farbus conform", &mut of_kit);
+    assert!(of_kit.len() > 1, "the program has commands");
+    // What is behind `farbus conform` itself is listed already.
+    found.extend(of_kit.into_iter().skip(1));
     found
 }
 
@@ -106,10 +113,11 @@ fn every_command_has_examples() {
 }
 
 /// The commands without `--json`, and why.
-const WITHOUT_JSON: [(&str, &str); 3] = [
+const WITHOUT_JSON: [(&str, &str); 4] = [
     ("farbus run", "what it prints is the program's"),
     ("farbus shell", "what it prints is the shell's"),
     ("farbus bench", "it passes its words to another program, farbus-bench, which has options of its own"),
+    ("farbus conform", "it passes its words to another program, farbus-conform, whose commands have it"),
 ];
 
 #[test]

@@ -42,6 +42,7 @@ mod migrate_vm;
 mod module;
 mod nbd;
 mod observe;
+mod other_program;
 mod output;
 mod owner;
 mod page;

@@ -2,7 +2,7 @@
 //!
 //! **This crate is** everything that a process of farbus says of itself in JSON, as types: on its control socket
 //! (docs/control.md), with `--json`, on the page's REST and to paired hosts: the status of devices, attachments, pipes,
-//! processes and daemons, failures, ids and notes.
+//! processes and daemons, failures, ids and notes. And how people write the address of a host.
 //!
 //! **It may touch** its own values, and serde.
 //!
@@ -22,6 +22,7 @@ pub mod device;
 pub mod event;
 pub mod failure;
 pub mod fingerprint;
+pub mod host_address;
 pub mod identity;
 pub mod lease;
 pub mod notes;

@@ -97,7 +97,6 @@ const BOOTS_MAX: usize = 12;
 const USBIP_HOST_BOOTS_MAX: usize = 32;
 
 fn with_vudc(lab: &Lab) -> Result<String> {
-    lab.farbus()?;
     let script = concat!(
         include_str!("../../guest/disk-gadget.sh"),
         include_str!("../../guest/vudc.sh"),
@@ -108,7 +107,6 @@ fn with_vudc(lab: &Lab) -> Result<String> {
 }
 
 fn with_usbip_host(lab: &Lab) -> Result<String> {
-    lab.farbus()?;
     let script =
         concat!(include_str!("../../guest/conform-usbip-host.sh"), include_str!("../../guest/conform-vudc.sh"));
     let image = storage::image_with_tree(lab)?;
@@ -124,12 +122,16 @@ type Machine<'a> = (&'a str, &'a [&'a str], &'a [String]);
 /// behind it.
 fn check_by_check(lab: &Lab, of: Subject, machine: Machine<'_>, boots_max: usize) -> Result<String> {
     let (script, modules, hardware) = machine;
+    let kit = lab.kit_in_guest()?;
+    let programs = [kit.as_str()];
     let mut checks: Vec<Value> = Vec::new();
     for _ in 0..boots_max {
         let ids: Vec<&str> = checks.iter().filter_map(|check| check["id"].as_str()).collect();
         let variables = [("DONE", ids.join(" "))];
         let hardware = hardware.to_vec();
-        let boot = Boot { script, modules, client: Client::Farbus, variables: &variables, hardware, ..Boot::default() };
+        let client = Client::Farbus;
+        let boot =
+            Boot { script, modules, client, variables: &variables, hardware, programs: &programs, ..Boot::default() };
         match lab.boot(&boot)?.finish() {
             Ok(report) => {
                 checks.extend(results(&report.output));
@@ -150,9 +152,10 @@ fn check_by_check(lab: &Lab, of: Subject, machine: Machine<'_>, boots_max: usize
 }
 
 fn with_vhci(lab: &Lab) -> Result<String> {
-    lab.farbus()?;
+    let kit = lab.kit_in_guest()?;
     let script = include_str!("../../guest/conform-vhci.sh");
-    let boot = Boot { script, modules: storage::MODULES, client: Client::Farbus, ..Boot::default() };
+    let (modules, client) = (storage::MODULES, Client::Farbus);
+    let boot = Boot { script, modules, client, programs: &[&kit], ..Boot::default() };
     let report = lab.boot(&boot)?.finish()?;
     let checks = results(&report.output);
     expect(checks.len() > 20, || format!("{} results: {}", checks.len(), report.output))?;

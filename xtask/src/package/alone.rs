@@ -1,4 +1,4 @@
-//! Whether the static program needs nothing but the kernel.
+//! Whether the static programs need nothing but the kernel.
 
 use crate::cargo;
 use crate::package::tree;
@@ -21,8 +21,8 @@ pub fn is_static(program: &Path) -> Result<(), String> {
     }
 }
 
-/// Uses `program`, a path within `root`, where that folder is all that there is: `farbus demo`, a disk by NBD and by
-/// FUSE. Only root may.
+/// Uses `program`, a path within `root`, where that folder is all that there is: `farbus demo`, the conformance kit
+/// beside it, a disk by NBD and by FUSE. Only root may.
 ///
 /// # Errors
 /// It does not work there.

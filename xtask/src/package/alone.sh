@@ -1,5 +1,5 @@
-# A static program where nothing else is: no library, no shell, no other program. The tools used here are this machine's.
-#   $1  a folder with the program, which becomes the root
+# Static programs where nothing else is: no library, no shell, no other program. The tools used here are this machine's.
+#   $1  a folder with the program and, beside it, farbus-conform; it becomes the root
 #   $2  the program in it
 #   …   its environment
 set -eu
@@ -24,6 +24,8 @@ until_true() {
 
 farbus --version
 farbus demo
+farbus conform exporter --list >checks
+grep -q '^list-framing ' checks
 
 head -c 16M /dev/urandom >disk.img
 farbus share disk:/disk.img >share.log 2>&1 &

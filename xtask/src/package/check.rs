@@ -40,16 +40,20 @@ pub fn check(package: &Path, later: Option<&Path>, work: &Path) -> Result<(), St
     boot(&root, work)
 }
 
-/// Tests a package for another architecture as far as this machine can: what Debian says of it, `farbus demo` with that
-/// architecture's program, and the unit tests of the crates that decide what bytes mean.
+/// Tests a package for another architecture as far as this machine can: what Debian says of it, `farbus demo` and the
+/// conformance kit with that architecture's programs, and the unit tests of the crates that decide what bytes mean.
 ///
 /// # Errors
 /// Something is not as it should be.
 pub fn check_foreign(package: &Path, programs: &Programs) -> Result<(), String> {
     lint(package)?;
-    for word in ["--version", "demo"] {
-        let mut run = programs.architecture.command(&programs.farbus);
-        run.arg(word);
+    for (program, words) in [
+        (&programs.farbus, &["--version"][..]),
+        (&programs.farbus, &["demo"][..]),
+        (&programs.conform, &["exporter", "--list"][..]),
+    ] {
+        let mut run = programs.architecture.command(program);
+        run.args(words);
         cargo::run(run)?;
     }
     let tests =

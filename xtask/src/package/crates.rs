@@ -1,4 +1,4 @@
-//! What `cargo publish` sends: each crate of the product as an archive, and the test that the command installs from
+//! What `cargo publish` sends: each crate of the product as an archive, and the test that the programs install from
 //! these archives without the rest of the sources.
 //!
 //! Only the rehearsal of publishing asks the registry. Otherwise crates that are not published yet come from the
@@ -51,7 +51,7 @@ pub fn rehearse() -> Result<(), String> {
     cargo::run(product(&["publish", "--dry-run"]))
 }
 
-/// Installs the command from the archives.
+/// Installs the command and the conformance kit from the archives.
 ///
 /// # Errors
 /// A crate lacks something that it needs.
@@ -84,13 +84,18 @@ pub fn check(archives: &[PathBuf], work: &Path) -> Result<(), String> {
     tree::put(&workspace::root().join("Cargo.lock"), &sources.join("Cargo.lock"), 0o644)?;
 
     let installed = work.join("installed");
-    let mut install = cargo(&["install", "--debug", "--offline", "--no-track"]);
-    install.current_dir(&sources).arg("--path").arg(format!("farbus-cli{version}")).arg("--root").arg(&installed);
-    install.arg("--target-dir").arg(workspace::root().join("target"));
-    cargo::run(install)?;
-    let mut demo = Command::new(installed.join("bin/farbus"));
-    demo.arg("demo");
-    cargo::run(demo)
+    for package in ["farbus-cli", "farbus-conform-cli"] {
+        let mut install = cargo(&["install", "--debug", "--offline", "--no-track"]);
+        install.current_dir(&sources).arg("--path").arg(format!("{package}{version}")).arg("--root").arg(&installed);
+        install.arg("--target-dir").arg(workspace::root().join("target"));
+        cargo::run(install)?;
+    }
+    for words in [&["demo"][..], &["conform", "exporter", "--list"]] {
+        let mut uses = Command::new(installed.join("bin/farbus"));
+        uses.args(words);
+        cargo::run(uses)?;
+    }
+    Ok(())
 }
 
 fn read(path: &Path) -> Result<String, String> {

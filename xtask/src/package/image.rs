@@ -1,7 +1,7 @@
-//! The container image: one layer with the static program, in the layout of the OCI Image Format 1.0, as one archive
+//! The container image: one layer with the static programs, in the layout of the OCI Image Format 1.0, as one archive
 //! that `podman load`, `docker load`, `skopeo` and `ctr` read.
 //!
-//! The same program makes the same image, byte for byte: times are 0, names are sorted.
+//! The same programs make the same image, byte for byte: times are 0, names are sorted.
 
 use crate::cargo;
 use crate::package::architecture::Architecture;
@@ -18,6 +18,14 @@ const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 /// The image's users: the process that reads from the network becomes `farbus`.
 const USERS: &str = "root:x:0:0:root:/root:/sbin/nologin\nfarbus:x:65520:65520:farbus:/var/lib/farbus:/sbin/nologin\n";
 const GROUPS: &str = "root:x:0:\nfarbus:x:65520:\n";
+
+/// The static programs that the image has.
+pub struct Programs {
+    /// The product.
+    pub farbus: PathBuf,
+    /// The conformance kit, which `farbus conform` starts.
+    pub conform: PathBuf,
+}
 
 /// Something that the image's layout names by its checksum.
 struct Blob {
@@ -40,13 +48,14 @@ impl Blob {
     }
 }
 
-/// Makes `farbus-VERSION-ARCHITECTURE.oci.tar` in `out` of a static program. `work` is a folder for what is in between.
+/// Makes `farbus-VERSION-ARCHITECTURE.oci.tar` in `out` of static programs. `work` is a folder for what is in between.
 ///
 /// # Errors
 /// A file cannot be written, or a program failed.
-pub fn make(out: &Path, work: &Path, version: &str, program: &Path) -> Result<PathBuf, String> {
+pub fn make(out: &Path, work: &Path, version: &str, programs: &Programs) -> Result<PathBuf, String> {
     let root = work.join("layer");
-    tree::put(program, &root.join("usr/bin/farbus"), 0o755)?;
+    tree::put(&programs.farbus, &root.join("usr/bin/farbus"), 0o755)?;
+    tree::put(&programs.conform, &root.join("usr/bin/farbus-conform"), 0o755)?;
     tree::put_text(USERS.as_bytes(), &root.join("etc/passwd"), 0o644)?;
     tree::put_text(GROUPS.as_bytes(), &root.join("etc/group"), 0o644)?;
     for (folder, mode) in [("var/lib/farbus", 0o700), ("run", 0o755), ("tmp", 0o1777)] {
@@ -183,12 +192,13 @@ mod tests {
     fn image_is_the_same_each_time_and_is_refused_if_a_byte_is_wrong() {
         let folder = std::env::temp_dir().join(format!("xtask-image-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&folder);
-        let program = folder.join("program");
-        tree::put_text(b"#!/bin/true\n", &program, 0o755).unwrap();
+        let programs = Programs { farbus: folder.join("program"), conform: folder.join("kit") };
+        tree::put_text(b"#!/bin/true\n", &programs.farbus, 0o755).unwrap();
+        tree::put_text(b"#!/bin/false\n", &programs.conform, 0o755).unwrap();
         let made = |name: &str| {
             let (out, work) = (folder.join(name), folder.join(name).join("work"));
             tree::folder_of_mode(&out, 0o755).unwrap();
-            let image = make(&out, &work, "1.2.3", &program).unwrap();
+            let image = make(&out, &work, "1.2.3", &programs).unwrap();
             (std::fs::read(image).unwrap(), work)
         };
         let ((first, work), (second, _)) = (made("a"), made("b"));
@@ -205,8 +215,12 @@ mod tests {
         std::fs::remove_dir_all(&folder).unwrap();
         assert!(refused.contains("the image names"), "{refused}");
         let is_there = |line: &str, end: &str| line.ends_with(end) && line.contains(" 0/0 ");
-        for (mode, end) in [("-rwxr-xr-x", "usr/bin/farbus"), ("drwx------", "var/lib/farbus/"), ("drwxrwxrwt", "tmp/")]
-        {
+        for (mode, end) in [
+            ("-rwxr-xr-x", "usr/bin/farbus"),
+            ("-rwxr-xr-x", "usr/bin/farbus-conform"),
+            ("drwx------", "var/lib/farbus/"),
+            ("drwxrwxrwt", "tmp/"),
+        ] {
             assert!(listed.lines().any(|line| line.starts_with(mode) && is_there(line, end)), "{end}: {listed}");
         }
     }

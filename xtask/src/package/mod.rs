@@ -21,11 +21,11 @@ use std::process::Command;
 /// What can be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Form {
-    /// A Debian package: command, daemon, units, benchmarks, manual pages, book
+    /// A Debian package: command, daemon, units, conformance kit, benchmarks, manual pages, book
     Deb,
-    /// The command alone, which needs no library (musl)
+    /// The command and the conformance kit alone, which need no library (musl)
     Static,
-    /// An OCI image of the static command, as an archive
+    /// An OCI image of these two, as an archive
     Image,
     /// What `cargo publish` would send: each crate of the product, as an archive
     Crates,
@@ -94,15 +94,17 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
         }
     }
     if wants(Form::Static) || wants(Form::Image) {
-        let program = static_program(&out)?;
-        show(&program)?;
+        let programs = static_programs(&out)?;
+        show(&programs.farbus)?;
+        show(&programs.conform)?;
         if arguments.check && wants(Form::Static) {
             let root = work.join("alone");
-            tree::put(&program, &root.join("farbus"), 0o755)?;
+            tree::put(&programs.farbus, &root.join("farbus"), 0o755)?;
+            tree::put(&programs.conform, &root.join("farbus-conform"), 0o755)?;
             alone::check(&root, "/farbus", &[])?;
         }
         if wants(Form::Image) {
-            let image = image::make(&out, &work, version(), &program)?;
+            let image = image::make(&out, &work, version(), &programs)?;
             show(&image)?;
             if arguments.check {
                 image::check(&image, &work.join("image"))?;
@@ -181,10 +183,11 @@ fn folders() -> Result<(PathBuf, PathBuf), String> {
 }
 
 fn programs(work: &Path, architecture: Architecture, has_test_benchmarks: bool) -> Result<tree::Programs, String> {
-    let farbus = if architecture.is_foreign() {
-        architecture.release("farbus", "farbus", &work.join("farbus"))?
+    let (farbus, conform) = if architecture.is_foreign() {
+        let release = |package, program| architecture.release(package, program, &work.join(program));
+        (release("farbus-cli", "farbus")?, release("farbus-conform-cli", "farbus-conform")?)
     } else {
-        dist::program()?
+        (dist::program()?, dist::conform()?)
     };
     let bench = work.join("farbus-bench");
     if has_test_benchmarks && !architecture.is_foreign() {
@@ -194,7 +197,7 @@ fn programs(work: &Path, architecture: Architecture, has_test_benchmarks: bool) 
     } else {
         architecture.release("farbus-bench", "farbus-bench", &bench)?;
     }
-    Ok(tree::Programs { architecture, farbus, bench })
+    Ok(tree::Programs { architecture, farbus, conform, bench })
 }
 
 /// The same package with a later version: what an upgrade installs.
@@ -204,7 +207,8 @@ fn later(work: &Path, programs: &tree::Programs) -> Result<PathBuf, String> {
     deb::make(&work, &work, &format!("{}+1", version()), programs)
 }
 
-fn static_program(out: &Path) -> Result<PathBuf, String> {
+/// Builds both programs so that they need no library, and uses each.
+fn static_programs(out: &Path) -> Result<image::Programs, String> {
     let there = Command::new("rustc").args(["--print", "target-libdir", "--target", MUSL]).output();
     let folder = there.map_err(|error| format!("cannot start rustc: {error}"))?.stdout;
     if !Path::new(String::from_utf8_lossy(&folder).trim()).is_dir() {
@@ -213,17 +217,26 @@ fn static_program(out: &Path) -> Result<PathBuf, String> {
     if Command::new("musl-gcc").arg("--version").output().is_err() {
         return Err("musl-gcc is missing; as root, type:\n  apt-get install musl-tools".to_owned());
     }
+    let farbus = static_program(out, "farbus-cli", "farbus")?;
+    let conform = static_program(out, "farbus-conform-cli", "farbus-conform")?;
+    for (program, words) in [(&farbus, &["demo"][..]), (&conform, &["exporter", "--list"][..])] {
+        let mut uses = Command::new(program);
+        uses.args(words);
+        cargo::run(uses)?;
+    }
+    Ok(image::Programs { farbus, conform })
+}
+
+/// Builds a program, and writes it without symbols as `NAME-VERSION-x86_64-static`.
+fn static_program(out: &Path, package: &str, name: &str) -> Result<PathBuf, String> {
     // Rust brings its own copy of the C library and links it; musl-gcc only compiles what is written in C. A program
     // that musl-gcc had linked crashed.
-    let mut build = cargo(&["build", "--release", "--package", "farbus-cli", "--bin", "farbus", "--target", MUSL]);
+    let mut build = cargo(&["build", "--release", "--package", package, "--bin", name, "--target", MUSL]);
     build.env("CC_x86_64_unknown_linux_musl", "musl-gcc");
-    let built = cargo::program(&cargo::executables(build)?, "farbus")?;
-    let program = out.join(format!("farbus-{}-x86_64-static", version()));
+    let built = cargo::program(&cargo::executables(build)?, name)?;
+    let program = out.join(format!("{name}-{}-x86_64-static", version()));
     Architecture::of_this_machine()?.strip(&built, &program)?;
     alone::is_static(&program)?;
-    let mut demo = Command::new(&program);
-    demo.arg("demo");
-    cargo::run(demo)?;
     Ok(program)
 }
 

@@ -12,6 +12,8 @@ pub struct Programs {
     pub architecture: Architecture,
     /// The product, as it is shipped.
     pub farbus: PathBuf,
+    /// The conformance kit, which `farbus conform` starts.
+    pub conform: PathBuf,
     /// The benchmarks, which `farbus bench` starts.
     pub bench: PathBuf,
 }
@@ -42,11 +44,11 @@ const FILES: [Installed; 11] = [
     // The licence of the library that the page draws with.
     installed("crates/page/src/view/vendor/uplot/LICENSE", "usr/share/doc/farbus/uplot.txt", 0o644),
 ];
-/// Where each shell looks for completions.
-const COMPLETIONS: [(&str, &str); 3] = [
-    ("bash", "usr/share/bash-completion/completions/farbus"),
-    ("zsh", "usr/share/zsh/vendor-completions/_farbus"),
-    ("fish", "usr/share/fish/vendor_completions.d/farbus.fish"),
+/// Where each shell looks for completions: what is before and behind a program's name.
+const COMPLETIONS: [(&str, &str, &str); 3] = [
+    ("bash", "usr/share/bash-completion/completions/", ""),
+    ("zsh", "usr/share/zsh/vendor-completions/_", ""),
+    ("fish", "usr/share/fish/vendor_completions.d/", ".fish"),
 ];
 const BOOK: &str = "docs/book/src";
 pub const DOCUMENTS: &str = "usr/share/doc/farbus";
@@ -59,18 +61,22 @@ const PAGES: &str = "usr/share/man/man1";
 /// A file cannot be written, or a program failed.
 pub fn write(root: &Path, programs: &Programs) -> Result<(), String> {
     put(&programs.farbus, &root.join("usr/bin/farbus"), 0o755)?;
+    put(&programs.conform, &root.join("usr/bin/farbus-conform"), 0o755)?;
     put(&programs.bench, &root.join("usr/bin/farbus-bench"), 0o755)?;
     for file in FILES {
         put(&workspace::root().join(file.from), &root.join(file.to), file.mode)?;
     }
-    for (shell, to) in COMPLETIONS {
-        let mut write = programs.architecture.command(&programs.farbus);
-        write.args(["completions", shell]);
-        put_text(&cargo::output(write)?, &root.join(to), 0o644)?;
+    // The page that farbus has of `farbus conform` gives way to the program's own, which is written after it.
+    for (name, program) in [("farbus", &programs.farbus), ("farbus-conform", &programs.conform)] {
+        for (shell, before, behind) in COMPLETIONS {
+            let mut write = programs.architecture.command(program);
+            write.args(["completions", shell]);
+            put_text(&cargo::output(write)?, &root.join(format!("{before}{name}{behind}")), 0o644)?;
+        }
+        let mut pages = programs.architecture.command(program);
+        pages.arg("man").arg(folder(&root.join(PAGES))?);
+        cargo::run(pages)?;
     }
-    let mut pages = programs.architecture.command(&programs.farbus);
-    pages.arg("man").arg(folder(&root.join(PAGES))?);
-    cargo::run(pages)?;
     for page in files(&root.join(PAGES))? {
         compress(&page)?;
         set_mode(&page.with_extension("1.gz"), 0o644)?;

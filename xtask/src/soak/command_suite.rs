@@ -24,6 +24,7 @@ const MESSAGE_CHARACTERS_MAX: usize = 160;
 /// # Errors
 /// Says how many tests failed, or why the tests cannot be run.
 pub fn run(passes: u32) -> Result<(), String> {
+    cargo::build_for_command_tests()?;
     let built = cargo::executables(cargo(&["test", "--workspace", "--test", "command", "--no-run"]))?;
     let suite = Suite::of(&built)?;
     fs::create_dir_all(&suite.logs).map_err(|error| format!("cannot make {}: {error}", suite.logs.display()))?;

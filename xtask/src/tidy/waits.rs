@@ -7,7 +7,8 @@ use super::violation::Violation;
 use std::collections::BTreeMap;
 
 /// Tests whose processes and sockets depend on time.
-const TESTS: [&str; 3] = ["crates/farbus/tests/", "crates/pipe/tests/", "crates/cli/tests/"];
+const TESTS: [&str; 4] =
+    ["crates/farbus/tests/", "crates/pipe/tests/", "crates/cli/tests/", "crates/conform-cli/tests/"];
 /// A call that lets time pass.
 const CALL: &str = "::sleep(";
 /// What begins the reason.

@@ -1,8 +1,45 @@
-//! `farbus conform`: our own exporter and importers pass, wrong ones fail, and exit codes tell which.
+//! `farbus conform` starts the program `farbus-conform`, and our own exporter and importers pass. What the program does
+//! by itself is tested beside it (`crates/conform-cli/tests/program.rs`).
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use serde_json::Value;
 
-use super::harness::{Harness, Outcome, PATIENCE, Running, finish};
+use super::harness::{Harness, Outcome, copy_program, write_script};
+
+/// Builds the program where the tests look for it.
+const BUILD: &str = "cargo build --workspace --bin farbus-conform";
+
+/// Checks that `farbus conform` starts the kit of these sources. Cargo builds it with the tests of the workspace, and
+/// not with those of this package alone: an earlier one would be tested in its place.
+pub fn expect_program() {
+    let program = Path::new(env!("CARGO_BIN_EXE_farbus")).with_file_name("farbus-conform");
+    let built = changed(&program).unwrap_or_else(|_| panic!("{} is not there; type: {BUILD}", program.display()));
+    for kit in ["conform", "conform-cli"] {
+        let sources = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name(kit).join("src");
+        let (newest, source) = newest(&sources).unwrap().expect("the kit has sources");
+        let is_older = newest <= built;
+        assert!(is_older, "{} is older than {}; type: {BUILD}", program.display(), source.display());
+    }
+}
+
+fn changed(path: &Path) -> io::Result<SystemTime> {
+    path.metadata()?.modified()
+}
+
+/// The file below a folder that was changed last, and when.
+fn newest(folder: &Path) -> io::Result<Option<(SystemTime, PathBuf)>> {
+    let mut found = None;
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        let this = if path.is_dir() { newest(&path)? } else { Some((changed(&path)?, path)) };
+        found = found.max(this);
+    }
+    Ok(found)
+}
 
 /// The checks of this result.
 fn with_result<'a>(report: &'a Value, result: &str) -> Vec<&'a str> {
@@ -11,6 +48,7 @@ fn with_result<'a>(report: &'a Value, result: &str) -> Vec<&'a str> {
 }
 
 fn conform(harness: &Harness, words: &[&str]) -> (Outcome, Value) {
+    expect_program();
     let outcome = harness.run(&[&["conform"], words, &["--json"]].concat());
     let report = serde_json::from_str(&outcome.stdout).unwrap_or_default();
     (outcome, report)
@@ -37,7 +75,7 @@ fn shared_source_sink_disk_and_keyboard_fail_no_check() {
 }
 
 #[test]
-fn importer_by_nbd_passes_and_one_that_never_attaches_is_skipped() {
+fn importer_by_nbd_passes() {
     let harness = Harness::new();
     let farbus = env!("CARGO_BIN_EXE_farbus");
     let socket = harness.path("nbd.sock");
@@ -50,55 +88,58 @@ fn importer_by_nbd_passes_and_one_that_never_attaches_is_skipped() {
     for id in ["configures", "answers-in-pieces", "other-device", "answer-too-long", "half-answer", "device-id"] {
         assert!(passed.contains(&id), "{id}: {report:#}");
     }
-    let listen = ["importer", "--listen", "127.0.0.1:0", "--timeout", "1", "--with", "true", "--only", "configures"];
-    let (outcome, report) = conform(&harness, &listen);
-    assert_eq!((outcome.code, with_result(&report, "skipped")), (Some(0), vec!["configures"]), "{outcome:?}");
 }
 
 #[test]
-fn wrong_exporters_end_with_1_and_name_the_check() {
+fn conform_program_beside_farbus_or_in_path_gets_all_arguments_and_sets_exit_code() {
     let harness = Harness::new();
-    // The exporters that the importer checks play are wrong on purpose; 1-1 is right.
-    let kit = Running::start(harness.command(&["conform", "importer", "--listen", "127.0.0.1:0"]));
-    let line = kit.wait_for_line("listening on ");
-    let address = line.split(';').next().unwrap().rsplit(' ').next().unwrap().to_owned();
-    let only = ["--only", "control-short", "--only", "import-record", "--timeout", "2"];
-    let run = |bus_id| conform(&harness, &[&["exporter", &address, "--busid", bus_id], &only[..]].concat());
-    let (outcome, report) = run("1-1");
-    assert_eq!((outcome.code, with_result(&report, "pass").len()), (Some(0), 2), "{outcome:?}");
-    for bus_id in ["1-5", "1-6", "1-9"] {
-        let (outcome, report) = run(bus_id);
-        assert_eq!(outcome.code, Some(1), "{bus_id}: {outcome:?}");
-        assert!(!with_result(&report, "fail").is_empty() && report["conforms"] == false, "{bus_id}: {report:#}");
-        assert!(outcome.stderr.contains("of the claims that bind are false for this exporter"), "{outcome:?}");
+    let [here, elsewhere] = ["here", "elsewhere"].map(|name| {
+        let folder = harness.path(name);
+        fs::create_dir_all(&folder).unwrap();
+        folder
+    });
+    let farbus = here.join("farbus");
+    copy_program(Path::new(env!("CARGO_BIN_EXE_farbus")), &farbus);
+    let run = |words: &[&str]| {
+        let output = harness.command_of(&farbus, words).env("PATH", &elsewhere).output().unwrap();
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        (output.status.code(), text(output.stdout), text(output.stderr))
+    };
+    for words in [&["conform"][..], &["conform", "--help"], &["conform", "exporter", "lab3"]] {
+        let (code, printed, said) = run(words);
+        let why = format!("farbus: could not run: farbus-conform is neither beside {} nor in PATH\n", farbus.display());
+        assert_eq!((code, printed.as_str()), (Some(2), ""), "{words:?}: {said}");
+        assert!(
+            said.starts_with(&why) && said.contains("cargo install --path crates/conform-cli"),
+            "{words:?}: {said}"
+        );
     }
-}
+    let (code, printed, _) = run(&["conform", "exporter", "lab3", "--json"]);
+    let failure: Value = serde_json::from_str(&printed).unwrap();
+    let message = failure["failure"]["message"].as_str().unwrap();
+    assert!(code == Some(2) && message.starts_with("could not run: farbus-conform is neither beside "), "{printed}");
 
-#[test]
-fn what_could_not_run_ends_with_2() {
-    let harness = Harness::new();
+    let tells = "#!/bin/sh\nfor word do printf '[%s]' \"$word\"; done\nexit 7\n";
+    write_script(&elsewhere.join("farbus-conform"), tells);
     for words in [
-        &["conform", "exporter", "127.0.0.1:1"][..],
-        &["conform", "exporter", "127.0.0.1:1", "--only", "no-such-check"],
-        &["conform", "importer", "--list", "--only", "no-such-check"],
-        &["conform", "importer", "--listen", "192.0.2.1:3240"],
+        &["conform"][..],
+        &["conform", "--help"],
+        &["conform", "-V"],
+        &["conform", "exporter", "--help"],
+        &["conform", "help", "session"],
+        &["conform", "importer", "--with", "a b", "--json", "--work", "2"],
     ] {
-        let outcome = finish(harness.command(words), PATIENCE);
-        assert_eq!(outcome.code, Some(2), "{words:?}: {outcome:?}");
-        assert!(outcome.stderr.starts_with("farbus: could not run: "), "{words:?}: {outcome:?}");
+        let told: String = words[1..].iter().map(|word| format!("[{word}]")).collect();
+        assert_eq!(run(words), (Some(7), told, String::new()), "{words:?}");
     }
-}
+    write_script(&here.join("farbus-conform"), "#!/bin/sh\nexit 8\n");
+    assert_eq!(run(&["conform", "exporter", "--list"]).0, Some(8), "the one beside farbus is preferred");
 
-#[test]
-fn table_has_a_line_for_each_check_and_counts() {
-    let harness = Harness::new();
-    let share = harness.share(&["keyboard"]);
-    let words = ["conform", "exporter", &share.address, "--only", "list-framing", "--only", "iso-in"];
-    let outcome = harness.run(&words);
-    assert_eq!(outcome.code, Some(0), "{outcome:?}");
-    let lines: Vec<&str> = outcome.stdout.lines().collect();
-    assert!(lines[0].starts_with("CHECK") && lines[0].contains("SEEN"), "{outcome:?}");
-    assert!(lines[1].starts_with("list-framing") && lines[1].contains("pass"), "{outcome:?}");
-    assert!(lines[2].starts_with("iso-in") && lines[2].contains("not applicable"), "{outcome:?}");
-    assert_eq!(lines[3], "must: 1 pass, 1 not applicable");
+    // clap's fish script completes options only.
+    for shell in ["bash", "zsh"] {
+        let (_, script, _) = run(&["completions", shell]);
+        assert!(["conform", "exporter", "importer"].iter().all(|name| script.contains(name)), "{shell}");
+    }
+    let (_, help, _) = run(&["--help"]);
+    assert!(help.contains("\n  conform "), "{help}");
 }

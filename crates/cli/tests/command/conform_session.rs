@@ -10,6 +10,7 @@ use std::thread;
 
 use serde_json::Value;
 
+use super::conform::expect_program;
 use super::harness::{Harness, Outcome};
 
 const GREETING_BYTES: usize = 56;
@@ -714,6 +715,7 @@ fn with_result<'a>(report: &'a Value, result: &str) -> BTreeSet<&'a str> {
 }
 
 fn conform(harness: &Harness, words: &[&str]) -> (Outcome, Value) {
+    expect_program();
     let outcome = harness.run(&[&["conform", "session"], words, &["--json"]].concat());
     let report = serde_json::from_str(&outcome.stdout).unwrap_or_default();
     (outcome, report)

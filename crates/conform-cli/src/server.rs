@@ -8,10 +8,11 @@ use std::time::Duration;
 
 use farbus_conform::importer::{Ending, Stage};
 use farbus_conform::player::ConnId;
-use farbus_io::link::Clock;
 use farbus_model::Instant;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
+
+use crate::clock::Clock;
 
 /// Importers connected at a time; the others wait.
 const CONNECTIONS_MAX: usize = 64;

@@ -7,9 +7,10 @@ use std::thread;
 use std::time::Duration;
 
 use farbus_conform::{Link, Lost, Network, Received};
-use farbus_io::link::Clock;
-use farbus_io::link::host_address::{LOCAL, address_of};
+use farbus_control::host_address::{LOCAL, address_of};
 use farbus_model::Instant;
+
+use crate::clock::Clock;
 
 /// A peer at `HOST:PORT` or `unix:PATH`.
 pub struct Peer {

@@ -1,12 +1,12 @@
-//! `farbus conform exporter`.
+//! `farbus conform exporter`, that is `farbus-conform exporter`.
 
 use farbus_conform::exporter::{self, Settings};
-use farbus_io::link::host_address::{address_of, check_host};
+use farbus_control::failure::Failure;
+use farbus_control::host_address::{address_of, check_host};
 use serde_json::json;
 
-use super::common::{Common, could_not_run};
-use super::network::Peer;
-use crate::Failure;
+use crate::common::{Common, could_not_run};
+use crate::network::Peer;
 
 /// Hold an exporter against what it owes its importers.
 ///
@@ -31,7 +31,7 @@ pub struct Args {
     #[arg(long, value_name = "BUSID")]
     busid: Option<String>,
     #[command(flatten)]
-    pub(super) common: Common,
+    pub common: Common,
 }
 
 pub fn run(args: &Args) -> Result<(), Failure> {
@@ -39,7 +39,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let checks = exporter::checks();
     common.known(&checks)?;
     let Some(host) = host.as_ref().filter(|_| !common.list) else {
-        return common.show_checks(&checks);
+        common.show_checks(&checks);
+        return Ok(());
     };
     let patience = common.patience();
     let settings = Settings { bus_id: busid.clone(), only: common.only.clone(), ..Settings::new(patience) };

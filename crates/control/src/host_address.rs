@@ -21,7 +21,7 @@ pub fn check_host(text: &str) -> Result<String, String> {
     if let Some((scheme, rest)) = text.split_once("://") {
         return Err(format!("'{text}' is no host: type '{rest}' without '{scheme}://'"));
     }
-    let is_bare_v6 = text.split('%').next().is_some_and(|text| text.parse::<std::net::Ipv6Addr>().is_ok());
+    let is_bare_v6 = text.split('%').next().is_some_and(|text| text.parse::<core::net::Ipv6Addr>().is_ok());
     let (host, port) = match text.rsplit_once(':') {
         Some((host, port)) if !is_bare_v6 && !text.ends_with(']') => (host, Some(port)),
         _ => (text, None),
@@ -46,7 +46,7 @@ pub fn address_with_port(host: &str, port: u16) -> String {
     if host.starts_with(LOCAL) {
         return host.to_owned();
     }
-    let is_bare_v6 = host.parse::<std::net::Ipv6Addr>().is_ok();
+    let is_bare_v6 = host.parse::<core::net::Ipv6Addr>().is_ok();
     if is_bare_v6 {
         return format!("[{host}]:{port}");
     }
@@ -57,7 +57,7 @@ pub fn address_with_port(host: &str, port: u16) -> String {
 /// `HOST:PORT` as messages show it: a name without the port of plain USB/IP, which is the default. The name may be a
 /// paired host's, which is reached at another port.
 pub fn shown(address: &str) -> &str {
-    let is_name = |host: &str| !host.starts_with(['[', '/']) && host.parse::<std::net::IpAddr>().is_err();
+    let is_name = |host: &str| !host.starts_with(['[', '/']) && host.parse::<core::net::IpAddr>().is_err();
     match address.rsplit_once(':') {
         Some((host, port)) if port.parse() == Ok(DEFAULT_PORT) && !address.starts_with(LOCAL) && is_name(host) => host,
         _ => address,

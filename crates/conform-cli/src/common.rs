@@ -1,16 +1,16 @@
-//! What both commands have in common: options, and how results are shown.
+//! What the commands have in common: options, and how results are shown.
 
 use std::time::Duration;
 
 use farbus_conform::{Check, CheckResult, Report, Severity, Verdict};
+use farbus_control::failure::Failure;
 use serde_json::{Value, json};
 
-use crate::Failure;
 use crate::output::{print_json, print_table, say, table};
 
-/// Options of both commands.
+/// Options of each command.
 #[derive(Debug, clap::Args)]
-pub(super) struct Common {
+pub struct Common {
     /// Run only the check of this name; may be given several times.
     #[arg(long, value_name = "ID")]
     pub only: Vec<String>,
@@ -28,7 +28,7 @@ pub(super) struct Common {
 /// The exit code of a run that could not take place.
 const COULD_NOT_RUN: u8 = 2;
 
-pub(super) fn could_not_run(why: impl std::fmt::Display) -> Failure {
+pub fn could_not_run(why: impl std::fmt::Display) -> Failure {
     Failure::local(format!("could not run: {why}")).with_exit_code(COULD_NOT_RUN)
 }
 
@@ -48,18 +48,17 @@ impl Common {
     }
 
     /// Shows the checks that are chosen.
-    pub fn show_checks(&self, checks: &[Check]) -> Result<(), Failure> {
+    pub fn show_checks(&self, checks: &[Check]) {
         let is_chosen = |check: &&Check| self.only.is_empty() || self.only.iter().any(|id| id == check.id);
         let chosen: Vec<&Check> = checks.iter().filter(is_chosen).collect();
         if self.json {
-            return print_json(&chosen.iter().map(|check| json_of(check)).collect::<Vec<_>>());
+            return print_json(&chosen.into_iter().map(json_of).collect());
         }
         let mut table = table(&["CHECK", "", "CLAIM", "SOURCE"]);
         for check in chosen {
             table.add_row([check.id, check.severity.as_str(), check.claim, check.source]);
         }
         print_table(&table);
-        Ok(())
     }
 
     /// Shows the results, as JSON or as a table, and says whether the peer conforms.
@@ -71,7 +70,7 @@ impl Common {
                 "conforms": report.conforms(),
                 "counts": counts(report),
                 "checks": report.results.iter().map(json_of_result).collect::<Vec<_>>(),
-            }))?,
+            })),
             false => show_table(report),
         }
         let failed = report.count(Severity::Must, Verdict::Fail);

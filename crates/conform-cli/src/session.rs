@@ -1,12 +1,12 @@
-//! `farbus conform session`.
+//! `farbus conform session`, that is `farbus-conform session`.
 
 use farbus_conform::session::{self, Settings};
-use farbus_io::link::host_address::{address_of, check_host};
+use farbus_control::failure::Failure;
+use farbus_control::host_address::{address_of, check_host};
 use serde_json::json;
 
-use super::common::{Common, could_not_run};
-use super::network::Peer;
-use crate::Failure;
+use crate::common::{Common, could_not_run};
+use crate::network::Peer;
 
 /// Hold an exporter against farbus's own protocol.
 ///
@@ -32,7 +32,7 @@ pub struct Args {
     #[arg(long, value_name = "DEVICE")]
     device: Option<String>,
     #[command(flatten)]
-    pub(super) common: Common,
+    pub common: Common,
 }
 
 pub fn run(args: &Args) -> Result<(), Failure> {
@@ -40,7 +40,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let checks = session::checks();
     common.known(&checks)?;
     let Some(host) = host.as_ref().filter(|_| !common.list) else {
-        return common.show_checks(&checks);
+        common.show_checks(&checks);
+        return Ok(());
     };
     let patience = common.patience();
     let settings = Settings { bus_id: device.clone(), only: common.only.clone(), ..Settings::new(patience) };

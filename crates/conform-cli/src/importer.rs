@@ -1,4 +1,4 @@
-//! `farbus conform importer`.
+//! `farbus conform importer`, that is `farbus-conform importer`.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -7,19 +7,19 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use farbus_conform::importer::{self, Stage};
+use farbus_control::failure::Failure;
+use farbus_control::host_address::DEFAULT_PORT;
 use farbus_gadgets::audio::Audio;
 use farbus_gadgets::keyboard::Keyboard;
 use farbus_gadgets::storage::{Options, Storage};
 use farbus_gadgets::zero::{Fill, SourceSink};
-use farbus_io::link::host_address::DEFAULT_PORT;
 use farbus_model::block::MemoryStore;
 use farbus_model::{Device, Speed};
 use serde_json::json;
 
-use super::common::{Common, could_not_run};
-use super::server::{Attached, Server};
-use crate::Failure;
+use crate::common::{Common, could_not_run};
 use crate::output::say;
+use crate::server::{Attached, Server};
 
 /// Bytes of the made-up disk: little, as there is one for each exporter that is played.
 const DISK_BYTES: usize = 4 << 20;
@@ -60,7 +60,7 @@ pub struct Args {
     #[arg(long, value_name = "SECONDS", default_value_t = 3, value_parser = clap::value_parser!(u64).range(0..=600))]
     work: u64,
     #[command(flatten)]
-    pub(super) common: Common,
+    pub common: Common,
 }
 
 /// A made-up device.
@@ -104,7 +104,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let checks = importer::checks();
     common.known(&checks)?;
     if common.list {
-        return common.show_checks(&checks);
+        common.show_checks(&checks);
+        return Ok(());
     }
     let stage = Stage::new(|| device.make(), &common.only, common.patience());
     let bus_ids: Vec<&str> = stage.probes().map(|probe| probe.bus_id).collect();

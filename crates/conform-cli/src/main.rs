@@ -1,0 +1,14 @@
+//! The `farbus-conform` command.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use farbus_conform_cli::{self as command, Cli};
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match command::run(&cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => command::report(&failure, cli.is_for_programs()),
+    }
+}
