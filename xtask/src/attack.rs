@@ -21,9 +21,9 @@ pub struct Arguments {
 /// Those that meet no daemon: the package, its test, and which of them.
 const OTHERS: [(&str, &[&str]); 5] = [
     ("farbus-cli", &["--test", "command", "taken_over::"]),
-    ("farbus-io", &["--test", "confine"]),
-    ("farbus-io", &["--lib", "sys::confine::tests"]),
-    ("farbus-io", &["--test", "misbehaviour"]),
+    ("farbus-io-linux", &["--test", "confine"]),
+    ("farbus-io-linux", &["--lib", "sys::confine::tests"]),
+    ("farbus-io-linux", &["--test", "misbehaviour"]),
     ("farbus-host", &["--test", "fuzz"]),
 ];
 

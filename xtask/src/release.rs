@@ -226,8 +226,8 @@ mod tests {
 
     #[test]
     fn version_of_our_packages_alone_is_changed() {
-        let lock = "name = \"farbus-io\"\nversion = \"0.2.0-dev\"\n\nname = \"other\"\nversion = \"0.2.0-dev\"\n";
-        let changed = "name = \"farbus-io\"\nversion = \"0.2.0\"\n\nname = \"other\"\nversion = \"0.2.0-dev\"\n";
+        let lock = "name = \"farbus-io-net\"\nversion = \"0.2.0-dev\"\n\nname = \"other\"\nversion = \"0.2.0-dev\"\n";
+        let changed = "name = \"farbus-io-net\"\nversion = \"0.2.0\"\n\nname = \"other\"\nversion = \"0.2.0-dev\"\n";
         assert_eq!(with_version(lock, "0.2.0-dev", "0.2.0"), changed);
     }
 

@@ -20,7 +20,7 @@ const FLAG: &str = "-Zsanitizer=address";
 /// The crates with `unsafe` code, and those that handle what strangers send. The test that is left out locks all memory
 /// of its process, and the sanitizer's own is terabytes.
 const TESTED: [&[&str]; 5] = [
-    &["--package", "farbus-io", "--lib", "--tests"],
+    &["--package", "farbus-io-net", "--package", "farbus-io-linux", "--lib", "--tests"],
     &["--package", "farbus-session", "--package", "farbus-wire", "--package", "farbus-model", "--lib"],
     &["--package", "farbus", "--test", "leases"],
     &[
@@ -109,7 +109,7 @@ fn find_what_is_wrong(folder: &Path) -> Result<(), String> {
 /// Runs what Miri can run. It is started elsewhere, so that it does not run the workspace's own runner of tests.
 fn interpret(folder: &Path) -> Result<(), String> {
     let mut miri = Command::new("cargo");
-    miri.args(["+nightly", "miri", "test", "--package", "farbus-io", "--lib", "--manifest-path"]);
+    miri.args(["+nightly", "miri", "test", "--package", "farbus-io-linux", "--lib", "--manifest-path"]);
     miri.arg(workspace::root().join("Cargo.toml")).arg("--target-dir").arg(folder.join("miri"));
     miri.args(["--", "--exact"]).args(FOR_MIRI).current_dir("/");
     miri.env_remove("RUSTUP_TOOLCHAIN").env_remove("RUSTC_BOOTSTRAP").env("MIRIFLAGS", "-Zmiri-disable-isolation");

@@ -201,7 +201,7 @@ mod tests {
     #[test]
     fn the_crate_is_found_in_a_name() {
         for (name, expected) in [
-            ("farbus_io::engine::Engine::run", "farbus_io"),
+            ("farbus_io_linux::engine::Engine::run", "farbus_io_linux"),
             ("<farbus_wire::Reject as core::fmt::Display>::fmt", "farbus_wire"),
             ("<&mut farbus_wire::Reject as core::fmt::Display>::fmt", "farbus_wire"),
             ("<u8 as serde_json::ser::Number>::write", "serde_json"),

@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use farbus::model::{Status, TransferType, UrbFlags};
-use farbus_io::sys::usbfs::{Data, Reap, Transfer, Usbfs};
+use farbus_io_linux::sys::usbfs::{Data, Reap, Transfer, Usbfs};
 
 use crate::{load::Tally, usbip::Direction};
 

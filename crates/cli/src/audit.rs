@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::Duration;
 
-use farbus_io::trust::{AuditReader, Folder, RecordedEvent};
+use farbus_io_net::trust::{AuditReader, Folder, RecordedEvent};
 
 use super::Failure;
 use super::ending::Ending;

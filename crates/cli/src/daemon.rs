@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use farbus_control::failure::FailureKind;
 use farbus_daemon::{Options, Ready, serve};
-use farbus_io::local::control_socket::{Answer, Question, ask_all};
+use farbus_io_net::local::control_socket::{Answer, Question, ask_all};
 use serde_json::Value;
 
 use super::output::{print_json, say};

@@ -8,8 +8,8 @@ use farbus::devices::query::Query;
 use farbus::hosts::trust::Trust;
 use farbus_daemon::directory::sites::SiteLimit;
 pub use farbus_daemon::directory::sites::{SiteDevice, Sites};
-use farbus_io::local::control_socket::{Answer, Question, ask_all};
-use farbus_io::local::time_words::parse_span;
+use farbus_io_net::local::control_socket::{Answer, Question, ask_all};
+use farbus_io_net::local::time_words::parse_span;
 use serde_json::json;
 
 use super::Failure;

@@ -18,7 +18,7 @@ use super::Failure;
 
 /// Ends with the exit code of a program that the command ran, after what a process says at its end (`main.rs`).
 pub fn end(code: u8) -> ! {
-    farbus_io::trust::end_quic();
+    farbus_io_net::trust::end_quic();
     std::process::exit(code.into())
 }
 

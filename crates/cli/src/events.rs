@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::thread;
 use std::time::Duration;
 
-use farbus_io::local::events::{Event, EventKind};
-use farbus_io::local::happenings::{Happened, Happenings};
+use farbus_io_net::local::events::{Event, EventKind};
+use farbus_io_net::local::happenings::{Happened, Happenings};
 use serde_json::{Value, json};
 
 use super::Failure;

@@ -9,7 +9,7 @@ use farbus::devices::identities::naming::looks_automatic;
 use farbus::devices::identities::shared_now::{SharedNow, shared_now};
 use farbus::hosts::trust::Trust;
 use farbus::importer::client::FailureKind;
-use farbus_io::trust::{DeviceId, Devices, Event, Folder, Outcome, Peer};
+use farbus_io_net::trust::{DeviceId, Devices, Event, Folder, Outcome, Peer};
 use serde::Serialize;
 
 use super::Failure;

@@ -6,10 +6,10 @@ use farbus::devices::identities::evidence_at;
 use farbus::devices::identities::shared_now::{SharedNow, shared_now};
 use farbus::exporter::sources::what::{UsbSpec, What};
 use farbus::importer::client::FailureKind;
-use farbus_io::evidence::Evidence;
-use farbus_io::local::control_socket::{Answer, Question, ask_one};
-use farbus_io::trust::{DeviceId, Devices, Folder, KnownDevice, PREFIX_DIGITS_MIN};
-use farbus_io::usb::Inventory;
+use farbus_io_linux::evidence::Evidence;
+use farbus_io_linux::usb::Inventory;
+use farbus_io_net::local::control_socket::{Answer, Question, ask_one};
+use farbus_io_net::trust::{DeviceId, Devices, Folder, KnownDevice, PREFIX_DIGITS_MIN};
 use farbus_model::MediumNumber;
 use serde::Serialize;
 

@@ -3,7 +3,7 @@
 use farbus::devices::class_words::class_words;
 use farbus::devices::selection::name;
 use farbus::devices::usb_names::UsbNames;
-use farbus_io::usb::{Found, Inventory};
+use farbus_io_linux::usb::{Found, Inventory};
 use serde::Serialize;
 
 use super::Failure;
@@ -94,7 +94,7 @@ pub fn run(as_json: bool) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farbus_io::usb::{Interface, Obstacle};
+    use farbus_io_linux::usb::{Interface, Obstacle};
     use farbus_model::{Descriptors, Speed};
 
     #[test]

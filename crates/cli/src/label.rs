@@ -2,8 +2,8 @@
 
 use farbus::devices::identities::shared_now::{SharedNow, shared_now};
 use farbus::importer::client::FailureKind;
-use farbus_io::local::control_socket::{Answer, Question, ask_one};
-use farbus_io::trust::{DeviceNotes, Folder, KnownNotes, NoteChange, NotedDevice};
+use farbus_io_net::local::control_socket::{Answer, Question, ask_one};
+use farbus_io_net::trust::{DeviceNotes, Folder, KnownNotes, NoteChange, NotedDevice};
 use serde_json::json;
 
 use super::Failure;

@@ -62,7 +62,7 @@ mod waiting;
 mod watch;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use farbus_io::sys::descriptors;
+use farbus_io_linux::sys::descriptors;
 
 pub use interruption::end_by;
 pub use log_limit::LogLimit;

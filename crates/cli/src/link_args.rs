@@ -9,7 +9,7 @@ use farbus::frontend::hold::limit_of;
 use farbus::importer::client::{Client, ClientConfig, ClientError};
 use farbus::importer::options::transport::Over;
 use farbus::link::modules::recipe;
-use farbus_io::link::host_address::check_host;
+use farbus_io_net::link::host_address::check_host;
 use farbus_model::limits::LANES_MAX;
 use farbus_modules::Asked;
 

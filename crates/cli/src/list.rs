@@ -9,7 +9,7 @@ use farbus::devices::query::Query;
 use farbus::importer::client::{ANSWER_TIME_MAX, Client, ClientConfig, FailureReport, address_of};
 use farbus::importer::discovery::everywhere::{self, Everybody};
 use farbus::importer::discovery::local_shares::{self, repeated};
-use farbus_io::link::host_address::{check_host, shown};
+use farbus_io_net::link::host_address::{check_host, shown};
 use serde::Serialize;
 use serde_json::Value;
 

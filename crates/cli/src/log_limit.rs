@@ -12,9 +12,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use farbus_io::link::Clock;
-use farbus_io::tally::{Summary, Tally, Verdict};
-use farbus_io::trust::subscriber;
+use farbus_io_net::link::Clock;
+use farbus_io_net::tally::{Summary, Tally, Verdict};
+use farbus_io_net::trust::subscriber;
 use farbus_model::Instant;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber, warn};

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use farbus_cli::{self as command, Cli, LogLimit};
-use farbus_io::sys::{inherited, startup_memory};
+use farbus_io_linux::sys::{inherited, startup_memory};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
@@ -37,7 +37,7 @@ fn main() -> ExitCode {
         Err(failure) => (command::report(&failure, as_json), failure.signal()),
     };
     // Last words over TCP are the kernel's.
-    farbus_io::trust::end_quic();
+    farbus_io_net::trust::end_quic();
     signal.into_iter().for_each(command::end_by);
     code
 }

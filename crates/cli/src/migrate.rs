@@ -6,9 +6,9 @@ use farbus::frontend::in_use;
 use farbus::hosts::trust::Trust;
 use farbus::importer::client::{HOLD, Target};
 use farbus_control::units::format_bytes;
-use farbus_io::local::asking::{ask_owner, hear_owner};
-use farbus_io::local::control_socket::Question;
-use farbus_io::trust::{Fingerprint, Peers};
+use farbus_io_net::local::asking::{ask_owner, hear_owner};
+use farbus_io_net::local::control_socket::Question;
+use farbus_io_net::trust::{Fingerprint, Peers};
 use serde_json::Value;
 
 use super::Failure;

@@ -1,8 +1,8 @@
 //! `farbus module`: which modules there are, and their manuals.
 
 use farbus::importer::client::FailureKind;
-use farbus_io::local::asking::ask_owner;
-use farbus_io::local::control_socket::Question;
+use farbus_io_net::local::asking::ask_owner;
+use farbus_io_net::local::control_socket::Question;
 use farbus_modules::Catalogue;
 use farbus_modules::module::{Manifest, Parameter};
 use serde_json::{Value, json};

@@ -6,10 +6,10 @@ use farbus::hosts::questions::HostStatus;
 use farbus::importer::client::{ANSWER_TIME_MAX, Client};
 use farbus_control::reservation::ReservationStatus;
 use farbus_control::units::format_bytes;
-use farbus_io::link::host_address::{address_of, check_host};
-use farbus_io::local::asking::ask_sharer;
-use farbus_io::local::control_socket::{Answer, Question, ask_all};
-use farbus_io::trust::{DeviceNotes, Folder, damaged_files};
+use farbus_io_net::link::host_address::{address_of, check_host};
+use farbus_io_net::local::asking::ask_sharer;
+use farbus_io_net::local::control_socket::{Answer, Question, ask_all};
+use farbus_io_net::trust::{DeviceNotes, Folder, damaged_files};
 use serde_json::{Value, json};
 
 use super::label::in_words;

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use farbus_io::local::asking::ask_sharer;
-use farbus_io::local::control_socket::Question;
+use farbus_io_net::local::asking::ask_sharer;
+use farbus_io_net::local::control_socket::Question;
 
 use super::Failure;
 use super::output::print_done;

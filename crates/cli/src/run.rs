@@ -10,8 +10,8 @@ use farbus::devices::follow::{Follow, FollowWord};
 use farbus::frontend::{over, usbfs};
 use farbus::importer::client::Target;
 use farbus::importer::discovery::local_shares::{resolve, target_from};
-use farbus_io::local::time_words::parse_span;
-use farbus_io::sys::inherited;
+use farbus_io_linux::sys::inherited;
+use farbus_io_net::local::time_words::parse_span;
 
 use super::Failure;
 use super::ending::end;

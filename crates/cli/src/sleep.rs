@@ -5,9 +5,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use farbus::importer::client::FailureKind;
-use farbus_io::local::control_socket::{Answer, Question, ask_all};
-use farbus_io::sys::vhci::{PortState, Vhci};
-use farbus_io::usb::{Inventory, Obstacle};
+use farbus_io_linux::sys::vhci::{PortState, Vhci};
+use farbus_io_linux::usb::{Inventory, Obstacle};
+use farbus_io_net::local::control_socket::{Answer, Question, ask_all};
 use serde_json::{Value, json};
 
 use super::Failure;

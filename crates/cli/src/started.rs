@@ -5,7 +5,7 @@ use std::{ffi::OsString, net::SocketAddr, os::fd::RawFd, path::PathBuf};
 use clap::{Parser, Subcommand};
 use farbus::frontend::usbfs;
 use farbus::link::modules::program;
-use farbus_io::module::Way;
+use farbus_io_linux::module::Way;
 
 use super::{Failure, demo, page};
 

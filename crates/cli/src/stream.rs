@@ -13,7 +13,7 @@ use farbus::importer::client::{Client, ClientConfig, Target};
 use farbus::importer::discovery::local_shares::resolve;
 use farbus::link::modules::recipe;
 use farbus_control::failure::FailureKind;
-use farbus_io::sys::confine::Needs;
+use farbus_io_linux::sys::confine::Needs;
 use farbus_modules::Asked;
 use farbus_page::pictures::Painter;
 use serde::Serialize;

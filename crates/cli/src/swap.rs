@@ -23,11 +23,11 @@ use farbus_control::device::{IdentityStatus, MediumStatus};
 use farbus_control::failure::FailureReport;
 use farbus_control::swap::SwapStatus;
 use farbus_control::units::format_bytes;
-use farbus_io::local::asking::{ask_sharer, several, split_process};
-use farbus_io::local::control_socket::{Answer, Question, ask_all, ask_one};
-use farbus_io::store::{FileStore, Trouble};
-use farbus_io::trust::{DeviceId, Devices, Folder, KnownLease, Peer};
-use farbus_io::usb::{Inventory, Selector};
+use farbus_io_linux::store::{FileStore, Trouble};
+use farbus_io_linux::usb::{Inventory, Selector};
+use farbus_io_net::local::asking::{ask_sharer, several, split_process};
+use farbus_io_net::local::control_socket::{Answer, Question, ask_all, ask_one};
+use farbus_io_net::trust::{DeviceId, Devices, Folder, KnownLease, Peer};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
 

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use farbus::importer::client::FailureKind;
-use farbus_io::local::control_socket::{Answer, Question, TopologyAct, ask_in_turn};
+use farbus_io_net::local::control_socket::{Answer, Question, TopologyAct, ask_in_turn};
 use serde_json::Value;
 
 use super::Failure;

@@ -6,9 +6,9 @@ use std::net::SocketAddr;
 use farbus::common::listen_words::{everywhere, listen_address};
 use farbus::hosts::pairing::{Progress, join, wait_for_host};
 use farbus::hosts::trust::Trust;
-use farbus_io::link::Listener;
-use farbus_io::link::host_address::{PAIRING_PORT, address_with_port, check_host};
-use farbus_io::trust::{Code, Fingerprint, Peer, name_from};
+use farbus_io_net::link::Listener;
+use farbus_io_net::link::host_address::{PAIRING_PORT, address_with_port, check_host};
+use farbus_io_net::trust::{Code, Fingerprint, Peer, name_from};
 use serde::Serialize;
 
 use super::Failure;

@@ -12,7 +12,7 @@ use crossterm::terminal::{
 };
 use crossterm::{execute, queue};
 use farbus_control::units::format_bytes;
-use farbus_io::local::control_socket::{Answer, Question, ask_all};
+use farbus_io_net::local::control_socket::{Answer, Question, ask_all};
 use serde_json::Value;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 

@@ -16,10 +16,10 @@ use farbus::frontend::{attachment_status, through};
 use farbus::importer::client::{Client, ClientError, FailureKind, FailureReport, RememberedDevice, Reopener};
 use farbus_control::attachment::{AttachmentStatus, MigrationStatus};
 use farbus_control::failure::Failure;
-use farbus_io::local::events::{Event, EventKind, publish};
-use farbus_io::saving::Saved;
-use farbus_io::sys::startup_memory;
-use farbus_io::sys::vhci::Port;
+use farbus_io_linux::sys::startup_memory;
+use farbus_io_linux::sys::vhci::Port;
+use farbus_io_net::local::events::{Event, EventKind, publish};
+use farbus_io_net::saving::Saved;
 use farbus_model::Identity;
 use tracing::{info, warn};
 

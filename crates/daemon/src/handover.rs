@@ -24,10 +24,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use farbus::frontend::Request;
-use farbus_io::link::{Interest, Listener, wait};
-use farbus_io::saving::{SaveReply, Saved};
-use farbus_io::sys::passing::{Parcel, Passage};
-use farbus_io::trust::AttachedDevice;
+use farbus_io_net::link::{Interest, Listener, wait};
+use farbus_io_net::saving::{SaveReply, Saved};
+use farbus_io_net::sys::passing::{Parcel, Passage};
+use farbus_io_net::trust::AttachedDevice;
 use farbus_model::limits::NBD_CONNECTIONS_MAX;
 use farbus_session::snapshot::SNAPSHOT_BYTES_MAX;
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -455,7 +455,7 @@ impl Predecessor {
 
 #[cfg(test)]
 mod tests {
-    use farbus_io::link::Wake;
+    use farbus_io_net::link::Wake;
 
     use super::*;
     use crate::modules::ReadyModules;
@@ -465,7 +465,7 @@ mod tests {
         Keeping { config: "/etc/farbus/farbus.toml".as_ref(), ready_modules, system: &SystemAccess::Own }
     }
 
-    use farbus_io::saving::SaveRequester;
+    use farbus_io_net::saving::SaveRequester;
 
     fn both() -> (ReplacementPassage, Predecessor) {
         let (ours, theirs) = Passage::pair().unwrap();

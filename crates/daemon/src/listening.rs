@@ -14,8 +14,8 @@ use farbus::exporter::access::local_users::LocalUsers;
 use farbus::exporter::access::networks::Network;
 use farbus::exporter::share::QuicBeside;
 use farbus_control::failure::Failure;
-use farbus_io::discovery::{Announcement, Kind};
-use farbus_io::link::Listener;
+use farbus_io_net::discovery::{Announcement, Kind};
+use farbus_io_net::link::Listener;
 use tracing::warn;
 
 use super::config::Config;

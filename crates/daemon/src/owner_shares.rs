@@ -1,8 +1,8 @@
 //! What the owner's commands `farbus share` and `farbus unshare` ask of the daemon.
 
 use farbus_control::share::{ListeningPlace, ShareReport};
-use farbus_io::local::control_socket::Answer;
-use farbus_io::local::passed_files::Files;
+use farbus_io_net::local::control_socket::Answer;
+use farbus_io_net::local::passed_files::Files;
 use serde_json::json;
 
 use super::supervisor::Supervisor;

@@ -14,7 +14,7 @@ use std::time::Duration;
 use farbus::broker::Broker;
 use farbus::common::page_address::{NAMES_MAX, site_name, tls_address};
 use farbus_control::daemon::{Elsewhere, PageStatus};
-use farbus_io::sys::passing::Passage;
+use farbus_io_net::sys::passing::Passage;
 use rustix::net::{Shutdown, shutdown};
 use serde::Deserialize;
 use toml::Spanned;

@@ -32,10 +32,10 @@ use farbus::exporter::sources::making::{offer, offer_stream};
 use farbus::exporter::sources::stream::StreamSpec;
 use farbus::exporter::sources::usb::{self, PassedState};
 use farbus::exporter::sources::what::{UsbSpec, What};
-use farbus_io::link::{Wake, wait_for_ends};
-use farbus_io::local::control_socket::{HAS_ENDED, IS_UNPLUGGED};
-use farbus_io::trust::AttachedDevice;
-use farbus_io::usb::Selector;
+use farbus_io_linux::usb::Selector;
+use farbus_io_net::link::{Wake, wait_for_ends};
+use farbus_io_net::local::control_socket::{HAS_ENDED, IS_UNPLUGGED};
+use farbus_io_net::trust::AttachedDevice;
 use farbus_session::DeviceRecord;
 use tracing::{info, warn};
 

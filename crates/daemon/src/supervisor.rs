@@ -24,12 +24,12 @@ use farbus_control::attachment::AttachmentStatus;
 use farbus_control::daemon::{DaemonStatus, FailedDevice};
 use farbus_control::failure::Failure;
 use farbus_control::process::{ProcessDevice, ProcessStatus};
-use farbus_io::link::Listener;
-use farbus_io::local::control_socket::{Answer, Question, SentAnswer, TopologyAct};
-use farbus_io::local::passed_files::Files;
-use farbus_io::service::Manager;
-use farbus_io::trust::AuditRecorder;
-use farbus_io::usb::Hotplug;
+use farbus_io_linux::service::Manager;
+use farbus_io_linux::usb::Hotplug;
+use farbus_io_net::link::Listener;
+use farbus_io_net::local::control_socket::{Answer, Question, SentAnswer, TopologyAct};
+use farbus_io_net::local::passed_files::Files;
+use farbus_io_net::trust::AuditRecorder;
 use serde_json::{Value, json};
 use tracing::{debug, info, warn};
 

@@ -18,7 +18,7 @@ use farbus::frontend::Request;
 use farbus::hosts::questions::{Answer, Lines, Question};
 use farbus::hosts::trust::Trust;
 use farbus::importer::client::{Client, ClientConfig, Target};
-use farbus_io::trust::Fingerprint;
+use farbus_io_net::trust::Fingerprint;
 use farbus_realtime::topology::bring_up::{Act, BringUp};
 use farbus_realtime::topology::party::{MESSAGE_BYTES, Party, PartyError};
 use serde_json::{Value, json};

@@ -39,7 +39,7 @@
 //! front ends, and the half of a process that keeps its rights. Daemon, page, pipes and command are crates above it,
 //! which use its modules as they are; what a program of one's own uses is re-exported here.
 //!
-//! **It may touch** all of `io`: sockets, threads, clocks, the kernel.
+//! **It may touch** all of `io-net` and `io-linux`: sockets, threads, clocks, the kernel.
 //!
 //! **It never touches** the bytes of a protocol or the inside of a device: `session` and `wire` do.
 //!
@@ -73,7 +73,7 @@ pub mod share {
     pub use crate::exporter::share::Share;
     pub use farbus_control::device::{DeviceStatus, PastStatus, UserStatus, WaitingStatus};
     pub use farbus_control::reservation::ReservationStatus;
-    pub use farbus_io::link::host_address::DEFAULT_PORT;
+    pub use farbus_io_net::link::host_address::DEFAULT_PORT;
 }
 
 /// Attaches a device of another host to this machine: to its kernel, as a file, to programs, to a virtual machine.
@@ -96,7 +96,7 @@ pub mod frames {
 /// This host's key and the hosts that it is paired with.
 pub mod trust {
     pub use crate::hosts::trust::Trust;
-    pub use farbus_io::trust::{Folder, StateError};
+    pub use farbus_io_net::trust::{Folder, StateError};
 }
 
 /// What the data of a device passes through on its way: compression, sealing, recording, and external programs.

@@ -8,7 +8,7 @@ use farbus::importer::session::connection::{Dial, Linked};
 use farbus::share::Share;
 use farbus_gadgets::keyboard::Keyboard;
 use farbus_gadgets::storage::{Options, Storage};
-use farbus_io::link::Link;
+use farbus_io_net::link::Link;
 use farbus_model::block::MemoryStore;
 use farbus_model::{
     BlockDevice, BlockDone, BlockId, BlockRequest, BufferPool, Command, Completions, Device, StoreError,

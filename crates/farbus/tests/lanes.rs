@@ -7,7 +7,7 @@ use std::time::Duration;
 use farbus::importer::session::connection::{Dial, Linked, Terms};
 use farbus::share::Share;
 use farbus_gadgets::zero::{Fill, SourceSink};
-use farbus_io::link::Link;
+use farbus_io_net::link::Link;
 use farbus_model::{
     BlockDevice, BlockDone, BlockId, BlockRequest, BufferPool, Completions, Device, Direction, EpAddr, Payload, Setup,
     Speed, Status, Urb, UrbId,

@@ -10,7 +10,7 @@ use farbus::importer::session::connection::{Dial, Linked};
 use farbus::importer::session::status::Discarded;
 use farbus::share::Share;
 use farbus_gadgets::keyboard::Keyboard;
-use farbus_io::link::Link;
+use farbus_io_net::link::Link;
 use farbus_model::{
     BlockDevice, BlockDone, BlockId, BlockRequest, BufferPool, Command, Completions, Device, EpAddr, Payload, Setup,
     Status, Urb, UrbId,

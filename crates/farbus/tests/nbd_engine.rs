@@ -17,7 +17,7 @@ use farbus::model::limits::NBD_CONNECTIONS_MAX;
 use farbus::model::{
     BlockDevice, BlockDone, BlockInFlight, BlockInfo, BlockOp, Completions, Instant, Payload, Readiness, StoreDevice,
 };
-use farbus_io::link::{LocalListener, Wake, Watched};
+use farbus_io_net::link::{LocalListener, Wake, Watched};
 
 const SIZE: u64 = 1 << 20;
 const PATIENCE: Duration = Duration::from_secs(60);

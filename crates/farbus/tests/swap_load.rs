@@ -16,7 +16,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use farbus::devices::media_journal as journal;
-use farbus_io::store::FileStore;
+use farbus_io_linux::store::FileStore;
 use farbus_model::{BlockStore, Medium, StoreError};
 use farbus_session::block::swap::{Journal, Milestone, Options, Phase, Step};
 use farbus_session::block::{Swap, Switch};

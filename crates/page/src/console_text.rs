@@ -5,7 +5,7 @@
 //! sequences (ECMA-48: colours, movements of the cursor, titles of windows) and other control characters are left out.
 //! CR LF, LF CR and a lone CR each end a line.
 
-use farbus_io::trust::is_shown;
+use farbus_io_net::trust::is_shown;
 
 /// Characters of a string in an escape sequence (OSC, DCS and others) that are left out; then it counts as text, so
 /// that a port that begins one and does not end it is not silent for ever.

@@ -3,7 +3,7 @@
 //! **This crate is** `farbus page`: HTTP, to the user alone, of what the processes answer on their control sockets.
 //! What it changes it changes by running farbus (`api/actions.rs`).
 //!
-//! **It may touch** sockets, threads and the runtime folder, through `io`.
+//! **It may touch** sockets, threads and the runtime folder, through `io-net` and `io-linux`.
 //!
 //! **It never touches** a device, a session or another host's link: it knows what `control` says of them.
 //!

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use farbus_io::trust::is_shown;
+use farbus_io_net::trust::is_shown;
 
 /// The longest name that is put into a command line or an address, bytes: as long as one may be on the wire.
 pub const NAME_BYTES_MAX: usize = 255;

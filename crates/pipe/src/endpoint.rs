@@ -20,8 +20,8 @@ use std::time::Duration;
 
 use farbus_control::pipe::{PipeGrant, PipeJobs};
 use farbus_host::{IdSource, PortError};
-use farbus_io::sys::pi_lock::PiLock;
-use farbus_io::sys::scheduling::now_ns;
+use farbus_io_linux::sys::pi_lock::PiLock;
+use farbus_io_linux::sys::scheduling::now_ns;
 use farbus_model::{Direction, Done, EpAddr, Setup, Status, Urb};
 use farbus_realtime::pipe::{Attributes, Quality, Stage, carried_per_s, carrying_period_ns, fill_ns};
 use farbus_realtime::vcpu::Reserve;

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use farbus_io::sys::scheduling::now_ns;
+use farbus_io_linux::sys::scheduling::now_ns;
 use farbus_model::Direction;
 use farbus_realtime::pipe::{Quality, Stage, worst_ns};
 

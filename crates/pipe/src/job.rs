@@ -1,7 +1,7 @@
 //! The jobs of a periodic thread: when they ran, how long they took, and which of them broke a promise.
 
 use farbus_control::pipe::PipeJobs;
-use farbus_io::sys::scheduling::{now_ns, ran_ns, sleep_until};
+use farbus_io_linux::sys::scheduling::{now_ns, ran_ns, sleep_until};
 use farbus_realtime::timetable::{Jump, Tick, Timetable};
 use farbus_realtime::vcpu::Reserve;
 

@@ -17,8 +17,8 @@
 //!
 //! Everything runs by the clock and no thread wakes another, because a thread that is woken is as late as the thread
 //! that wakes it. Two periodic threads and a buffer between them have a bound that is the sum of theirs. They share
-//! only two locks, held for a copy ([`PiLock`](farbus_io::sys::pi_lock::PiLock): its owner runs at the priority of the
-//! most urgent thread that waits for it).
+//! only two locks, held for a copy ([`PiLock`](farbus_io_linux::sys::pi_lock::PiLock): its owner runs at the priority
+//! of the most urgent thread that waits for it).
 //!
 //! | of the paper | here |
 //! |---|---|
@@ -44,9 +44,9 @@ mod way;
 
 pub use farbus::common::processor_leases::Beside;
 pub use farbus_control::pipe::{PipeGrant as Granted, PipeJobs as Jobs, PipeReport as Report};
-pub use farbus_io::sys::pi_lock::PiLock;
+pub use farbus_io_linux::sys::pi_lock::PiLock;
 /// The scheduler and the clock, for threads beside pipes.
-pub use farbus_io::sys::scheduling;
+pub use farbus_io_linux::sys::scheduling;
 pub use farbus_realtime::pipe::{Quality, Refusal, Stage, worst_ns};
 pub use farbus_realtime::timetable::Jump;
 pub use farbus_realtime::vcpu::{Overload, Reserve};

@@ -6,7 +6,7 @@
 use farbus::importer::client::{Client, ClientError, GRACE_DISK, Target};
 use farbus::importer::session::connection::Linked;
 use farbus_host::{RemoteDevice, RemoteError};
-use farbus_io::link::Clock;
+use farbus_io_net::link::Clock;
 use farbus_model::descriptor::{AltSetting, Endpoint};
 use farbus_model::usb::request;
 use farbus_model::{Descriptors, Device, Direction, EpAddr, Setup, Speed, TransferType};

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
 use farbus_control::pipe::{PipeGrant, PipeJobs, PipeReport};
-use farbus_io::sys::pi_lock::PiLock;
-use farbus_io::sys::scheduling::now_ns;
+use farbus_io_linux::sys::pi_lock::PiLock;
+use farbus_io_linux::sys::scheduling::now_ns;
 use farbus_model::Direction;
 use farbus_realtime::pipe::{Quality, Stage, derive, worst_ns};
 use farbus_realtime::timetable::Jump;

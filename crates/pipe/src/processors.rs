@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use farbus::common::processor_leases::Beside;
-use farbus_io::sys::cpuset::{CpusetEntry, CpusetError, Exclusive};
-use farbus_io::sys::scheduling::{LockedMemory, Policy, Reservation};
+use farbus_io_linux::sys::cpuset::{CpusetEntry, CpusetError, Exclusive};
+use farbus_io_linux::sys::scheduling::{LockedMemory, Policy, Reservation};
 use farbus_realtime::vcpu::{Overload, Reserve, admit};
 
 use super::error::PipeError;

@@ -14,8 +14,8 @@ use farbus::client::{Client, Target};
 use farbus::common::socket_place::Place;
 use farbus::gadgets::can::{Can, Settings};
 use farbus::gadgets::zero::{Fill, SourceSink};
-use farbus_io::local::control_socket::Answer;
-use farbus_io::sys::scheduling::{Policy, Reservation, now_ns};
+use farbus_io_linux::sys::scheduling::{Policy, Reservation, now_ns};
+use farbus_io_net::local::control_socket::Answer;
 use farbus_model::{Direction, Speed};
 use farbus_pipe::{
     End, Endpoint, Flow, Overload, PathDelay, PipeError, Processors, Quality, Refusal, Report, STILL_NS_MAX, Shape,
@@ -378,8 +378,8 @@ fn pipes_of_this_and_of_other_processes_draw_on_the_same_processors() {
 fn a_function_that_overruns_is_counted_and_the_others_run_on() {
     let endpoint = adapter("traffic=30/30", &RATES[..2], Strictness::Deadline).unwrap();
     let spin = |turn: &mut Turn<'_>, seen: &mut Seen| {
-        let until = farbus_io::sys::scheduling::ran_ns() + 30_000_000;
-        while farbus_io::sys::scheduling::ran_ns() < until {}
+        let until = farbus_io_linux::sys::scheduling::ran_ns() + 30_000_000;
+        while farbus_io_linux::sys::scheduling::ran_ns() < until {}
         count(turn, seen)
     };
     let quality = quality(1200, 24, 1_000_000);

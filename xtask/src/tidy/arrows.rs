@@ -99,7 +99,10 @@ fn complaint_about_third_party(
     let name = &rules.name;
     if architecture.third_party.runtimes.contains(package) {
         return (!rules.runtimes).then(|| {
-            ("third-party", format!("{name} depends on {package}: TLS, QUIC and runtimes live in io and farbus only"))
+            (
+                "third-party",
+                format!("{name} depends on {package}: TLS, QUIC and runtimes live in io-net and farbus only"),
+            )
         });
     }
     let allowed = rules.third_party.iter().any(|allowed| allowed == "*" || allowed == package)
@@ -184,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn runtimes_live_in_io_and_farbus_even_for_tests() {
+    fn runtimes_live_in_io_net_and_farbus_even_for_tests() {
         let tree = workspace_with(&[(
             "crates/session/Cargo.toml",
             &manifest("farbus-session", "[dev-dependencies]\ntokio = \"1\"\n"),
@@ -193,8 +196,10 @@ mod tests {
         assert_eq!(said.len(), 1, "{said:#?}");
         assert!(said[0].contains("session depends on tokio"), "{}", said[0]);
 
-        let tree =
-            workspace_with(&[("crates/io/Cargo.toml", &manifest("farbus-io", "[dependencies]\nrustls = \"0.23\"\n"))]);
+        let tree = workspace_with(&[(
+            "crates/io-net/Cargo.toml",
+            &manifest("farbus-io-net", "[dependencies]\nrustls = \"0.23\"\n"),
+        )]);
         assert_eq!(complaints(&tree), [""; 0]);
     }
 

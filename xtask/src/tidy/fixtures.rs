@@ -30,8 +30,8 @@ arrows = ["model"]
 third_party = []
 
 [[crate]]
-name = "io"
-package = "farbus-io"
+name = "io-net"
+package = "farbus-io-net"
 layer = 2
 kind = "outside"
 arrows = ["model"]
@@ -52,7 +52,7 @@ name = "farbus"
 package = "farbus"
 layer = 4
 kind = "binary"
-arrows = ["model", "session", "io"]
+arrows = ["model", "session", "io-net"]
 third_party = ["*"]
 
 [third_party]
@@ -77,12 +77,12 @@ except = ["std::thread::panicking"]
 "anyhow" = "name the trouble"
 
 [unsafe_code]
-under = ["crates/io/src/sys/"]
+under = ["crates/io-net/src/sys/"]
 
 [errno]
 within = "crates/"
-under = ["crates/wire/src/usbip/", "crates/io/src/sys/"]
-typed_under = ["crates/io/"]
+under = ["crates/wire/src/usbip/", "crates/io-net/src/sys/"]
+typed_under = ["crates/io-net/"]
 
 [files]
 lines_max = 20
@@ -109,7 +109,7 @@ pub fn workspace_with(changes: &[(&str, &str)]) -> Tree {
     let mut files = BTreeMap::new();
     files.insert("ARCHITECTURE.toml".to_owned(), ARCHITECTURE.to_owned());
     files.insert("Cargo.toml".to_owned(), "[workspace]\nmembers = [\"crates/*\"]\n".to_owned());
-    for name in ["model", "wire", "host", "io", "session"] {
+    for name in ["model", "wire", "host", "io-net", "session"] {
         files.insert(format!("crates/{name}/Cargo.toml"), manifest(&format!("farbus-{name}"), ""));
         let top = format!("crates/{name}/src/");
         let modules = changes

@@ -18,7 +18,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farbus_io::sys::peer::Credentials;
+use farbus_io_net::sys::peer::Credentials;
 use farbus_page::{PageSettings, Place, Served, serve};
 use rustix::process::{Pid, Signal, getpid, kill_process};
 use serde_json::Value;

@@ -25,7 +25,7 @@ use farbus::importer::port::DevicePort;
 use farbus_control::units::format_bytes;
 use farbus_gadgets::storage::{Options, Storage};
 use farbus_host::RemoteDisk;
-use farbus_io::store::FileStore;
+use farbus_io_linux::store::FileStore;
 use farbus_model::BlockStore;
 use farbus_session::OpStatus;
 

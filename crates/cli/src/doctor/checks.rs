@@ -10,12 +10,12 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use farbus::frontend::ANOTHER_DEVICE;
 use farbus::hosts::trust::Trust;
 use farbus_control::units::format_bytes;
-use farbus_io::link::host_address::{DEFAULT_PORT, PAIRING_PORT, SECURE_PORT};
-use farbus_io::local::control_socket::{Answer, Question, ask_all};
-use farbus_io::sys::descriptors;
-use farbus_io::sys::vhci::Vhci;
-use farbus_io::trust::{Folder, damaged_files};
-use farbus_io::usb::{Inventory, Obstacle};
+use farbus_io_linux::sys::descriptors;
+use farbus_io_linux::sys::vhci::Vhci;
+use farbus_io_linux::usb::{Inventory, Obstacle};
+use farbus_io_net::link::host_address::{DEFAULT_PORT, PAIRING_PORT, SECURE_PORT};
+use farbus_io_net::local::control_socket::{Answer, Question, ask_all};
+use farbus_io_net::trust::{Folder, damaged_files};
 use rustix::process::{Resource, getrlimit};
 use rustix::thread::{CapabilitySet, capabilities};
 

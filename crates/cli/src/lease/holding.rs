@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use farbus::common::child_program::{exit_code_of, exit_code_of_error, not_run, passed_on};
 use farbus::importer::client::{FailureKind, Target};
 use farbus_control::lease::{LeaseAct, LeaseAnswer};
-use farbus_io::sys::inherited;
+use farbus_io_linux::sys::inherited;
 use farbus_session::claims::lease::{LeaseRefusal, SPAN_MIN};
 use rustix::process::{Pid, PidfdFlags, pidfd_open, pidfd_send_signal};
 use signal_hook::iterator::Signals;

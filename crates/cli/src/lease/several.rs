@@ -7,7 +7,7 @@ use farbus::importer::client::{ANSWER_TIME_MAX, Client, ClientError, FailureKind
 use farbus::importer::discovery::everywhere;
 use farbus_control::failure::FailureReport;
 use farbus_control::lease::{LeaseAct, LeaseAnswer};
-use farbus_io::trust::fill_random;
+use farbus_io_net::trust::fill_random;
 use farbus_model::Instant as Moment;
 use farbus_session::claims::lease::PROVISIONAL;
 use farbus_session::claims::several::{ANSWER_TIME, Ask, DEVICES_MAX, Heard, Several, Step};

@@ -8,8 +8,8 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use farbus_io::link::dial_local;
-use farbus_io::sys::peer::Credentials;
+use farbus_io_net::link::dial_local;
+use farbus_io_net::sys::peer::Credentials;
 use serde_json::{Value, json};
 
 /// The longest line that is taken from a monitor, bytes: the list of all block nodes of a large machine is shorter.

@@ -3,8 +3,8 @@
 use std::thread;
 
 use farbus_control::failure::{Failure, FailureKind};
-use farbus_io::local::control_socket::{Answer, Question, ask_all, ask_one};
-use farbus_io::trust::Fingerprint;
+use farbus_io_net::local::control_socket::{Answer, Question, ask_all, ask_one};
+use farbus_io_net::trust::Fingerprint;
 use serde::Serialize;
 use serde_json::Value;
 

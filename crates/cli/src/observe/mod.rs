@@ -14,7 +14,7 @@ use farbus::frontend::report_of;
 use farbus::importer::client::{Client, ClientConfig, Target};
 use farbus::importer::discovery::local_shares::{resolve, target_from};
 use farbus::importer::session::connection::Linked;
-use farbus_io::sys::confine::Needs;
+use farbus_io_linux::sys::confine::Needs;
 use farbus_model::{Status, TransferType};
 use farbus_modules::{SeenTransfer, usb_section};
 use farbus_session::native::Attached;

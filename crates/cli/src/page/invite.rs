@@ -5,7 +5,9 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, SystemTime};
 
 use farbus_control::failure::FailureKind;
-use farbus_io::trust::{Audit, Event, Folder, Invitation, Outcome, RemotePage, Scope, TOKEN_NAME_CHARS_MAX, is_shown};
+use farbus_io_net::trust::{
+    Audit, Event, Folder, Invitation, Outcome, RemotePage, Scope, TOKEN_NAME_CHARS_MAX, is_shown,
+};
 use qrcode::QrCode;
 use qrcode::render::unicode::Dense1x2;
 use serde_json::json;

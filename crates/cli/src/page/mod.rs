@@ -13,7 +13,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use farbus::common::page_address::{NAMES_MAX, site_name, tls_address};
-use farbus_io::sys::passing::Passage;
+use farbus_io_net::sys::passing::Passage;
 use farbus_page::{PageSettings, Place, Served, serve};
 #[cfg(test)]
 use farbus_page::{actions, table};

@@ -3,9 +3,9 @@
 use std::time::{Duration, SystemTime};
 
 use farbus_control::failure::FailureKind;
-use farbus_io::local::time_words::parse_span;
-use farbus_io::trust::limits::PAGE_TOKEN_TIME_MAX;
-use farbus_io::trust::{Audit, Event, Folder, Outcome, Scope, Token, Tokens};
+use farbus_io_net::local::time_words::parse_span;
+use farbus_io_net::trust::limits::PAGE_TOKEN_TIME_MAX;
+use farbus_io_net::trust::{Audit, Event, Folder, Outcome, Scope, Token, Tokens};
 use serde_json::{Value, json};
 
 use super::super::Failure;

@@ -20,10 +20,10 @@ use farbus_gadgets::can::Can;
 use farbus_gadgets::serial::Serial;
 use farbus_gadgets::zero::SourceSink;
 use farbus_host::RemoteDevice;
-use farbus_io::local::control_socket::ControlSocket;
-use farbus_io::store::create_output;
-use farbus_io::sys::confine::Needs;
-use farbus_io::sys::cpuset::CpusetEntry;
+use farbus_io_linux::sys::confine::Needs;
+use farbus_io_linux::sys::cpuset::CpusetEntry;
+use farbus_io_net::local::control_socket::ControlSocket;
+use farbus_io_net::store::create_output;
 use farbus_model::{Device, Direction, EpAddr, Tally};
 use farbus_pipe::{
     End, Endpoint, FarTime, Inlet, PathDelay, Patient, Pipe, PipeError, Processors, Quality, Received, Report, Shape,

@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-use farbus_io::usb::{Found, Hotplug, Inventory};
+use farbus_io_linux::usb::{Found, Hotplug, Inventory};
 use tracing::{info, warn};
 
 use super::words::Called;

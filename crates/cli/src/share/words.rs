@@ -9,7 +9,7 @@ use farbus::devices::identities::naming::split_name;
 use farbus::exporter::sources::what::What;
 use farbus::hosts::trust::Trust;
 use farbus_control::share::ListeningPlace;
-use farbus_io::trust::{DeviceId, Peer};
+use farbus_io_net::trust::{DeviceId, Peer};
 
 use super::super::output::say;
 
@@ -151,7 +151,7 @@ pub(super) fn say_of_serial_port(device: &str) {
 
 #[cfg(test)]
 mod tests {
-    use farbus_io::usb::Selector;
+    use farbus_io_linux::usb::Selector;
 
     use super::*;
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use farbus::importer::session::connection::{Dial, Linked};
 use farbus::model::{BufferPool, Completions, Device, Done, EpAddr, Payload, Setup, Status, Urb, UrbId};
 use farbus::reservation::ReservationRequest;
-use farbus_io::link::Link;
+use farbus_io_net::link::Link;
 use farbus_session::native::RemoteUsb;
 use farbus_session::native::control::{Class, Mode, Open};
 

@@ -16,7 +16,7 @@ use farbus::model::{
 };
 use farbus::modules::recipe;
 use farbus_gadgets::audio::tone::{FRAME_BYTES, Heard, Listener, Tone};
-use farbus_io::link::wait_exactly;
+use farbus_io_net::link::wait_exactly;
 use farbus_session::isochronous::Isochronous;
 use farbus_session::native::RemoteUsb;
 

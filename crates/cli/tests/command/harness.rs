@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use farbus::client::Target;
 use farbus::model::StoreDevice;
 use farbus::model::block::MemoryStore;
-use farbus_io::frontend::fuse::DiskMount;
+use farbus_io_linux::frontend::fuse::DiskMount;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use signal_hook::consts::SIGINT;

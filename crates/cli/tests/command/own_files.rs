@@ -9,7 +9,7 @@ use std::thread;
 
 use farbus::model::block::MemoryStore;
 use farbus::model::{BlockStore, StoreDevice, StoreError};
-use farbus_io::frontend::fuse::DiskMount;
+use farbus_io_linux::frontend::fuse::DiskMount;
 
 use super::harness::{Harness, PATIENCE, has_fuse};
 use super::own_network;

@@ -15,7 +15,7 @@ use std::io::{BufRead, BufReader};
 use std::os::fd::AsFd;
 use std::process::{Command, Stdio};
 
-use farbus_io::sys::own_descriptors;
+use farbus_io_linux::sys::own_descriptors;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 thread_local! {
@@ -34,7 +34,7 @@ pub fn enter() {
         return;
     }
     if !HAS_MOUNTS.replace(true) {
-        farbus_io::sys::own_mounts::enter().expect("root has mounts of its own");
+        farbus_io_linux::sys::own_mounts::enter().expect("root has mounts of its own");
     }
     if !IS_ENTERED.replace(true) {
         make_and_join().expect("root makes network namespaces with unshare (util-linux) and ip (iproute2)");

@@ -5,7 +5,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use farbus_io::sys::descriptors;
+use farbus_io_linux::sys::descriptors;
 
 use super::harness::{Harness, PATIENCE, Running, wait_until};
 use super::page::{Page, open_page, send};

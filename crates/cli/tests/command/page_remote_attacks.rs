@@ -1,7 +1,7 @@
 //! What pages of other sites, names that lead to the page, and hostile devices get of a browser of another machine that
 //! was let in with everything that its owner may do.
 
-use farbus_io::trust::{Folder, PageKey};
+use farbus_io_net::trust::{Folder, PageKey};
 use serde_json::json;
 
 use super::browser::{Browser, Pages, has_browser};

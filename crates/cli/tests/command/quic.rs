@@ -10,7 +10,7 @@ use super::run::can_run;
 use super::trust::{Host, hosts, next_code, pair};
 
 const BYTES: usize = 4 << 20;
-/// How long a peer that says nothing is waited for (`farbus_io::trust::end_quic`).
+/// How long a peer that says nothing is waited for (`farbus_io_net::trust::end_quic`).
 const SILENCE: Duration = Duration::from_secs(4);
 
 /// A file in which no two places have the same content.

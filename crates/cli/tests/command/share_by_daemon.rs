@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 
 use farbus::client::{self, Client};
 use farbus::frames::{Frames, Wanted, open_stream};
-use farbus_io::store::FileStore;
-use farbus_io::sys::passing::send_on_stream;
+use farbus_io_linux::store::FileStore;
+use farbus_io_net::sys::passing::send_on_stream;
 use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
 use rustix::process::Signal;
 use serde_json::{Value, json};

@@ -10,8 +10,8 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use farbus::trust::Trust;
-use farbus_io::link::Link;
-use farbus_io::trust::{Accepts, Folder, Protocol, QuicPool, Traffic};
+use farbus_io_net::link::Link;
+use farbus_io_net::trust::{Accepts, Folder, Protocol, QuicPool, Traffic};
 use farbus_session::native::hello::{Hello, LanePosition, Options, SessionId, Welcome};
 
 use super::harness::{Harness, PATIENCE, Running, wait_until};

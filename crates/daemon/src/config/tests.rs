@@ -1,6 +1,6 @@
 //! What the daemon's configuration says, and what is refused in it.
 
-use farbus_io::usb::{Found, Interface};
+use farbus_io_linux::usb::{Found, Interface};
 use farbus_model::descriptor::DeviceDescriptor;
 use farbus_model::{Descriptors, Speed};
 

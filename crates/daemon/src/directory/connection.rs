@@ -10,8 +10,8 @@ use farbus::hosts::questions::send_all;
 use farbus_directory::gateway::{Call, News, Refusal, Reply, news};
 use farbus_directory::http::{Piece, ResponseReader, request};
 use farbus_directory::{Trouble, TroubleKind};
-use farbus_io::link::{Clock, Link};
-use farbus_io::trust::{Authority, AuthorityError};
+use farbus_io_net::link::{Clock, Link};
+use farbus_io_net::trust::{Authority, AuthorityError};
 use farbus_model::Instant;
 
 use super::settings::Settings;

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use farbus_control::device::{DeviceStatus, WaitingStatus};
 use farbus_directory::record::{DeviceRecord, LeaseRecord, QUEUE_MAX, QueuedRecord};
-use farbus_io::trust::timestamp;
+use farbus_io_net::trust::timestamp;
 use farbus_session::claims::host_of;
 
 /// The end of a lease is what is left of it, added to the clock, and the beginning of a use is how long it lasts: they

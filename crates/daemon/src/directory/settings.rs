@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use farbus_io::trust::Authority;
+use farbus_io_net::trust::Authority;
 use serde::{Deserialize, Serialize};
 use toml::{Spanned, Value};
 

@@ -8,8 +8,8 @@ use std::time::SystemTime;
 use farbus::devices::offer::{Listed, ListedLease, ListedWaiting};
 use farbus::devices::usb_names::UsbNames;
 use farbus_directory::record::{DeviceRecord, HostRecord, LeaseRecord, LimitRecord, QueuedRecord};
-use farbus_io::local::time_words::parse_time;
-use farbus_io::trust::DeviceNotes;
+use farbus_io_net::local::time_words::parse_time;
+use farbus_io_net::trust::DeviceNotes;
 use farbus_session::claims::shortened;
 use serde::{Deserialize, Serialize};
 

@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-use farbus_io::link::host_address::SECURE_PORT;
+use farbus_io_net::link::host_address::SECURE_PORT;
 use tracing::warn;
 
 /// Addresses that are remembered for one host.

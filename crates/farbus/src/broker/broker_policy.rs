@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use farbus_io::evidence::ProcessSecret;
-use farbus_io::frontend::fuse::MountMark;
-use farbus_io::trust::DeviceId;
-use farbus_io::usb::Selector;
+use farbus_io_linux::evidence::ProcessSecret;
+use farbus_io_linux::frontend::fuse::MountMark;
+use farbus_io_linux::usb::Selector;
+use farbus_io_net::trust::DeviceId;
 use serde::{Deserialize, Serialize};
 
 use crate::common::socket_access::{SocketAccess, SocketMode};

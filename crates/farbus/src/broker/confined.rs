@@ -1,9 +1,9 @@
 //! Drops the rights of a process before it reads the first byte from the network.
 
 use farbus_control::failure::Failure;
-use farbus_io::store::boot_number;
-use farbus_io::sys::confine::{Needs, confine};
-use farbus_io::sys::writeback::Protection;
+use farbus_io_linux::sys::confine::{Needs, confine};
+use farbus_io_linux::sys::writeback::Protection;
+use farbus_io_net::store::boot_number;
 use tracing::{debug, warn};
 
 use super::{Broker, BrokerPolicy};

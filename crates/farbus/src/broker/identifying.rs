@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use farbus_io::evidence::{Evidence, ProcessSecret, attachment_number};
-use farbus_io::store::FileStore;
-use farbus_io::trust::DeviceId;
+use farbus_io_linux::evidence::{Evidence, ProcessSecret, attachment_number};
+use farbus_io_linux::store::FileStore;
+use farbus_io_net::trust::DeviceId;
 
 use crate::devices::identities::naming::check_name;
 use crate::devices::identities::{ExpectedImage, Identified, Identities, KnownUsb, VIEW_BYTES_MAX};

@@ -12,8 +12,8 @@
 use std::io;
 use std::time::Duration;
 
-use farbus_io::link::{since_boot, unix_ms};
-use farbus_io::trust::{DeviceId, Folder, KnownLease, Peers, StoredBooking, StoredLease};
+use farbus_io_net::link::{since_boot, unix_ms};
+use farbus_io_net::trust::{DeviceId, Folder, KnownLease, Peers, StoredBooking, StoredLease};
 use farbus_session::claims::bookings::{AHEAD_MAX, BOOKINGS_MAX};
 use farbus_session::claims::lease::SPAN_MAX;
 use farbus_session::leases::count_of;
@@ -111,9 +111,9 @@ fn is_paired(folder: &Folder, host: &str) -> io::Result<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farbus_io::store::boot_number;
-    use farbus_io::trust::random_device_id;
-    use farbus_io::trust::{Fingerprint, Grant, Peer};
+    use farbus_io_net::store::boot_number;
+    use farbus_io_net::trust::random_device_id;
+    use farbus_io_net::trust::{Fingerprint, Grant, Peer};
 
     /// A folder of a host that is paired with `desk`.
     struct Scratch(Folder);

@@ -9,9 +9,9 @@ use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farbus_io::store::FileStore;
-use farbus_io::sys::passing::{MESSAGE_BYTES_MAX, Parcel, Passage};
-use farbus_io::trust::{AuditRecorder, DeviceId, Event};
+use farbus_io_linux::store::FileStore;
+use farbus_io_net::sys::passing::{MESSAGE_BYTES_MAX, Parcel, Passage};
+use farbus_io_net::trust::{AuditRecorder, DeviceId, Event};
 use rustix::net::{Shutdown, shutdown};
 use rustix::process::{getgid, getuid};
 use serde::de::DeserializeOwned;

@@ -8,9 +8,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use farbus_control::device::RemoteIdentity;
-use farbus_io::evidence::ProcessSecret;
-use farbus_io::frontend::fuse::MountMark;
-use farbus_io::trust::{AttachedDevice, DeviceId, Fingerprint, Outcome, StoredBooking, StoredLease};
+use farbus_io_linux::evidence::ProcessSecret;
+use farbus_io_linux::frontend::fuse::MountMark;
+use farbus_io_net::trust::{AttachedDevice, DeviceId, Fingerprint, Outcome, StoredBooking, StoredLease};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use farbus_io::trust::{Audit, Event, Fingerprint, Folder, Outcome, Peers};
+use farbus_io_net::trust::{Audit, Event, Fingerprint, Folder, Outcome, Peers};
 
 use crate::hosts::trust::Use;
 

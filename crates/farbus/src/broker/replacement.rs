@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use farbus_io::sys::passing::{MESSAGE_BYTES_MAX, Passage};
+use farbus_io_net::sys::passing::{MESSAGE_BYTES_MAX, Passage};
 use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::protocol::{HandoverState, to_json};

@@ -13,18 +13,19 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use farbus_control::device::RemoteIdentity;
-use farbus_io::frontend::fuse::{Keeper, Mounter, OwnMounter};
-use farbus_io::link::Link;
-use farbus_io::local::control_socket::{Question as OwnerQuestion, ask_all, running};
-use farbus_io::store::{FileStore, OtherUsers, frames};
-use farbus_io::sys::cpuset::Exclusive;
-use farbus_io::sys::passing::Passage;
-use farbus_io::sys::startup_memory;
-use farbus_io::sys::tcp_owner::peer_owner;
-use farbus_io::sys::users::user_number;
-use farbus_io::sys::vhci::{Port, Vhci};
-use farbus_io::trust::{AttachedDevice, DeviceId, Fingerprint, Folder, Outcome};
-use farbus_io::usb::{Found, Inventory};
+use farbus_io_linux::frontend::fuse::{Keeper, Mounter, OwnMounter};
+use farbus_io_linux::store::{FileStore, OtherUsers};
+use farbus_io_linux::sys::cpuset::Exclusive;
+use farbus_io_linux::sys::startup_memory;
+use farbus_io_linux::sys::tcp_owner::peer_owner;
+use farbus_io_linux::sys::users::user_number;
+use farbus_io_linux::sys::vhci::{Port, Vhci};
+use farbus_io_linux::usb::{Found, Inventory};
+use farbus_io_net::link::Link;
+use farbus_io_net::local::control_socket::{Question as OwnerQuestion, ask_all, running};
+use farbus_io_net::store::frames;
+use farbus_io_net::sys::passing::Passage;
+use farbus_io_net::trust::{AttachedDevice, DeviceId, Fingerprint, Folder, Outcome};
 use farbus_model::Speed;
 use rustix::fs::{MemfdFlags, Mode, OFlags, memfd_create};
 use rustix::process::{Pid, PidfdFlags, Signal, getppid, kill_process, pidfd_open, pidfd_send_signal};
@@ -821,11 +822,11 @@ fn check_node(node: &OwnedFd, path: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use farbus_io::trust::Outcome;
+    use farbus_io_net::trust::Outcome;
 
     use super::*;
     use crate::devices::retirement::Said;
-    use farbus_io::trust::random_device_id;
+    use farbus_io_net::trust::random_device_id;
 
     fn no_config(_: &Path) -> io::Result<(String, BrokerPolicy)> {
         Err(io::Error::other("there is none"))

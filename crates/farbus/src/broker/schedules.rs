@@ -6,7 +6,7 @@ use std::io;
 use std::thread::available_parallelism;
 use std::time::Duration;
 
-use farbus_io::sys::scheduling::{PERIOD_MIN, set_deadline};
+use farbus_io_linux::sys::scheduling::{PERIOD_MIN, set_deadline};
 use rustix::process::Pid;
 
 /// The longest period that is asked for: no device is served less often.

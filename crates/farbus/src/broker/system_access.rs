@@ -9,15 +9,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farbus_control::device::RemoteIdentity;
-use farbus_io::frontend::fuse::{Keeper, Left, MountError, Mounted, Mounter, OwnMounter};
-use farbus_io::link::{Link, LinkError};
-use farbus_io::local::control_socket::{Question as OwnerQuestion, ask_all, running};
-use farbus_io::store::{FileStore, OtherUsers, frames};
-use farbus_io::sys::scheduling::{set_deadline, this_thread};
-use farbus_io::sys::tcp_owner::{PeerOwner, peer_owner};
-use farbus_io::sys::users::user_number;
-use farbus_io::sys::vhci::{Port, Vhci};
-use farbus_io::trust::{
+use farbus_io_linux::frontend::fuse::{Keeper, Left, MountError, Mounted, Mounter, OwnMounter};
+use farbus_io_linux::store::{FileStore, OtherUsers};
+use farbus_io_linux::sys::scheduling::{set_deadline, this_thread};
+use farbus_io_linux::sys::tcp_owner::{PeerOwner, peer_owner};
+use farbus_io_linux::sys::users::user_number;
+use farbus_io_linux::sys::vhci::{Port, Vhci};
+use farbus_io_net::link::{Link, LinkError};
+use farbus_io_net::local::control_socket::{Question as OwnerQuestion, ask_all, running};
+use farbus_io_net::store::frames;
+use farbus_io_net::trust::{
     AttachedDevice, DeviceId, DeviceNotes, Folder, KnownAttachment, KnownLease, KnownNotes, NotedDevice, Retirement,
     StoredBooking, StoredLease,
 };

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farbus_io::usb::Found;
+use farbus_io_linux::usb::Found;
 
 /// The file that makes the kernel look for a driver.
 const PROBE: &str = "/sys/bus/usb/drivers_probe";
@@ -120,7 +120,7 @@ fn probe(interface: &str, file: &Path) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farbus_io::usb::Interface;
+    use farbus_io_linux::usb::Interface;
     use farbus_model::{Descriptors, Speed};
 
     fn found(bus_id: &str, number: u32) -> Found {

@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::Path;
 
 use farbus_control::failure::Failure;
-use farbus_io::link::host_address::{LOCAL, address_with_port};
+use farbus_io_net::link::host_address::{LOCAL, address_with_port};
 
 use crate::common::socket_place::{Place, Protocol};
 

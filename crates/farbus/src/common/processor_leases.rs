@@ -9,8 +9,8 @@ use std::thread;
 use std::time::Duration;
 
 use farbus_control::failure::{FailureKind, FailureReport};
-use farbus_io::link::{Wake, wait_for_ends};
-use farbus_io::local::control_socket::{Answer, Question, ask_one};
+use farbus_io_net::link::{Wake, wait_for_ends};
+use farbus_io_net::local::control_socket::{Answer, Question, ask_one};
 use farbus_realtime::vcpu::{Overload, Reserve};
 use serde_json::json;
 

@@ -4,8 +4,8 @@ use std::fmt;
 use std::io;
 use std::str::FromStr;
 
-use farbus_io::link::{MODE_BITS, OWNER_ALONE};
-use farbus_io::sys::users::group_number;
+use farbus_io_linux::sys::users::group_number;
+use farbus_io_net::link::{MODE_BITS, OWNER_ALONE};
 use serde::{Deserialize, Serialize};
 
 /// The bit of a mode that lets the group connect.

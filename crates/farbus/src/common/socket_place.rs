@@ -7,9 +7,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use farbus_io::link::host_address::LOCAL;
-use farbus_io::link::{Connection, Link, Listener, LocalConnection, LocalListener};
-use farbus_io::local::runtime_folder::{self, path as folder};
+use farbus_io_net::link::host_address::LOCAL;
+use farbus_io_net::link::{Connection, Link, Listener, LocalConnection, LocalListener};
+use farbus_io_net::local::runtime_folder::{self, path as folder};
 use serde::{Deserialize, Serialize};
 
 use crate::common::socket_access::SocketAccess;

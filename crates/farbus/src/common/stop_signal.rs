@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use farbus_io::link::Wake;
+use farbus_io_net::link::Wake;
 
 /// Asks a serving thread to end: a flag, and an event that wakes the thread. Clones ask the same thread.
 #[derive(Clone, Debug)]

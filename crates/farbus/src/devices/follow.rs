@@ -12,8 +12,8 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
-use farbus_io::trust::AttachedDevice;
-use farbus_io::usb::Selector;
+use farbus_io_linux::usb::Selector;
+use farbus_io_net::trust::AttachedDevice;
 
 /// What is said of `port` when somebody types it.
 pub const FOLLOWS_ANY: &str = "whatever is plugged into the port next is taken for the device, also one that nobody \
@@ -151,7 +151,7 @@ pub fn in_words(device: &AttachedDevice) -> String {
 mod tests {
 
     use super::*;
-    use farbus_io::trust::random_device_id;
+    use farbus_io_net::trust::random_device_id;
 
     fn device(product: u16, serial: Option<&str>) -> AttachedDevice {
         AttachedDevice { usb: Some((0x1209, product)), serial: serial.map(str::to_owned), ..AttachedDevice::default() }

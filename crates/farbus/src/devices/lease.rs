@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use farbus_control::lease::{BookedStatus, LeaseAnswer, LeaseStatus};
-use farbus_io::trust::timestamp;
+use farbus_io_net::trust::timestamp;
 use farbus_model::Instant;
 use farbus_session::claims::bookings::Booking;
 use farbus_session::claims::lease::{Lease, NOTICE};

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use farbus_control::failure::{FailureKind, FailureReport};
 use farbus_control::swap::SwapStatus;
-use farbus_io::usb::{Found, Inventory, Obstacle, UsbDevice};
+use farbus_io_linux::usb::{Found, Inventory, Obstacle, UsbDevice};
 use farbus_session::twin::{DRAIN_TIME_MAX, PREPARE_TIME_MAX};
 
 use crate::devices::swap_run::RUNNING;

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
 use farbus_control::device::RemoteIdentity;
-use farbus_io::trust::{Access, DeviceId, Folder, StateFolder};
+use farbus_io_net::trust::{Access, DeviceId, Folder, StateFolder};
 use farbus_session::block::swap::{Journal, Milestone};
 use serde::{Deserialize, Serialize};
 
@@ -468,7 +468,7 @@ impl Journal for Notes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farbus_io::trust::random_device_id;
+    use farbus_io_net::trust::random_device_id;
     use std::fs::OpenOptions;
     use std::sync::atomic::{AtomicU32, Ordering};
 

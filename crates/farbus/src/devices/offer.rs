@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use crate::devices::lease::{readable_booking, readable_lease};
 use farbus_control::device::{AnotherInPortStatus, DeviceStatus, UserStatus, WaitingStatus};
 use farbus_control::lease::{BookedStatus, LeaseStatus};
-use farbus_io::trust::{DeviceNotes, timestamp};
+use farbus_io_net::trust::{DeviceNotes, timestamp};
 use farbus_session::DeviceRecord;
 use farbus_session::claims::shortened;
 use farbus_session::registry::{InUse, PATH_PREFIX, in_use};

@@ -1,7 +1,7 @@
 //! Which devices are meant: words such as `class=serial vendor=ftdi label:board=imx8 free`, all of which have to be
 //! true.
 
-use farbus_io::trust::check_label_name;
+use farbus_io_net::trust::check_label_name;
 use farbus_session::rules::Pattern;
 
 use crate::devices::offer::Listed;
@@ -158,7 +158,7 @@ fn contains(text: &str, lowercase: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use farbus_io::trust::DeviceNotes;
+    use farbus_io_net::trust::DeviceNotes;
 
     use super::*;
     use farbus_control::device::DeviceStatus;

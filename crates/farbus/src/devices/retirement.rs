@@ -3,7 +3,7 @@
 use std::time::SystemTime;
 
 use farbus_control::device::RetirementStatus;
-use farbus_io::trust::{DeviceId, Folder, KnownLease, Retirement, StateError, timestamp};
+use farbus_io_net::trust::{DeviceId, Folder, KnownLease, Retirement, StateError, timestamp};
 use farbus_session::native::retire::Step;
 use serde::{Deserialize, Serialize};
 
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
     use crate::devices::media_journal::{Journals, Medium, Notes};
     use farbus_control::device::RemoteIdentity;
-    use farbus_io::trust::random_device_id;
+    use farbus_io_net::trust::random_device_id;
 
     const MOVER: &str = "key 1";
 

@@ -1,6 +1,6 @@
 //! Which of this machine's devices to share, and under which names.
 
-use farbus_io::usb::{Found, Selector};
+use farbus_io_linux::usb::{Found, Selector};
 use farbus_session::rules::{Properties, Rule, Verdict, decide};
 
 use super::follow::Follow;

@@ -9,11 +9,11 @@ use std::time::{Duration, Instant, SystemTime};
 
 use farbus_control::failure::{FailureKind, FailureReport};
 use farbus_control::swap::SwapStatus;
-use farbus_io::local::control_socket::Question;
-use farbus_io::local::events::{Event, EventKind, publish};
-use farbus_io::local::passed_files::Files;
-use farbus_io::store::FileStore;
-use farbus_io::trust::{Peer, timestamp};
+use farbus_io_linux::store::FileStore;
+use farbus_io_net::local::control_socket::Question;
+use farbus_io_net::local::events::{Event, EventKind, publish};
+use farbus_io_net::local::passed_files::Files;
+use farbus_io_net::trust::{Peer, timestamp};
 use farbus_session::block::swap::{Options, Progress, Side, SwapError};
 
 /// What a swap of a disk's medium is to do.

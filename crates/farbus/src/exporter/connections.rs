@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use farbus_io::link::{Clock, Link};
-use farbus_io::local::events::{Event, EventKind, publish};
-use farbus_io::trust::{Fingerprint, Protocol};
+use farbus_io_net::link::{Clock, Link};
+use farbus_io_net::local::events::{Event, EventKind, publish};
+use farbus_io_net::trust::{Fingerprint, Protocol};
 use farbus_model::Instant;
 use farbus_model::budget::{Account, Allowance};
 use farbus_session::native::hello;

@@ -12,9 +12,9 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use farbus_control::failure::{FailureKind, FailureReport};
 use farbus_control::lease::{LeaseAct, LeaseAnswer, LeaseStatus};
-use farbus_io::link::unix_ms;
-use farbus_io::local::events::{Event, EventKind, publish};
-use farbus_io::trust::{Fingerprint, timestamp};
+use farbus_io_net::link::unix_ms;
+use farbus_io_net::local::events::{Event, EventKind, publish};
+use farbus_io_net::trust::{Fingerprint, timestamp};
 use farbus_model::Instant;
 use farbus_session::Registry;
 use farbus_session::claims::bookings::{BookRefusal, Booking};
@@ -452,7 +452,7 @@ pub fn restore(shared: &Arc<Shared>, bus_id: &str) {
 }
 
 /// Keeps leases in this host's folder from now on, and restores those of the devices that are shared already.
-pub fn keep_in(shared: &Arc<Shared>, folder: farbus_io::trust::Folder) {
+pub fn keep_in(shared: &Arc<Shared>, folder: farbus_io_net::trust::Folder) {
     if !shared.registry.store.keep_in(folder) {
         return;
     }

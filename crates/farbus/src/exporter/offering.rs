@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use farbus_control::share::SharedNow;
-use farbus_io::evidence::derive_from;
-use farbus_io::local::events::{Event, EventKind, publish};
-use farbus_io::trust::DeviceId;
+use farbus_io_linux::evidence::derive_from;
+use farbus_io_net::local::events::{Event, EventKind, publish};
+use farbus_io_net::trust::DeviceId;
 use farbus_model::{Device, Identity};
 use farbus_session::DeviceRecord;
 use farbus_session::registry::{Entry, StreamClass, name_of};

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use farbus_control::device::DeviceStatus;
-use farbus_io::local::events::{Event, EventKind, publish};
+use farbus_io_net::local::events::{Event, EventKind, publish};
 use farbus_model::{BufferPool, Command, CommandError, Completions};
 use farbus_session::Ending;
 use farbus_session::claims::shortened;

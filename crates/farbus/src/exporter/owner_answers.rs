@@ -5,8 +5,8 @@ use std::time::Duration;
 use farbus_control::device::DeviceStatus;
 use farbus_control::failure::{FailureKind, FailureReport};
 use farbus_control::process::{ProcessDevice, ProcessStatus};
-use farbus_io::local::control_socket::{Answer, Question};
-use farbus_io::local::passed_files::Files;
+use farbus_io_net::local::control_socket::{Answer, Question};
+use farbus_io_net::local::passed_files::Files;
 use farbus_model::{Command, Identity};
 
 use super::share::{Share, ShareError};

@@ -7,8 +7,8 @@ use std::time::Duration;
 use farbus_control::device::DeviceStatus;
 use farbus_control::failure::{FailureKind, FailureReport};
 use farbus_control::lease::{LeaseAct, LeaseAnswer};
-use farbus_io::link::Link;
-use farbus_io::trust::host_name;
+use farbus_io_net::link::Link;
+use farbus_io_net::trust::host_name;
 use farbus_session::claims::lease::Party;
 use farbus_session::claims::shortened;
 

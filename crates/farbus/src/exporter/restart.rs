@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::thread;
 
-use farbus_io::local::runtime_folder;
+use farbus_io_net::local::runtime_folder;
 use tracing::warn;
 
 use crate::exporter::access::paired_host::Guest;

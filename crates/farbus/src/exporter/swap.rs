@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use farbus_control::failure::{FailureKind, FailureReport};
 use farbus_control::swap::SwapStatus;
-use farbus_io::link::Clock;
-use farbus_io::local::events::{Event, EventKind, publish};
-use farbus_io::usb::Found;
+use farbus_io_linux::usb::Found;
+use farbus_io_net::link::Clock;
+use farbus_io_net::local::events::{Event, EventKind, publish};
 use farbus_model::Instant;
 use farbus_session::block::swap::{Phase, Report, Step, SwapError};
 use farbus_session::block::{BlockExport, Swap};

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use farbus_control::failure::{FailureKind, FailureReport};
-use farbus_io::local::control_socket::{Answer, Question};
-use farbus_io::local::passed_files::Files;
+use farbus_io_net::local::control_socket::{Answer, Question};
+use farbus_io_net::local::passed_files::Files;
 use farbus_session::block::BlockExport;
 use serde_json::{Value, json};
 

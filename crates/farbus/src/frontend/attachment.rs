@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use farbus_io::sys::vhci::Port;
+use farbus_io_linux::sys::vhci::Port;
 use serde::Serialize;
 
 use super::{Ended, Handle};

@@ -1,6 +1,6 @@
 //! The default front end: this machine's kernel if it accepts devices.
 
-use farbus_io::saving::Saved;
+use farbus_io_net::saving::Saved;
 
 use super::fuse::Fuse;
 use super::kernel::Quickest;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use farbus_io::sys::vhci::Port;
+use farbus_io_linux::sys::vhci::Port;
 
 use crate::broker::SystemAccess;
 use crate::importer::client::Target;

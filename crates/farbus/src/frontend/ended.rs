@@ -1,7 +1,7 @@
 //! Why attachments end, and what is said of it.
 
 use farbus_control::failure::{Failure, FailureReport};
-use farbus_io::local::events::{Event, EventKind};
+use farbus_io_net::local::events::{Event, EventKind};
 use farbus_session::Reject;
 use farbus_session::native::control::{Cause, End, HANDED_OVER};
 

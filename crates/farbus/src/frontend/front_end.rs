@@ -4,8 +4,8 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use farbus_io::local::runtime_folder;
-use farbus_io::saving::Saved;
+use farbus_io_net::local::runtime_folder;
+use farbus_io_net::saving::Saved;
 use farbus_modules::{Asked, Recipe};
 use farbus_session::reserve::Reservation;
 

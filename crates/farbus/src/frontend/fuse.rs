@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farbus_control::units::format_bytes;
-use farbus_io::frontend::fuse::{DiskMount, Health, Resting};
-use farbus_io::link::{Interest, Link, wait};
-use farbus_io::saving::Saved;
+use farbus_io_linux::frontend::fuse::{DiskMount, Health, Resting};
+use farbus_io_net::link::{Interest, Link, wait};
+use farbus_io_net::saving::Saved;
 use tracing::warn;
 
 use super::shown_disk::{CountedDisk, ShownDisk};

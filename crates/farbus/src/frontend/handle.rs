@@ -21,8 +21,8 @@ use crate::frontend::hold::Granted;
 use farbus_control::attachment::MigrationStatus;
 use farbus_control::session::Readings;
 use farbus_control::swap::SwapStatus;
-use farbus_io::saving::{Asked, SaveRequester, Saved};
-use farbus_io::trust::Fingerprint;
+use farbus_io_net::saving::{Asked, SaveRequester, Saved};
+use farbus_io_net::trust::Fingerprint;
 
 use super::StopSignal;
 use super::migrations::{Migrations, Shown};

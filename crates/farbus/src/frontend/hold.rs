@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use farbus_io::link::{Interest, Wake};
+use farbus_io_net::link::{Interest, Wake};
 use farbus_model::Instant;
 use tracing::info;
 

@@ -8,8 +8,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use farbus_control::failure::{Failure, FailureKind};
-use farbus_io::frontend::holders::{self, Holder};
-use farbus_io::local::control_socket::{Answer, Question, ask_all};
+use farbus_io_linux::frontend::holders::{self, Holder};
+use farbus_io_net::local::control_socket::{Answer, Question, ask_all};
 use serde_json::Value;
 
 use crate::importer::client::{HOLD, Target};

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use farbus_control::attachment::MigrationStatus;
 use farbus_control::failure::{FailureKind, FailureReport};
-use farbus_io::trust::timestamp;
+use farbus_io_net::trust::timestamp;
 
 use super::Ended;
 

@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use farbus_io::link::Link;
-use farbus_io::sys::peer::Credentials;
+use farbus_io_net::link::Link;
+use farbus_io_net::sys::peer::Credentials;
 
 /// Counts the users of an attached disk, from any thread.
 #[derive(Clone)]

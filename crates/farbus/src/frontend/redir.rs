@@ -7,10 +7,10 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use farbus_io::link::{Clock, Interest, Link, Lockstep, Watched, wait};
-use farbus_io::saving::{SaveRequest, SaveRequester, Saved, Verdict};
-use farbus_io::sys::unread::is_all_read;
-use farbus_io::trust::Traffic;
+use farbus_io_net::link::{Clock, Interest, Link, Lockstep, Watched, wait};
+use farbus_io_net::saving::{SaveRequest, SaveRequester, Saved, Verdict};
+use farbus_io_net::sys::unread::is_all_read;
+use farbus_io_net::trust::Traffic;
 use farbus_model::{Device, Instant, Limits};
 use farbus_session::native::HOLD;
 use farbus_session::native::control::MIGRATION_STATE_BYTES_MAX;

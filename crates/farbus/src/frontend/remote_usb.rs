@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use farbus_io::link::{Clock, Gathering};
+use farbus_io_net::link::{Clock, Gathering};
 use farbus_model::{
     Completions, Descriptors, Device, DeviceLayer, Direction, InFlight, Instant, Readiness, Selection, Speed, UrbId,
 };

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use farbus_io::link::Clock;
+use farbus_io_net::link::Clock;
 use farbus_model::{BlockDevice, BlockDone, BlockInFlight, BlockOp, Completions, Instant};
 
 use super::Handle;

@@ -2,9 +2,9 @@
 
 use farbus_control::failure::{FailureKind, FailureReport};
 use farbus_control::session::Seconds;
-use farbus_io::local::control_socket::{Answer, Question};
-use farbus_io::local::passed_files::Files;
-use farbus_io::trust::Fingerprint;
+use farbus_io_net::local::control_socket::{Answer, Question};
+use farbus_io_net::local::passed_files::Files;
+use farbus_io_net::trust::Fingerprint;
 use serde_json::{Value, json};
 
 use super::{Handle, Migration, Refused};

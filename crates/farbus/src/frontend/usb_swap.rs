@@ -27,11 +27,11 @@ use std::time::{Duration, Instant as WallInstant};
 
 use farbus_control::failure::{FailureKind, FailureReport};
 use farbus_control::swap::SwapStatus;
-use farbus_io::link::{Clock, Wake};
-use farbus_io::local::events::{Event, EventKind, publish};
-use farbus_io::local::passed_files::Files;
-use farbus_io::trust::Peer;
-use farbus_io::usb::UsbDevice;
+use farbus_io_linux::usb::UsbDevice;
+use farbus_io_net::link::{Clock, Wake};
+use farbus_io_net::local::events::{Event, EventKind, publish};
+use farbus_io_net::local::passed_files::Files;
+use farbus_io_net::trust::Peer;
 use farbus_model::{
     BufferPool, CommandError, Completions, Device, DeviceLayer, Direction, Exchange, ExchangeReport, InFlight, Instant,
     Twin, Urb, UrbId,

@@ -4,9 +4,9 @@ use std::io;
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
-use farbus_io::link::Link;
-use farbus_io::link::host_address::{DEFAULT_PORT, LOCAL, SECURE_PORT, address_with_port};
-use farbus_io::trust::{
+use farbus_io_net::link::Link;
+use farbus_io_net::link::host_address::{DEFAULT_PORT, LOCAL, SECURE_PORT, address_with_port};
+use farbus_io_net::trust::{
     Accepts, Fingerprint, Folder, HandshakeError, Peer, Peers, Protocol, QuicPool, Secured, StateError, Traffic,
 };
 use tracing::info;

@@ -13,10 +13,10 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use farbus_io::discovery::{self, Announcement, Announcer, Kind};
-use farbus_io::sys::confine::{Needs, confine};
-use farbus_io::sys::passing::Passage;
-use farbus_io::trust::host_name;
+use farbus_io_linux::sys::confine::{Needs, confine};
+use farbus_io_net::discovery::{self, Announcement, Announcer, Kind};
+use farbus_io_net::sys::passing::Passage;
+use farbus_io_net::trust::host_name;
 use serde::{Deserialize, Serialize};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use tracing::{debug, warn};

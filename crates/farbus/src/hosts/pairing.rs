@@ -10,10 +10,10 @@ use std::thread;
 use std::time::Duration;
 
 use farbus_control::failure::{Failure, FailureKind};
-use farbus_io::link::host_address::SECURE_PORT;
-use farbus_io::link::{Clock, Connection, Link, LinkError, Listener};
-use farbus_io::trust::limits::{CODE_TIME_MAX, CODES_A_PAIRING, EXCHANGE_TIME_MAX, TRIES_A_CODE};
-use farbus_io::trust::{
+use farbus_io_net::link::host_address::SECURE_PORT;
+use farbus_io_net::link::{Clock, Connection, Link, LinkError, Listener};
+use farbus_io_net::trust::limits::{CODE_TIME_MAX, CODES_A_PAIRING, EXCHANGE_TIME_MAX, TRIES_A_CODE};
+use farbus_io_net::trust::{
     Accepts, Admission, Code, Event as Audited, Exchange, Fingerprint, HandshakeError, Outcome, Peer, Proof, Proofs,
     Protocol, Secured, Side, StateError, name_from,
 };
@@ -425,7 +425,7 @@ impl<'a> Talk<'a> {
 
 #[cfg(test)]
 mod tests {
-    use farbus_io::trust::Folder;
+    use farbus_io_net::trust::Folder;
 
     use super::*;
 

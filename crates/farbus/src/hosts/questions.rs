@@ -20,7 +20,7 @@ use std::time::Duration;
 use farbus_control::device::DeviceStatus;
 use farbus_control::failure::FailureReport;
 use farbus_control::lease::{LeaseAct, LeaseAnswer};
-use farbus_io::link::{Clock, Interest, Link, wait};
+use farbus_io_net::link::{Clock, Interest, Link, wait};
 use serde::{Deserialize, Serialize};
 
 /// The longest question.

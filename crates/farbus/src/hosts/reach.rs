@@ -6,10 +6,10 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::Duration;
 
-use farbus_io::discovery::{self, Kind};
-use farbus_io::link::host_address::{DEFAULT_PORT, LOCAL};
-use farbus_io::link::{Link, LinkError, dial_local};
-use farbus_io::local::runtime_folder;
+use farbus_io_net::discovery::{self, Kind};
+use farbus_io_net::link::host_address::{DEFAULT_PORT, LOCAL};
+use farbus_io_net::link::{Link, LinkError, dial_local};
+use farbus_io_net::local::runtime_folder;
 use serde::{Deserialize, Serialize};
 
 use crate::common::socket_place::Place;

@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use farbus_io::link::host_address::SECURE_PORT;
-use farbus_io::trust::{
+use farbus_io_net::link::host_address::SECURE_PORT;
+use farbus_io_net::trust::{
     Accepts, Audit, AuditRecorder, Event, Fingerprint, Folder, Identity, Outcome, Peer, Peers, Protocol, StateError,
     Terms, host_name, limits, timestamp,
 };

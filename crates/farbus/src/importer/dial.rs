@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use farbus_io::link::{Link, LinkError};
+use farbus_io_net::link::{Link, LinkError};
 use tracing::debug;
 
 use crate::broker::SystemAccess;
@@ -14,7 +14,7 @@ use crate::hosts::known_host::{KnownHost, KnownHostError};
 use crate::hosts::reach::Hints;
 
 /// Links to one host that this process makes at a time: an exporter refuses more handshakes of one address than eight
-/// (`farbus_io::trust::limits::STRANGERS_OF_ADDRESS_MAX`), it ends one a little later than this end does, and other
+/// (`farbus_io_net::trust::limits::STRANGERS_OF_ADDRESS_MAX`), it ends one a little later than this end does, and other
 /// processes of this machine make links, too.
 const LINKS_AT_A_TIME: usize = 4;
 /// How long a link may wait for its turn. Its maker then reports that, and tries again later.

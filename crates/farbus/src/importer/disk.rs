@@ -12,8 +12,8 @@ use std::os::fd::OwnedFd;
 use std::str::FromStr;
 
 use farbus_host::RemoteDisk;
-use farbus_io::link::{Clock, Link};
-use farbus_io::trust::Traffic;
+use farbus_io_net::link::{Clock, Link};
+use farbus_io_net::trust::Traffic;
 use farbus_model::{BlockDevice, Pending};
 use farbus_session::block::{
     AHEAD_KIND, ANY_BYTE_KIND, Ahead, AnyByte, BEHIND_KIND, Behind, SWAPPED_KIND, StoreDevice,

@@ -41,10 +41,10 @@ use std::time::Duration;
 use farbus_control::device::MediumStatus;
 use farbus_control::failure::{FailureKind, FailureReport};
 use farbus_control::swap::SwapStatus;
-use farbus_io::link::{Clock, Gathering, Wake};
-use farbus_io::local::events::{Event, EventKind, publish};
-use farbus_io::store::FileStore;
-use farbus_io::trust::{Peer, Traffic};
+use farbus_io_linux::store::FileStore;
+use farbus_io_net::link::{Clock, Gathering, Wake};
+use farbus_io_net::local::events::{Event, EventKind, publish};
+use farbus_io_net::trust::{Peer, Traffic};
 use farbus_model::{
     BlockDevice, BlockDone, BlockInFlight, BlockInfo, BlockLayer, BlockStore, Completions, Instant, Pending, Readiness,
 };

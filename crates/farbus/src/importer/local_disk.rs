@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{self, JoinHandle};
 
-use farbus_io::link::{Gathering, Wake};
-use farbus_io::store::FileStore;
+use farbus_io_linux::store::FileStore;
+use farbus_io_net::link::{Gathering, Wake};
 use farbus_model::{
     BlockDevice, BlockDone, BlockInFlight, BlockInfo, BlockOp, BlockRequest, BlockStore, BufferPool, Completions,
     Instant, Payload, Readiness, StoreDevice, StoreError,

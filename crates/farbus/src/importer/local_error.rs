@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use farbus_control::failure::FailureKind;
-use farbus_io::local::runtime_folder;
+use farbus_io_net::local::runtime_folder;
 
 use crate::common::socket_place::Place;
 

@@ -3,7 +3,7 @@
 use std::io::{self, IoSlice};
 use std::time::{Duration, Instant};
 
-use farbus_io::link::{Interest, Link, wait};
+use farbus_io_net::link::{Interest, Link, wait};
 use farbus_session::Reject;
 use farbus_session::native::hello::{GREETING_BYTES, Hello, OPTIONS_BYTES_MAX, Welcome};
 use std::os::fd::AsFd;

@@ -10,7 +10,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use farbus_io::link::{Clock, Gathering, Link};
+use farbus_io_net::link::{Clock, Gathering, Link};
 use farbus_model::Readiness;
 use farbus_session::native::Lane;
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Instant;
 
 use farbus_control::session::{LinkStatus, LinksStatus};
-use farbus_io::link::Link;
+use farbus_io_net::link::Link;
 
 /// All links of one end of a session, by lane.
 #[derive(Clone, Debug, Default)]

@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use farbus_io::trust::Scope;
+use farbus_io_net::trust::Scope;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};

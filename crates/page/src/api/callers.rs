@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-use farbus_io::trust::{NoToken, Scope, StateError, Tokens};
+use farbus_io_net::trust::{NoToken, Scope, StateError, Tokens};
 use hyper::StatusCode;
 
 use crate::api::refusal::Refusal;

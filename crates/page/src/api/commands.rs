@@ -4,7 +4,7 @@
 //! terminal or a program of its own (`run`, `shell`, `pipe`, `stream read`), nor `type`: its text would stand in the
 //! list of operations.
 
-use farbus_io::trust::Scope;
+use farbus_io_net::trust::Scope;
 
 use crate::api::actions::{
     ADDRESS, ATTACHED, Action, At, DAY_S, HOST, HOSTS, Kind, NAME_CHARS_MAX, Parameter, REASON, REASON_CHARS_MAX, Runs,

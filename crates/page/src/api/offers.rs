@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use farbus_control::device::DeviceStatus;
 use farbus_control::process::{ProcessDevice, ProcessStatus, devices_of};
-use farbus_io::link::host_address::DEFAULT_PORT;
+use farbus_io_net::link::host_address::DEFAULT_PORT;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value, json};

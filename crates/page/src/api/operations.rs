@@ -12,8 +12,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use farbus_control::failure::{FailureKind, FailureReport};
 use farbus_control::process::ProcessStatus;
-use farbus_io::local::control_socket::{Answer, Question, ask_all, ask_one};
-use farbus_io::trust::{Audit, Event, Folder, Outcome, timestamp};
+use farbus_io_net::local::control_socket::{Answer, Question, ask_all, ask_one};
+use farbus_io_net::trust::{Audit, Event, Folder, Outcome, timestamp};
 use hyper::body::Bytes;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde_json::{Value, json};

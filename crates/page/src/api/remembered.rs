@@ -238,7 +238,7 @@ impl Table {
 
 #[cfg(test)]
 mod tests {
-    use farbus_io::trust::Scope;
+    use farbus_io_net::trust::Scope;
 
     use super::*;
     use crate::api::transcript::Transcript;

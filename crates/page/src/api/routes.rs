@@ -1,6 +1,6 @@
 //! The one table of routes: what is where, by which method, and for whom.
 
-use farbus_io::trust::Scope;
+use farbus_io_net::trust::Scope;
 use hyper::Method;
 
 use crate::api::actions::{ACTIONS, Action};

@@ -4,7 +4,7 @@ use farbus_control::device::WaitingStatus;
 use farbus_control::lease::BookedStatus;
 use farbus_control::process::ProcessStatus;
 use farbus_control::schema::plain;
-use farbus_io::trust::Scope;
+use farbus_io_net::trust::Scope;
 use schemars::JsonSchema;
 use schemars::generate::{SchemaGenerator, SchemaSettings};
 use schemars::transform::RecursiveTransform;

@@ -1,6 +1,6 @@
 //! What the page's description of answers says of values whose types do not say it.
 
-use farbus_io::trust::Scope;
+use farbus_io_net::trust::Scope;
 use schemars::generate::SchemaGenerator;
 use schemars::{Schema, json_schema};
 

@@ -3,7 +3,7 @@
 
 use std::net::IpAddr;
 
-use farbus_io::trust::Scope;
+use farbus_io_net::trust::Scope;
 use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderMap, HeaderName, ORIGIN, TRANSFER_ENCODING};
 use hyper::{Method, StatusCode, Uri};
 
@@ -226,7 +226,7 @@ fn length_of(headers: &HeaderMap) -> Result<u64, Refusal> {
 
 #[cfg(test)]
 mod tests {
-    use farbus_io::trust::Tokens;
+    use farbus_io_net::trust::Tokens;
 
     use super::*;
     use crate::api::callers::Client;

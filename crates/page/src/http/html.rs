@@ -1,7 +1,7 @@
 //! The frame of every document. All that a document shows of devices, hosts and reasons was written by others.
 
 use farbus_control::daemon::Elsewhere;
-use farbus_io::trust::Scope;
+use farbus_io_net::trust::Scope;
 use maud::{Markup, PreEscaped, html};
 
 use crate::api::callers::Caller;

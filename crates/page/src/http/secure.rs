@@ -6,7 +6,7 @@
 use std::io;
 use std::time::Duration;
 
-use farbus_io::trust::PageKey;
+use farbus_io_net::trust::PageKey;
 use hyper::StatusCode;
 use hyper::header::{AUTHORIZATION, COOKIE, HeaderMap, HeaderValue};
 use tokio::net::TcpStream;
@@ -126,7 +126,7 @@ pub fn shown_by(headers: &HeaderMap, cookie: Option<&CookieName>) -> Result<Show
 
 #[cfg(test)]
 mod tests {
-    use farbus_io::trust::Scope;
+    use farbus_io_net::trust::Scope;
     use hyper::header::HeaderName;
     use hyper::{Method, Uri};
 

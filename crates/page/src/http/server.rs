@@ -17,10 +17,10 @@ use std::time::Duration;
 use farbus_control::daemon::Elsewhere;
 use farbus_control::process::{ProcessDevice, ProcessStatus};
 use farbus_control::session::Seconds;
-use farbus_io::sys::confine::{Needs, confine};
-use farbus_io::sys::descriptors;
-use farbus_io::sys::passing::Passage;
-use farbus_io::trust::Scope;
+use farbus_io_linux::sys::confine::{Needs, confine};
+use farbus_io_linux::sys::descriptors;
+use farbus_io_net::sys::passing::Passage;
+use farbus_io_net::trust::Scope;
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{
     ALLOW, CACHE_CONTROL, CONNECTION, CONTENT_DISPOSITION, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName,

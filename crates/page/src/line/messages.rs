@@ -1,7 +1,7 @@
 //! What the two processes of a page say to each other.
 
 use farbus_control::daemon::Elsewhere;
-use farbus_io::trust::Scope;
+use farbus_io_net::trust::Scope;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use farbus_io::trust::Scope;
+use farbus_io_net::trust::Scope;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::line::messages::By;

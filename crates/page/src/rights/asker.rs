@@ -10,8 +10,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use farbus_control::process::{ProcessDevice, ProcessStatus, devices_of};
 use farbus_control::swap::SwapStatus;
-use farbus_io::local::control_socket::{Answer, Question, ask_all, ask_one};
-use farbus_io::local::happenings::Happenings;
+use farbus_io_net::local::control_socket::{Answer, Question, ask_all, ask_one};
+use farbus_io_net::local::happenings::Happenings;
 use serde_json::json;
 use tokio::sync::watch;
 use tokio::time::timeout;

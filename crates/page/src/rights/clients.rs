@@ -15,7 +15,7 @@ use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::OwnedFd;
 
-use farbus_io::trust::Scope;
+use farbus_io_net::trust::Scope;
 use rustix::net::{Shutdown, shutdown};
 use tokio::sync::OwnedSemaphorePermit;
 

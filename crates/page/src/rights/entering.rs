@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::time::SystemTime;
 
-use farbus_io::trust::{Folder, Invitation, NoCode, NotRedeemed, Outcome, StateError, Tokens};
+use farbus_io_net::trust::{Folder, Invitation, NoCode, NotRedeemed, Outcome, StateError, Tokens};
 use hyper::StatusCode;
 
 use crate::api::operations::Operations;

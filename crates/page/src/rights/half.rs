@@ -12,9 +12,9 @@ use std::time::{Duration, SystemTime};
 
 use farbus_control::daemon::Elsewhere;
 use farbus_control::failure::Failure;
-use farbus_io::sys::descriptors;
-use farbus_io::sys::passing::Passage;
-use farbus_io::trust::Scope;
+use farbus_io_linux::sys::descriptors;
+use farbus_io_net::sys::passing::Passage;
+use farbus_io_net::trust::Scope;
 use hyper::StatusCode;
 use rustix::fs::{OFlags, fcntl_setfl};
 use serde_json::{Map, Value, json};

@@ -11,9 +11,9 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use farbus_control::process::ProcessStatus;
-use farbus_io::local::control_socket::{Answer, Question, ask_one};
-use farbus_io::local::time_words::parse_time;
-use farbus_io::trust::{Folder, Peers, host_name};
+use farbus_io_net::local::control_socket::{Answer, Question, ask_one};
+use farbus_io_net::local::time_words::parse_time;
+use farbus_io_net::trust::{Folder, Peers, host_name};
 use serde::Deserialize;
 use serde_json::Value;
 use tracing::debug;

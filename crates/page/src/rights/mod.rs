@@ -26,10 +26,10 @@ use std::task::Poll;
 
 use farbus_control::daemon::Elsewhere;
 use farbus_control::failure::Failure;
-use farbus_io::local::runtime_folder::{self, RuntimeFolder};
-use farbus_io::sys::descriptors;
-use farbus_io::sys::peer::Credentials;
-use farbus_io::sys::tcp_owner::{PeerOwner, peer_owner};
+use farbus_io_linux::sys::descriptors;
+use farbus_io_linux::sys::tcp_owner::{PeerOwner, peer_owner};
+use farbus_io_net::local::runtime_folder::{self, RuntimeFolder};
+use farbus_io_net::sys::peer::Credentials;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::Semaphore;
 use tokio::time::sleep;

@@ -2,9 +2,9 @@
 
 use farbus_control::event::{Event, LatestEvents};
 use farbus_control::schema::moment;
-use farbus_io::local::control_socket::{Answer, Question, ask_one};
-use farbus_io::trust::{AuditReader, Folder, Peers, StateError, Tokens, host_name};
-use farbus_io::usb::Inventory;
+use farbus_io_linux::usb::Inventory;
+use farbus_io_net::local::control_socket::{Answer, Question, ask_one};
+use farbus_io_net::trust::{AuditReader, Folder, Peers, StateError, Tokens, host_name};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -133,7 +133,7 @@ pub fn hosts() -> Result<Value, StateError> {
     Ok(json!(OwnHost { name: host_name(), farbus: env!("CARGO_PKG_VERSION"), paired }))
 }
 
-/// A line of the audit log, as [`farbus_io::trust::Event`] is written.
+/// A line of the audit log, as [`farbus_io_net::trust::Event`] is written.
 #[derive(JsonSchema)]
 #[expect(dead_code, reason = "only its schema is used")]
 struct AuditLine {

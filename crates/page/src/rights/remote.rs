@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use farbus_control::daemon::Elsewhere;
 use farbus_control::failure::Failure;
-use farbus_io::sys::tcp;
-use farbus_io::trust::{Folder, PageKey, RemotePage, StateError, host_name};
+use farbus_io_net::sys::tcp;
+use farbus_io_net::trust::{Folder, PageKey, RemotePage, StateError, host_name};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::sleep;
 

@@ -7,7 +7,7 @@ use farbus_control::event::Event;
 use farbus_control::process::{ProcessDevice, ProcessStatus};
 use farbus_control::session::{Latency, Seconds};
 use farbus_control::units::format_bytes;
-use farbus_io::trust::Scope;
+use farbus_io_net::trust::Scope;
 use maud::{Markup, Render, html};
 use serde::{Deserialize, Serialize};
 

@@ -4,7 +4,7 @@
 //! what may be said in fields that can be unfolded.
 
 use farbus_control::process::{ProcessDevice, ProcessStatus};
-use farbus_io::trust::Scope;
+use farbus_io_net::trust::Scope;
 use maud::{Markup, html};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};

@@ -16,7 +16,7 @@ mod picture;
 mod rows;
 mod text;
 
-use farbus_io::trust::Scope;
+use farbus_io_net::trust::Scope;
 
 use self::device::QUERY_BYTES_MAX;
 pub use self::device::{Details, Which};

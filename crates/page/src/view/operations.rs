@@ -5,7 +5,7 @@ use farbus_control::failure::FailureReport;
 use farbus_control::process::{ProcessDevice, ProcessStatus};
 use farbus_control::swap::SwapStatus;
 use farbus_control::units::format_bytes;
-use farbus_io::trust::Scope;
+use farbus_io_net::trust::Scope;
 use maud::{Markup, html};
 
 use crate::known::operation::{DrawnOperation, State};

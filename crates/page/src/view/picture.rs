@@ -1,7 +1,7 @@
 //! The picture of a stream, while an operation of this page shows it.
 
 use farbus_control::process::{ProcessDevice, ProcessStatus};
-use farbus_io::trust::Scope;
+use farbus_io_net::trust::Scope;
 use maud::{Markup, html};
 
 use crate::known::operation::{DrawnOperation, State};

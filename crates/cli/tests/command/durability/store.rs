@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use farbus::model::{BlockStore, StoreDevice, StoreError};
-use farbus_io::frontend::fuse::DiskMount;
+use farbus_io_linux::frontend::fuse::DiskMount;
 
 use super::super::harness::{Harness, PATIENCE, wait_until};
 use super::model::SECTOR;

@@ -3,9 +3,9 @@
 //! There is no journal of such a swap. So no device has the identity from before the exchange until its outcome is
 //! known: if the process is killed in between, both devices get new identities when they are shared next.
 
-use farbus_io::evidence::Evidence;
-use farbus_io::trust::{DeviceId, Devices, Folder, StateError};
-use farbus_io::usb::{Found, Inventory};
+use farbus_io_linux::evidence::Evidence;
+use farbus_io_linux::usb::{Found, Inventory};
+use farbus_io_net::trust::{DeviceId, Devices, Folder, StateError};
 
 /// An identity that is about to move to another USB device.
 #[derive(Debug)]
@@ -66,8 +66,8 @@ impl Exchange {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farbus_io::trust::KnownDevice;
-    use farbus_io::trust::random_device_id;
+    use farbus_io_net::trust::KnownDevice;
+    use farbus_io_net::trust::random_device_id;
     use std::fs;
 
     #[test]

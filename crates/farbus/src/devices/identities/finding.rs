@@ -7,11 +7,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::SystemTime;
 
-use farbus_io::evidence::{Evidence, ProcessSecret, attachment_number};
-use farbus_io::store::{FileStore, boot_number};
-use farbus_io::trust::random_device_id;
-use farbus_io::trust::{DeviceId, Devices, DevicesReader, Folder, KnownDevice, StateError, timestamp};
-use farbus_io::usb::{Found, Inventory};
+use farbus_io_linux::evidence::{Evidence, ProcessSecret, attachment_number};
+use farbus_io_linux::store::FileStore;
+use farbus_io_linux::usb::{Found, Inventory};
+use farbus_io_net::store::boot_number;
+use farbus_io_net::trust::random_device_id;
+use farbus_io_net::trust::{DeviceId, Devices, DevicesReader, Folder, KnownDevice, StateError, timestamp};
 use farbus_model::Identity;
 use serde::{Deserialize, Serialize};
 use tracing::{debug, warn};

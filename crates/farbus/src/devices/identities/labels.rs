@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use farbus_control::device::AnotherInPortStatus;
-use farbus_io::trust::DeviceId;
+use farbus_io_net::trust::DeviceId;
 use farbus_session::registry::BlockClass;
 use farbus_session::stream::Stage;
 

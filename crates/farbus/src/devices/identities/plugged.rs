@@ -8,8 +8,8 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-use farbus_io::evidence::Evidence;
-use farbus_io::usb::{Found, Inventory};
+use farbus_io_linux::evidence::Evidence;
+use farbus_io_linux::usb::{Found, Inventory};
 use serde::{Deserialize, Serialize};
 
 /// A USB device that was identified.

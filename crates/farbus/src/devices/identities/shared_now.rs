@@ -1,8 +1,8 @@
 //! The devices that this user's processes share now, with their identities.
 
 use farbus_control::device::IdentityStatus;
-use farbus_io::local::control_socket::{Answer, Question, ask_all};
-use farbus_io::trust::DeviceId;
+use farbus_io_net::local::control_socket::{Answer, Question, ask_all};
+use farbus_io_net::trust::DeviceId;
 use serde_json::Value;
 
 /// A device that is shared.

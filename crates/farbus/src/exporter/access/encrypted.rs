@@ -1,8 +1,8 @@
 //! Accepts encrypted connections and admits only paired hosts.
 //!
 //! Each connection gets its own thread and runs its handshake within limits of time, bytes and number
-//! (`farbus_io::trust::limits`). No byte of the peer reaches a protocol of farbus before its key is known to be paired.
-//! The same thread then serves the session.
+//! (`farbus_io_net::trust::limits`). No byte of the peer reaches a protocol of farbus before its key is known to be
+//! paired. The same thread then serves the session.
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use farbus_io::link::{Clock, Connection, Link};
-use farbus_io::trust::{
+use farbus_io_net::link::{Clock, Connection, Link};
+use farbus_io_net::trust::{
     Admission, Event, Fingerprint, HandshakeError, Outcome, Proof, Protocol, QuicAcceptor, QuicServer, Refusal,
     Secured, Terms, Ticket,
 };

@@ -5,8 +5,8 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use farbus_io::link::{Interest, Link, Listener, Wake, wait};
-use farbus_io::trust::QuicServer;
+use farbus_io_net::link::{Interest, Link, Listener, Wake, wait};
+use farbus_io_net::trust::QuicServer;
 
 use crate::common::ordered_mutex::{ALONE, OrderedGuard, OrderedMutex};
 use crate::common::socket_place::{Origin, Place, SocketListener};

@@ -2,17 +2,17 @@
 //!
 //! A port of the loopback is open to every user of a machine, and what is offered there may be its owner's disk. So
 //! each connection from this machine is checked against its user, whom the kernel reports
-//! ([`farbus_io::sys::tcp_owner`]). A connection that a program forwards, as `ssh -L` or a container's proxy does,
-//! belongs to that program's user.
+//! ([`farbus_io_linux::sys::tcp_owner`]). A connection that a program forwards, as `ssh -L` or a container's proxy
+//! does, belongs to that program's user.
 
 use std::collections::BTreeSet;
 use std::str::FromStr;
 use std::sync::{Mutex, PoisonError};
 use std::{fmt, io};
 
-use farbus_io::link::Link;
-use farbus_io::local::runtime_folder;
-use farbus_io::sys::tcp_owner::PeerOwner;
+use farbus_io_linux::sys::tcp_owner::PeerOwner;
+use farbus_io_net::link::Link;
+use farbus_io_net::local::runtime_folder;
 
 use crate::broker::SystemAccess;
 use crate::common::socket_place::Origin;

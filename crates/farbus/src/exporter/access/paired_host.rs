@@ -1,6 +1,6 @@
 //! A paired host in a session: what it may do, and what the audit log records of it.
 
-use farbus_io::trust::{DeviceId, Event, Fingerprint, Outcome, Peer, Peers};
+use farbus_io_net::trust::{DeviceId, Event, Fingerprint, Outcome, Peer, Peers};
 use tracing::info;
 
 use crate::hosts::trust::Trust;

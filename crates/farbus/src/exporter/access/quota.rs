@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use farbus_io::trust::{Fingerprint, subscriber};
+use farbus_io_net::trust::{Fingerprint, subscriber};
 use farbus_model::Instant;
 use farbus_session::native::control::LIMIT;
 

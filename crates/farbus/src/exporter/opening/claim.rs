@@ -1,6 +1,6 @@
 //! Offers the registry's devices to the peer of one connection, and claims them for it.
 
-use farbus_io::sys::startup_memory;
+use farbus_io_linux::sys::startup_memory;
 use farbus_model::{Device, Instant};
 use farbus_session::claims::lease::Party;
 use farbus_session::claims::{Claims, Mode};

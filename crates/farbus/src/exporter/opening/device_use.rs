@@ -7,9 +7,9 @@ use std::sync::{Arc, PoisonError};
 use std::thread;
 
 use farbus_host::driven_disk::DrivenDisk;
-use farbus_io::link::{Wake, Watched};
-use farbus_io::local::events::{Event, EventKind, publish};
-use farbus_io::trust::Folder;
+use farbus_io_net::link::{Wake, Watched};
+use farbus_io_net::local::events::{Event, EventKind, publish};
+use farbus_io_net::trust::Folder;
 use farbus_model::{BlockDevice, BufferPool, Command, Completions, Device, Instant, Readiness};
 use farbus_session::block::{BlockExport, make_durable};
 use farbus_session::claims::Mode;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use farbus_io::link::{Clock, Progress};
+use farbus_io_net::link::{Clock, Progress};
 use farbus_model::budget::Allowance;
 use farbus_model::{Identity, Limits};
 use farbus_realtime::vcpu::Reserve;

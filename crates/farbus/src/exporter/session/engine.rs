@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use std::os::fd::{AsFd, BorrowedFd};
 
-use farbus_io::link::{Clock, Interest, Link, LinkEnd, Wake, Watched, wait, wait_exactly};
+use farbus_io_net::link::{Clock, Interest, Link, LinkEnd, Wake, Watched, wait, wait_exactly};
 use farbus_model::{Command, CommandError, Device};
 use farbus_session::{Exporter, Fault, Offers};
 

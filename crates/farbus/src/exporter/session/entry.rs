@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::Duration;
 
-use farbus_io::link::Link;
+use farbus_io_net::link::Link;
 use farbus_model::budget::{Account, Exhausted, Taken};
 use farbus_model::limits::CREDIT_BYTES_MAX;
 use farbus_model::{Device, Instant};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use farbus_io::link::LinkPriority;
+use farbus_io_net::link::LinkPriority;
 use farbus_model::Instant;
 use farbus_session::native::control::Open;
 use farbus_session::reserve::{Criticality, ReservationReport, State};

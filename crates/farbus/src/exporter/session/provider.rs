@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farbus_host::DrivenDisk;
-use farbus_io::link::{Clock, Progress};
+use farbus_io_net::link::{Clock, Progress};
 use farbus_model::budget::Allowance;
 use farbus_model::limits::CREDIT_BYTES_MAX;
 use farbus_model::{BlockDevice, BlockInfo, BufferPool, Completions, Device, Identity, Instant, Limits, Readiness};

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use farbus_io::trust::Fingerprint;
+use farbus_io_net::trust::Fingerprint;
 use farbus_model::Instant;
 use farbus_session::Reject;
 use farbus_session::native::{ExporterSession, LaneLimits, Left};

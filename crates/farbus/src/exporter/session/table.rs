@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar};
 use std::time::Duration;
 
-use farbus_io::link::{Clock, Link};
-use farbus_io::sys::descriptors;
+use farbus_io_linux::sys::descriptors;
+use farbus_io_net::link::{Clock, Link};
 use farbus_model::Instant;
 use farbus_model::budget::{Account, CONNECTION_BYTES, Taken};
 use farbus_session::native::control::{DESCRIPTORS, LIMIT};

@@ -10,9 +10,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use farbus_io::link::{Clock, Gathering, Link, LinkEnd, Wake, wait_exactly};
-use farbus_io::local::events::{Event, EventKind, publish};
-use farbus_io::saving::{Asked, SaveRequest, SaveRequester, Verdict};
+use farbus_io_net::link::{Clock, Gathering, Link, LinkEnd, Wake, wait_exactly};
+use farbus_io_net::local::events::{Event, EventKind, publish};
+use farbus_io_net::saving::{Asked, SaveRequest, SaveRequester, Verdict};
 use farbus_model::limits::LANES_MAX;
 use farbus_model::{Identity, Instant, Readiness};
 use farbus_session::native::control::{Cause, End, Inherit, Open};
@@ -90,7 +90,7 @@ impl Default for Sessions {
 
 fn random<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
-    farbus_io::trust::fill_random(&mut bytes);
+    farbus_io_net::trust::fill_random(&mut bytes);
     bytes
 }
 

@@ -178,7 +178,7 @@ impl BlockSpec {
         let (medium, durability): (Arc<dyn farbus_model::Medium>, _) = match &self.medium {
             Medium::Memory(size) => {
                 let mut random = [0; 8];
-                farbus_io::trust::fill_random(&mut random);
+                farbus_io_net::trust::fill_random(&mut random);
                 (Arc::new(MemoryMedium::new(SparseMemory::new(*size, *size))), u64::from_le_bytes(random))
             }
             Medium::Path(path) => {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use farbus_gadgets::bridge::{self, End, Settings};
 use farbus_gadgets::{Bell, Emulated};
-use farbus_io::discovery::own_name;
-use farbus_io::link::{Wake, Watched};
+use farbus_io_net::discovery::own_name;
+use farbus_io_net::link::{Wake, Watched};
 
 /// Opens both ends of the bridge `name`. Returns each with the suffix of its name.
 ///

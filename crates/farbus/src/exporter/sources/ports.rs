@@ -10,8 +10,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use farbus_control::device::AnotherInPortStatus;
-use farbus_io::trust::AttachedDevice;
-use farbus_io::usb::Found;
+use farbus_io_linux::usb::Found;
+use farbus_io_net::trust::AttachedDevice;
 use tracing::warn;
 
 use crate::broker::SystemAccess;

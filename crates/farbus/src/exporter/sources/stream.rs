@@ -9,7 +9,7 @@ use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use farbus_gadgets::picture::{Picture, Placard};
-use farbus_io::store::{FrameFile, frames};
+use farbus_io_net::store::{FrameFile, frames};
 use farbus_model::Device;
 use farbus_model::limits::FRAME_BYTES_MAX;
 use farbus_session::native::stream::{Description, Format, Frame, PixelFormat};

@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 
 use farbus_control::device::AnotherInPortStatus;
 use farbus_control::failure::FailureKind;
-use farbus_io::link::{Interest, Wake, wait};
-use farbus_io::trust::AttachedDevice;
-use farbus_io::usb::{Found, Hotplug, Inventory, Obstacle, OpenError, Selector, UsbDevice};
+use farbus_io_linux::usb::{Found, Hotplug, Inventory, Obstacle, OpenError, Selector, UsbDevice};
+use farbus_io_net::link::{Interest, Wake, wait};
+use farbus_io_net::trust::AttachedDevice;
 use farbus_session::DeviceRecord;
 use farbus_session::registry::name_of;
 use farbus_session::twin::Twinned;

@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use farbus_gadgets::zero::Fill;
 use farbus_gadgets::{bridge, can};
-use farbus_io::usb::Selector;
+use farbus_io_linux::usb::Selector;
 use farbus_model::Speed;
 
 use super::block::BlockSpec;

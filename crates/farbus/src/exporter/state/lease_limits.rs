@@ -18,7 +18,7 @@ use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::Duration;
 
 use farbus_control::failure::{FailureKind, FailureReport};
-use farbus_io::trust::Fingerprint;
+use farbus_io_net::trust::Fingerprint;
 use farbus_model::Instant;
 use farbus_session::Registry;
 use farbus_session::claims::lease::{NOTICE, Party};

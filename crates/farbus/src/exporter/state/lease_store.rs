@@ -7,9 +7,9 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use farbus_io::link::{since_boot, unix_ms};
-use farbus_io::store::boot_number;
-use farbus_io::trust::{DeviceId, Folder, KnownLease, StoredBooking, StoredLease};
+use farbus_io_net::link::{since_boot, unix_ms};
+use farbus_io_net::store::boot_number;
+use farbus_io_net::trust::{DeviceId, Folder, KnownLease, StoredBooking, StoredLease};
 use farbus_model::Instant;
 use farbus_session::claims::bookings::{Booking, Bookings};
 use farbus_session::claims::lease::{Lease, Party};
@@ -168,7 +168,7 @@ fn restored(stored: StoredLease, now: Instant) -> Lease {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farbus_io::trust::random_device_id;
+    use farbus_io_net::trust::random_device_id;
 
     fn at_s(s: u64) -> Instant {
         Instant::from_nanos(s * 1_000_000_000)

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant as Moment};
 
 use farbus_control::reservation::{BusStatus, ReservationStatus};
-use farbus_io::link::{Link, Progress};
+use farbus_io_net::link::{Link, Progress};
 use farbus_model::{EpAddr, Instant};
 use farbus_realtime::vcpu::{Overload, Reserve};
 use farbus_session::reserve::congestion::{Conclusion, Congestion, Sample};

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::PoisonError;
 
-use farbus_io::trust::{DeviceId, DeviceNotes};
+use farbus_io_net::trust::{DeviceId, DeviceNotes};
 use tracing::warn;
 
 use crate::broker::SystemAccess;

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError};
 
-use farbus_io::local::events::{Event, EventKind, publish};
-use farbus_io::trust::{AuditRecorder, Event as Recorded, Fingerprint, Outcome, Peer};
+use farbus_io_net::local::events::{Event, EventKind, publish};
+use farbus_io_net::trust::{AuditRecorder, Event as Recorded, Fingerprint, Outcome, Peer};
 use farbus_session::leases::Key;
 
 use crate::common::ordered_mutex::{ALONE, OrderedMutex};
@@ -166,7 +166,7 @@ mod tests {
     #[test]
     fn this_host_s_own_device_is_only_for_local_users_who_are_served() {
         let peers = LocalPeers::default();
-        let us = farbus_io::local::runtime_folder::owner();
+        let us = farbus_io_net::local::runtime_folder::owner();
         let loopback = [127, 0, 0, 1].into();
         for own in [Visitor::User(us), Visitor::User(0), Visitor::Own(loopback, us)] {
             assert!(ExclusiveUse::Own.is_for(own, &peers), "{own:?}");

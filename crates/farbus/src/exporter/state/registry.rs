@@ -7,8 +7,8 @@ use std::sync::{PoisonError, Weak};
 use std::time::Duration;
 
 use farbus_control::device::{DeviceStatus, IdentityStatus};
-use farbus_io::link::unix_ms;
-use farbus_io::trust::DeviceId;
+use farbus_io_net::link::unix_ms;
+use farbus_io_net::trust::DeviceId;
 use farbus_model::{Device, Identity, Instant};
 use farbus_session::claims::bookings::Bookings;
 use farbus_session::claims::lease::Lease;

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use farbus_io::link::Progress;
-use farbus_io::sys::scheduling::BUDGET_NS_MIN;
+use farbus_io_linux::sys::scheduling::BUDGET_NS_MIN;
+use farbus_io_net::link::Progress;
 use farbus_model::Device;
 use farbus_realtime::vcpu::{Overload, Reserve};
 use farbus_session::leases::Key;

@@ -5,7 +5,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use farbus_io::trust::{DeviceId, Retirement};
+use farbus_io_net::trust::{DeviceId, Retirement};
 
 use crate::broker::SystemAccess;
 use crate::devices::retirement::Said;

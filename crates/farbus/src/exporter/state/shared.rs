@@ -27,8 +27,8 @@
 
 use std::sync::{Arc, OnceLock, PoisonError};
 
-use farbus_io::link::Clock;
-use farbus_io::trust::Fingerprint;
+use farbus_io_net::link::Clock;
+use farbus_io_net::trust::Fingerprint;
 use farbus_model::Limits;
 use farbus_session::native::Allowed;
 

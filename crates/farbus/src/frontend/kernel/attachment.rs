@@ -13,10 +13,10 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use farbus_io::link::{Interest, Link, wait_exactly};
-use farbus_io::saving::{SaveRequester, Saved, Verdict};
-use farbus_io::sys::vhci::Port;
-use farbus_io::trust::Traffic;
+use farbus_io_linux::sys::vhci::Port;
+use farbus_io_net::link::{Interest, Link, wait_exactly};
+use farbus_io_net::saving::{SaveRequester, Saved, Verdict};
+use farbus_io_net::trust::Traffic;
 use farbus_model::{Device, Speed};
 use farbus_session::Reject;
 use farbus_session::snapshot::{self, Reader, Writer};

@@ -4,7 +4,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 
-use farbus_io::link::{Interest, Link};
+use farbus_io_net::link::{Interest, Link};
 use farbus_model::{Completions, Limits};
 use farbus_session::far::{Far, Plan};
 use farbus_session::isochronous::Isochronous;

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-use farbus_io::link::{Clock, Interest, Link, Watched, wait};
+use farbus_io_net::link::{Clock, Interest, Link, Watched, wait};
 use farbus_model::{Device, Instant};
 use farbus_session::snapshot::Writer;
 use farbus_session::{DeviceRecord, Exporter, Fault, Offers, OpStatus};

@@ -11,10 +11,10 @@ use farbus_control::failure::{FailureKind, FailureReport};
 use farbus_gadgets::serial::Serial;
 use farbus_gadgets::zero::{Fill, SourceSink};
 use farbus_host::{Enumerate, IdSource, Port as _, run};
-use farbus_io::link::{Link, Watched, wait};
-use farbus_io::local::passed_files::Files;
-use farbus_io::saving::Saved;
-use farbus_io::sys::vhci::Port;
+use farbus_io_linux::sys::vhci::Port;
+use farbus_io_net::link::{Link, Watched, wait};
+use farbus_io_net::local::passed_files::Files;
+use farbus_io_net::saving::Saved;
 use farbus_model::{
     BufferPool, Completions, Device, Direction, Done, EpAddr, IsoPacket, Limits, Payload, Setup, Speed, Status, Urb,
     UrbId,
@@ -285,7 +285,7 @@ fn swaps_and_returns(grace: Duration) {
     assert_eq!(bench.kernel.answer(waiting).status, Status::Cancelled);
     let waiting = bench.kernel.ask();
     assert!(!bench.handle.can_save(), "a replacement would continue with the first one");
-    assert!(bench.handle.migrate(farbus_io::trust::Fingerprint::from_bytes([7; 32])).is_err());
+    assert!(bench.handle.migrate(farbus_io_net::trust::Fingerprint::from_bytes([7; 32])).is_err());
     bench.handle.end();
     assert_ne!(bench.kernel.answer(waiting).status, Status::Ok, "its answer is that it ended");
     ["first", "second"].iter().for_each(|device| bench.wait_until_free(device));

@@ -1,7 +1,7 @@
 //! A remote disk as the disk that the kernel drives fastest: a USB Attached SCSI gadget, which takes many commands at a
 //! time, whatever the exporter's disk is.
 
-use farbus_io::saving::Saved;
+use farbus_io_net::saving::Saved;
 use farbus_session::snapshot;
 use tracing::debug;
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use farbus_gadgets::Emulated;
 use farbus_gadgets::storage::{AttachedScsi, NoState, Options};
-use farbus_io::link::{Clock, Interest, Link, Watched, wait};
+use farbus_io_net::link::{Clock, Interest, Link, Watched, wait};
 use farbus_model::{Command, Device, Limits, Speed, Urb};
 use farbus_session::snapshot::{Reader, Writer};
 use farbus_session::{Exporter, OnReset, Reject};

@@ -1,8 +1,8 @@
 //! A disk of another machine as an NBD export of this one.
 
 use farbus_control::units::format_bytes;
-use farbus_io::link::{Clock, Link};
-use farbus_io::saving::Saved;
+use farbus_io_net::link::{Clock, Link};
+use farbus_io_net::saving::Saved;
 
 use super::engine::{NbdServer, Offer};
 use super::uri::uri;

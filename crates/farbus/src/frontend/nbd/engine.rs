@@ -6,8 +6,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use farbus_io::link::{Clock, INTERESTS_MAX, Interest, Link, Watched, wait};
-use farbus_io::saving::{SaveRequest, SaveRequester, Saved, Verdict};
+use farbus_io_net::link::{Clock, INTERESTS_MAX, Interest, Link, Watched, wait};
+use farbus_io_net::saving::{SaveRequest, SaveRequester, Saved, Verdict};
 use farbus_model::limits::NBD_CONNECTIONS_MAX;
 use farbus_model::{
     BlockDevice, BlockDone, BlockId, BlockOp, BlockRequest, BufferPool, Completions, Instant, Limits, LossCursor,

@@ -10,7 +10,7 @@ use std::time::Instant;
 use farbus_control::failure::FailureReport;
 use farbus_gadgets::Emulated;
 use farbus_gadgets::root_hub::{PORTS_MAX, RootHub, SUPER_PORTS_MAX};
-use farbus_io::link::{Clock, Wake};
+use farbus_io_net::link::{Clock, Wake};
 use farbus_model::{Completions, Device, DeviceLayer, Instant as ModelInstant, Speed};
 use farbus_session::usbfs::Place;
 use tracing::warn;

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use farbus_control::attachment::AttachmentStatus;
 use farbus_control::process::ProcessStatus;
-use farbus_io::local::control_socket::{Answer, ControlSocket, ControlSocketError, Question};
-use farbus_io::local::passed_files::Files;
+use farbus_io_net::local::control_socket::{Answer, ControlSocket, ControlSocketError, Question};
+use farbus_io_net::local::passed_files::Files;
 
 use super::bus::Source;
 use crate::frontend::ANOTHER_DEVICE;

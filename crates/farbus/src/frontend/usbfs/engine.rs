@@ -6,9 +6,9 @@ use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use farbus_io::frontend::tree::{Op, Request, RequestId, Server};
-use farbus_io::link::{Gathering, Wake};
-use farbus_io::sys::process_memory;
+use farbus_io_linux::frontend::tree::{Op, Request, RequestId, Server};
+use farbus_io_linux::sys::process_memory;
+use farbus_io_net::link::{Gathering, Wake};
 use farbus_model::limits::USBFS_BYTES_MAX;
 use farbus_model::{Device, Instant, Payload, Speed};
 use farbus_session::usbfs::{

@@ -10,8 +10,8 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
 
-use farbus_io::sys::event_sockets::{self, Sender};
-use farbus_io::sys::passing;
+use farbus_io_linux::sys::event_sockets::{self, Sender};
+use farbus_io_net::sys::passing;
 use farbus_session::usbfs::{Event, UDEV_GROUP};
 use rustix::net::{SocketFlags, SocketType};
 use tracing::debug;

@@ -4,7 +4,7 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use farbus_io::sys::processor::{Processors, last_of};
+use farbus_io_linux::sys::processor::{Processors, last_of};
 use tracing::debug;
 
 /// So many commands in a row decide.

@@ -7,9 +7,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-use farbus_io::frontend::tree;
-use farbus_io::sys::own_mounts::Kept;
-use farbus_io::sys::{event_sockets, leash, own_mounts, passing};
+use farbus_io_linux::frontend::tree;
+use farbus_io_linux::sys::own_mounts::Kept;
+use farbus_io_linux::sys::{event_sockets, leash, own_mounts};
+use farbus_io_net::sys::passing;
 
 use super::program;
 use crate::common::child_program::{exit_code_of_error, not_run};

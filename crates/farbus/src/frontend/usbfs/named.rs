@@ -11,8 +11,9 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
 use farbus_control::failure::FailureKind;
-use farbus_io::local::runtime_folder::{self, RuntimeFolder};
-use farbus_io::sys::{event_sockets, own_mounts, passing};
+use farbus_io_linux::sys::{event_sockets, own_mounts};
+use farbus_io_net::local::runtime_folder::{self, RuntimeFolder};
+use farbus_io_net::sys::passing;
 use tracing::debug;
 
 use super::error::RunError;

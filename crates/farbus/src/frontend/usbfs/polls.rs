@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use farbus_io::frontend::tree::{RequestId, Server};
+use farbus_io_linux::frontend::tree::{RequestId, Server};
 use farbus_session::usbfs::{Events, OpenId};
 
 /// An open of a device.

@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::Duration;
 
-use farbus_io::link::Wake;
+use farbus_io_net::link::Wake;
 use farbus_session::usbfs::Place;
 use tracing::debug;
 

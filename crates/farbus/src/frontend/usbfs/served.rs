@@ -2,7 +2,7 @@
 
 use std::io;
 
-use farbus_io::link::{Clock, Gathering};
+use farbus_io_net::link::{Clock, Gathering};
 use farbus_model::{Device, Readiness, Selection};
 use farbus_session::usbfs::{Call, CallId, Command, Memory, Node, Place, Refusal, Shown, Width};
 

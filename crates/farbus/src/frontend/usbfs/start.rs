@@ -10,7 +10,8 @@ use std::sync::Arc;
 use std::thread;
 
 use farbus_control::failure::FailureReport;
-use farbus_io::sys::{inherited, passing};
+use farbus_io_linux::sys::inherited;
+use farbus_io_net::sys::passing;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open, pidfd_send_signal};
 use signal_hook::iterator::backend::SignalDelivery;

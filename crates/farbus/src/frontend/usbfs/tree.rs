@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use farbus_io::frontend::tree::{Attributes, Kind};
+use farbus_io_linux::frontend::tree::{Attributes, Kind};
 use farbus_session::usbfs::{Action, Entry, Event, Place, Shown, folder_name};
 
 /// What a program sees as the length of an attribute (`sysfs_add_file_mode_ns`).

@@ -6,8 +6,8 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use farbus_io::link::{Link, LinkError};
-use farbus_io::trust::{Peer, Protocol, Traffic};
+use farbus_io_net::link::{Link, LinkError};
+use farbus_io_net::trust::{Peer, Protocol, Traffic};
 
 use super::error::{ClientError, local, lost};
 use crate::broker::SystemAccess;

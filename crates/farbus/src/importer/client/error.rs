@@ -6,9 +6,9 @@ use std::time::{Duration, SystemTime};
 
 use farbus_control::failure::{Failure, FailureKind};
 use farbus_host::PortError;
-use farbus_io::link::LinkError;
-use farbus_io::link::host_address::{DEFAULT_PORT, LOCAL, SECURE_PORT, port_of, shown};
-use farbus_io::trust::{HandshakeError, timestamp};
+use farbus_io_net::link::LinkError;
+use farbus_io_net::link::host_address::{DEFAULT_PORT, LOCAL, SECURE_PORT, port_of, shown};
+use farbus_io_net::trust::{HandshakeError, timestamp};
 use farbus_model::Identity;
 use farbus_session::registry::InUse;
 use farbus_session::{OpStatus, Reject};

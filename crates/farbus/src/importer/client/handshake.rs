@@ -1,6 +1,6 @@
 //! The first messages on a link of USB/IP: a question and its answer.
 
-use farbus_io::link::Link;
+use farbus_io_net::link::Link;
 use farbus_session::Handshake;
 use farbus_session::importer::Greeting;
 

@@ -37,7 +37,7 @@ mod usbip;
 
 pub use farbus_control::failure::{FailureKind, FailureReport};
 use farbus_host::RemoteDisk;
-pub use farbus_io::link::host_address::address_of;
+pub use farbus_io_net::link::host_address::address_of;
 use farbus_session::{DeviceRecord, RemoteDevice};
 
 pub use crate::devices::class_words::name_of;

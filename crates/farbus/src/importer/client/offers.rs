@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use farbus_control::failure::{FailureKind, FailureReport};
 use farbus_control::lease::{LeaseAct, LeaseAnswer};
-use farbus_io::link::Link;
-use farbus_io::link::host_address::shown;
-use farbus_io::trust::Protocol;
+use farbus_io_net::link::Link;
+use farbus_io_net::link::host_address::shown;
+use farbus_io_net::trust::Protocol;
 use farbus_model::Limits;
 use farbus_session::importer::Greeting;
 use farbus_session::registry::name_of;

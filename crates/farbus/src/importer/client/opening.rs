@@ -13,9 +13,9 @@ use farbus_control::failure::{FailureKind, FailureReport};
 use farbus_control::lease::{LeaseAct, LeaseAnswer};
 use farbus_host::storage::{BULK_ONLY, NO_DISK};
 use farbus_host::{DiskError, Options, RemoteDisk, RemoteError};
-use farbus_io::link::host_address::LOCAL;
-use farbus_io::link::{Clock, Link};
-use farbus_io::trust::{AttachedDevice, Peer, Traffic};
+use farbus_io_net::link::host_address::LOCAL;
+use farbus_io_net::link::{Clock, Link};
+use farbus_io_net::trust::{AttachedDevice, Peer, Traffic};
 use farbus_model::{BufferPool, Completions, Device, Identity};
 use farbus_session::native::retire::Step;
 use farbus_session::native::{

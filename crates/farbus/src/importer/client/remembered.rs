@@ -15,7 +15,7 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use farbus_io::trust::{AttachedDevice, DeviceId};
+use farbus_io_net::trust::{AttachedDevice, DeviceId};
 use farbus_model::{Descriptors, Identity};
 use farbus_session::native::known_device::compare;
 use tracing::{info, warn};

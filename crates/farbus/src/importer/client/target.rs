@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use farbus_io::link::host_address::{LOCAL, address_of, check_host, shown};
+use farbus_io_net::link::host_address::{LOCAL, address_of, check_host, shown};
 
 /// A device on a host, written `HOST[:PORT]/DEVICE`, or at a socket of this machine, written `unix:PATH/DEVICE`.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -9,7 +9,7 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farbus_io::discovery::{self, Host, Kind};
+use farbus_io_net::discovery::{self, Host, Kind};
 use serde_json::{Value, json};
 use tracing::debug;
 

@@ -6,9 +6,9 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farbus_io::discovery::{self, Kind};
-use farbus_io::link::host_address::DEFAULT_PORT;
-use farbus_io::local::control_socket::{Answer, Question, ask_all};
+use farbus_io_net::discovery::{self, Kind};
+use farbus_io_net::link::host_address::DEFAULT_PORT;
+use farbus_io_net::local::control_socket::{Answer, Question, ask_all};
 use tracing::{debug, warn};
 
 use crate::common::socket_place::Place;

@@ -12,10 +12,10 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use farbus_io::link::Link;
-use farbus_io::link::host_address::{LOCAL, address_of};
-use farbus_io::local::runtime_folder::{self, RuntimeFolder};
-use farbus_io::sys::tcp_owner::listener_owner;
+use farbus_io_linux::sys::tcp_owner::listener_owner;
+use farbus_io_net::link::Link;
+use farbus_io_net::link::host_address::{LOCAL, address_of};
+use farbus_io_net::local::runtime_folder::{self, RuntimeFolder};
 use tracing::debug;
 
 use crate::common::socket_place::Place;

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use farbus_host::{Port, PortError};
-use farbus_io::link::Link;
+use farbus_io_net::link::Link;
 use farbus_model::{BufferPool, Completions, Device, Done, Instant, Limits, Payload, Urb, UrbId};
 use farbus_session::native::RemoteUsb;
 use farbus_session::native::control::End;

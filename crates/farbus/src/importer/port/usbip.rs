@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use farbus_host::{Port, PortError};
-use farbus_io::link::{Clock, Interest, Link, wait};
+use farbus_io_net::link::{Clock, Interest, Link, wait};
 use farbus_model::{BufferPool, Completions, Device, Done, Instant, Payload, Urb, UrbId};
 use farbus_session::RemoteDevice;
 

@@ -16,10 +16,10 @@ use crate::importer::session::connection::Dial;
 use crate::link::greeting;
 use crate::link::link_set::LinkSet;
 
-/// A clock, and a connected byte channel.
-pub use farbus_io::link::{Clock, Link};
 /// Modules that are not code of farbus: processes, sandboxes.
-pub use farbus_io::module as runners;
+pub use farbus_io_linux::module as runners;
+/// A clock, and a connected byte channel.
+pub use farbus_io_net::link::{Clock, Link};
 /// Modules, and the pipelines that chain them.
 pub use farbus_modules as pipelines;
 /// Block devices, stores among them.
@@ -70,7 +70,7 @@ pub fn serve(link: &Link, clock: Clock, services: &mut impl Services) -> io::Res
 
 fn random() -> [u8; 16] {
     let mut bytes = [0; 16];
-    farbus_io::trust::fill_random(&mut bytes);
+    farbus_io_net::trust::fill_random(&mut bytes);
     bytes
 }
 

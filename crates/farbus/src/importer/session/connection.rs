@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use farbus_io::link::{Clock, Link, LinkEnd};
-use farbus_io::local::events::{Event, EventKind, publish};
+use farbus_io_net::link::{Clock, Link, LinkEnd};
+use farbus_io_net::local::events::{Event, EventKind, publish};
 use farbus_model::{
     BlockDone, BlockLayer, Command, CommandError, Completions, DeviceLayer, Identity, Instant, Readiness,
 };
@@ -163,7 +163,7 @@ impl<A: Attached> Linked<A> {
         let mut remote = remote.into();
         let clock = terms.clock;
         let mut incarnation = [0; 8];
-        farbus_io::trust::fill_random(&mut incarnation);
+        farbus_io_net::trust::fill_random(&mut incarnation);
         let mut session =
             ImporterSession::new(clock.now(), u64::from_le_bytes(incarnation), terms.grace, LaneLimits::SPARING);
         // Modules need the order of one lane.

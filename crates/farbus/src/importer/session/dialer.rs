@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use farbus_io::link::{Link, Wake};
+use farbus_io_net::link::{Link, Wake};
 use farbus_session::native::hello::{Hello, Welcome};
 use tracing::warn;
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use farbus_control::session::{Latency, LinksStatus, Second};
-use farbus_io::link::Wake;
+use farbus_io_net::link::Wake;
 use farbus_model::Identity;
 use farbus_session::native::control::End;
 use farbus_session::native::reserve::ReservationReport;

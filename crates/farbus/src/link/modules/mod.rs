@@ -8,7 +8,7 @@ use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
 
-use farbus_io::trust::fill_random;
+use farbus_io_net::trust::fill_random;
 use farbus_modules::{Allowance, Asked, Catalogue, Files, Maker, Recipe, Refusal, Sink};
 use farbus_session::native::{Allowed, Through};
 

@@ -12,8 +12,8 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use farbus_io::module::{ModuleProcess, Use, Way, arrange, supervise};
-use farbus_io::sys::confine_program::{check_program, confine_for};
+use farbus_io_linux::module::{ModuleProcess, Use, Way, arrange, supervise};
+use farbus_io_linux::sys::confine_program::{check_program, confine_for};
 use farbus_modules::module::{Class, Effects, Form, Manifest, Module, Parameter};
 use farbus_modules::{Asked, Begun, Fill, Maker, Mismatch, ModuleCost, Place, Refusal, Settings};
 
@@ -109,7 +109,7 @@ fn started(program: &Path, way: Way) -> Result<Begin, String> {
 
 #[cfg(feature = "wasm")]
 fn sandboxed(code: &Path) -> Result<Begin, String> {
-    use farbus_io::module::{CODE_BYTES_MAX, Sandbox};
+    use farbus_io_linux::module::{CODE_BYTES_MAX, Sandbox};
     let mut bytes = Vec::new();
     let read = File::open(code).and_then(|file| file.take(CODE_BYTES_MAX as u64 + 1).read_to_end(&mut bytes));
     read.map_err(|error| error.to_string())?;

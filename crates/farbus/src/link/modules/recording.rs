@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::SystemTime;
 
-use farbus_io::store::create_output;
+use farbus_io_net::store::create_output;
 use farbus_modules::{Sink, empty_recording};
 
 /// The most bytes that may wait for the disk. Further ones are dropped.

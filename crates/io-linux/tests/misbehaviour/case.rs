@@ -1,0 +1,63 @@
+//! A misbehaving module, and the message that all of them are given.
+
+use std::process::Command;
+use std::time::Duration;
+
+use farbus_io_linux::module::{ModuleProcess, Use, Way};
+use farbus_model::Instant;
+use farbus_model::module::{Class, Kind, Message, Module, Role, Side, Trouble, Turn};
+
+/// How long a turn may take here: longer than a shared machine stalls.
+pub const PATIENCE: Duration = Duration::from_millis(2500);
+
+/// Starts a module: each call begins a half of it.
+pub type Hired = Box<dyn Fn() -> Result<Box<dyn Module>, String>>;
+
+/// A way to misbehave, and the expected message.
+pub struct Case {
+    pub name: &'static str,
+    /// Part of the expected message.
+    pub word: &'static str,
+    pub hire: Box<dyn Fn() -> Hired>,
+    /// Whether every half has a process of its own: then a second half works as well as the first.
+    pub is_alone: bool,
+}
+
+pub fn has_python() -> bool {
+    let is_there = Command::new("python3").arg("--version").output().is_ok();
+    assert!(is_there || std::env::var("FARBUS_REQUIRE_RIG").as_deref() != Ok("1"), "this machine has no python3");
+    is_there
+}
+
+/// A module that is a program in Python.
+pub fn python(way: Way, script: &str) -> Hired {
+    let mut command = Command::new("python3");
+    command.args(["-c", script]);
+    let process = ModuleProcess::start(&mut command, way, PATIENCE).unwrap();
+    Box::new(move || used(&process))
+}
+
+pub fn used(process: &ModuleProcess) -> Result<Box<dyn Module>, String> {
+    process.half(&USE)
+}
+
+/// What every half is told when it begins.
+pub const USE: Use<'static> =
+    Use { role: Role::Importer, class: Class::Block, failed: &[0], options: "77", hold_max: None };
+
+pub fn message() -> Message {
+    Message { kind: Kind::Request, id: 7, head: vec![1; 14].into(), payload: vec![9; 3_000_000].into() }
+}
+
+/// Sends a half one message; returns its answers, or why it was cut off.
+pub fn told(half: &mut dyn Module) -> Result<Vec<(Side, Message)>, String> {
+    let mut turn = Turn::default();
+    half.handle(Instant::ZERO, Side::Above, message(), &mut turn);
+    match turn.failure() {
+        Some(failure) => {
+            assert_eq!(failure.trouble, Trouble::Module);
+            Err(failure.why)
+        }
+        None => Ok(std::iter::from_fn(|| turn.pop()).collect()),
+    }
+}
