@@ -10,7 +10,7 @@ use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 
 use super::harness::{Harness, PATIENCE, Running, has, has_fuse, has_program, in_own_process, wait_until};
 use super::trust::{Host, hosts, pair, three};
@@ -172,6 +172,53 @@ fn sigterm_writes_out_a_mounted_file_system_and_exits_with_an_error_for_what_is_
     drop(share);
     let found = read_from(&harness, &image, "file");
     assert!(found == written, "{} bytes", found.len());
+}
+
+/// This process and those that it started.
+fn family(started: u32) -> Vec<u32> {
+    let is_of = |pid: &u32| {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        *pid == started || status.lines().any(|line| line == format!("PPid:\t{started}"))
+    };
+    let all = fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    all.filter(is_of).collect()
+}
+
+/// Whether a thread of this process writes file systems out.
+fn writes_out(pid: &u32) -> bool {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    threads.into_iter().any(|thread| fs::read_to_string(thread.path().join("comm")).is_ok_and(|it| it == "sync\n"))
+}
+
+fn signal(pid: u32, signal: Signal) {
+    let pid = Pid::from_raw(pid as i32).unwrap();
+    // One of them may end the others.
+    let _ = kill_process(pid, signal);
+}
+
+/// The kernel waits for the disk in a thread of the very process that shows it, and that process is killed.
+#[test]
+fn killed_attachment_whose_file_systems_are_being_written_out_leaves_nothing_that_waits_for_ever() {
+    if !has_fuse() || !have(&["losetup", "mkfs.ext4", "mount", "umount"]) {
+        return;
+    }
+    let harness = Harness::new();
+    let image = harness.image("image", 64 * MIB);
+    let share = harness.share(&[&format!("disk:{}", image.display())]);
+    let (mut attach, file) = harness.attach(&share.target("disk"), &harness.path("at"));
+    let tree = Tree::over(&harness, &file);
+    tree.write();
+    // Nobody answers any more, and nobody says so.
+    family(share.process.id()).into_iter().for_each(|pid| signal(pid, Signal::STOP));
+    attach.signal(Signal::TERM);
+    let processes = family(attach.id());
+    wait_until(PATIENCE, "it writes file systems out", || processes.iter().any(writes_out));
+    processes.iter().for_each(|pid| signal(*pid, Signal::KILL));
+    assert!(attach.wait_for_end(PATIENCE).is_none(), "{}", attach.log());
+    let is_there = |pid: &u32| Path::new(&format!("/proc/{pid}/task")).exists();
+    wait_until(PATIENCE, "each of its threads has ended", || !processes.iter().any(is_there));
+    family(share.process.id()).into_iter().for_each(|pid| signal(pid, Signal::CONT));
+    drop(tree);
 }
 
 #[test]

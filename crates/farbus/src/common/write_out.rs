@@ -4,6 +4,7 @@ use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use farbus_io_linux::sys::own_descriptors;
 use tracing::{info, warn};
 
 /// How long file systems may take.
@@ -17,6 +18,9 @@ const LOOK_AGAIN: Duration = Duration::from_secs(1);
 pub fn write_out_file_systems(time_max: Duration) -> bool {
     let (written, wait) = mpsc::channel();
     let begun = thread::Builder::new().name("sync".into()).spawn(move || {
+        // A file system may lie on a disk that this process shows. If the process is killed while the kernel waits here
+        // for that disk, the kernel gives the wait up once nobody has the disk's descriptor any more: not this thread.
+        let _ = own_descriptors::enter();
         rustix::fs::sync();
         // Nobody may wait any more.
         let _ = written.send(());

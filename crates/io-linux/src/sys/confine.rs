@@ -214,8 +214,9 @@ const CALLS: &[u32] = &[
     nr::__NR_lseek,
     nr::__NR_fsync,
     nr::__NR_fdatasync,
-    // File systems on a disk that is being detached.
+    // File systems on a disk that is being detached, without its descriptor.
     nr::__NR_sync,
+    nr::__NR_close_range,
     nr::__NR_fallocate,
     nr::__NR_ftruncate,
     // Memory with a descriptor, for what is passed to another process and is longer than a message.

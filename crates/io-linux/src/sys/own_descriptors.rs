@@ -10,8 +10,7 @@ const FIRST: libc::c_uint = 3;
 /// output and error are open. No descriptor of the other threads is copied: a copy would be open for as long as this
 /// thread runs, and who waits for its end would wait that long. (`Command` waits so for a program that it starts.)
 ///
-/// It is for tests, many of which run in one process. The caller has opened nothing before that it uses afterwards, and
-/// drops nothing that it opened before.
+/// The caller has opened nothing before that it uses afterwards, and drops nothing that it opened before.
 ///
 /// # Errors
 /// The system's error: its kernel is older than Linux 5.9.
