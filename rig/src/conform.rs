@@ -154,7 +154,7 @@ impl Place {
 
     fn version(&self) -> Result<String> {
         let said = tool::text(&mut self.farbus(&["--version"]))?;
-        Ok(said.split_whitespace().last().unwrap_or_default().to_owned())
+        Ok(said.split_whitespace().nth(1).unwrap_or_default().to_owned())
     }
 
     /// The crate's server panics at some requests and then keeps its device in use: each check gets a server of its

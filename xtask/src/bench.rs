@@ -86,7 +86,7 @@ fn program_of(root: &Path, commit: &str) -> Result<PathBuf, String> {
     // A target folder of its own: cargo tells two checkouts of one workspace apart by modification times only.
     let (sources, build) = (folder.join("sources"), folder.join("build"));
     git::unpack(root, commit, &sources)?;
-    let made = dist::program_in(&sources, &build)?;
+    let made = dist::program_in(&sources, &build, commit)?;
     let trouble = |error: std::io::Error| format!("cannot keep the program of {commit}: {error}");
     let fresh = folder.join("farbus.new");
     std::fs::copy(made, &fresh).map_err(trouble)?;

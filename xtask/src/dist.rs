@@ -4,6 +4,9 @@
 //! (`.gnu_debuglink`), so that a panic's backtrace and a debugger have names and lines where that file lies beside the
 //! program, in `.debug` beside it, or below `/usr/lib/debug`. `farbus-conform`, which `farbus conform` starts, is made
 //! likewise.
+//!
+//! farbus's section [`COMMIT_SECTION`] has the commit that it was built from, which `farbus --version` prints. It is
+//! written here and not by the compiler, so that a commit builds nothing again.
 
 use crate::cargo::{self, cargo};
 use crate::{git, workspace};
@@ -21,6 +24,12 @@ struct Program {
 const FARBUS: Program = Program { package: "farbus-cli", name: "farbus" };
 const CONFORM: Program = Program { package: "farbus-conform-cli", name: "farbus-conform" };
 const PROGRAMS: [Program; 2] = [FARBUS, CONFORM];
+/// Where a program has its commit (`sys::program_commit` of `io-linux`).
+const COMMIT_SECTION: &str = ".farbus.commit";
+/// The section's length: the commit, and zeros.
+const COMMIT_BYTES: usize = 48;
+/// Digits of a commit that are printed.
+const COMMIT_DIGITS: usize = 12;
 
 #[derive(Args)]
 #[command(after_help = "Examples:
@@ -42,7 +51,8 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
         return build_twice();
     }
     let programs = if arguments.reproducible {
-        build_reproducibly(&workspace::root(), &workspace::root().join("target/reproducible"))?
+        let root = workspace::root();
+        build_reproducibly(&root, &root.join("target/reproducible"), &commit_of_tree(&root))?
     } else {
         [program()?, conform()?]
     };
@@ -70,9 +80,11 @@ impl Program {
         let folder = target.join("dist");
         let program = folder.join(self.name);
         let time = |path: &Path| std::fs::metadata(path).and_then(|metadata| metadata.modified()).ok();
-        let is_there = time(&program) > time(&built) && debug_file(&program).is_file();
+        let commit = commit_of_tree(&workspace::root());
+        let is_of_commit = std::fs::read_to_string(commit_file(&program)).is_ok_and(|of| of == commit);
+        let is_there = is_of_commit && time(&program) > time(&built) && debug_file(&program).is_file();
         if !is_there {
-            split(&built, &folder)?;
+            split(&built, &folder, &commit)?;
         }
         Ok(program)
     }
@@ -122,19 +134,37 @@ pub fn package_in(root: &Path) -> &'static str {
     if root.join("crates/cli").is_dir() { FARBUS.package } else { "farbus" }
 }
 
-/// The farbus that is shipped of the sources in `root`, built with their lock file into the folder `target`.
-pub fn program_in(root: &Path, target: &Path) -> Result<PathBuf, String> {
+/// The farbus that is shipped of the sources in `root`, which are those of `commit`, built with their lock file into
+/// the folder `target`.
+pub fn program_in(root: &Path, target: &Path, commit: &str) -> Result<PathBuf, String> {
     let mut build = cargo(&["build", "--locked", "--release", "--package", package_in(root), "--bin", FARBUS.name]);
     build.current_dir(root).env("CARGO_TARGET_DIR", target);
     let built = cargo::program(&cargo::executables(build)?, FARBUS.name)?;
     let folder = target.join("dist");
-    split(&built, &folder)?;
+    split(&built, &folder, short(commit))?;
     Ok(folder.join(FARBUS.name))
+}
+
+/// The commit of the sources in `root`, as it is printed: twelve digits, and `+` if something was changed since. Empty
+/// where git does not know.
+fn commit_of_tree(root: &Path) -> String {
+    let Some(commit) = git::commit(root, "HEAD") else { return String::new() };
+    let changes = git::output(root, &["status", "--porcelain", "--untracked-files=no"]);
+    format!("{}{}", short(&commit), if changes.is_ok_and(|changes| !changes.is_empty()) { "+" } else { "" })
+}
+
+fn short(commit: &str) -> &str {
+    commit.get(..COMMIT_DIGITS).unwrap_or(commit)
+}
+
+/// The file that says which commit a program has.
+fn commit_file(program: &Path) -> PathBuf {
+    program.with_extension("commit")
 }
 
 /// Builds the programs of the sources in `root` as they are built everywhere: neither the folder of the sources nor
 /// that of the downloaded crates nor `target` is named in them.
-fn build_reproducibly(root: &Path, target: &Path) -> Result<[PathBuf; 2], String> {
+fn build_reproducibly(root: &Path, target: &Path, commit: &str) -> Result<[PathBuf; 2], String> {
     let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
     let home = home.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cargo")));
     let home = home.ok_or("neither CARGO_HOME nor HOME says where cargo keeps crates")?;
@@ -146,7 +176,7 @@ fn build_reproducibly(root: &Path, target: &Path) -> Result<[PathBuf; 2], String
         let mut build = cargo(&["build", "--locked", "--release", "--package", package, "--bin", name]);
         build.current_dir(root).env("CARGO_ENCODED_RUSTFLAGS", &flags).env("CARGO_TARGET_DIR", target);
         build.env_remove("RUSTFLAGS").env("CARGO_INCREMENTAL", "0");
-        split(&cargo::program(&cargo::executables(build)?, name)?, &folder)?;
+        split(&cargo::program(&cargo::executables(build)?, name)?, &folder, commit)?;
     }
     Ok(PROGRAMS.map(|program| folder.join(program.name)))
 }
@@ -161,7 +191,7 @@ pub fn build_twice() -> Result<(), String> {
     for folder in ["one", "further/down/two"] {
         let root = work.join(folder);
         git::unpack(&workspace::root(), &commit, &root)?;
-        let programs = build_reproducibly(&root, &root.join("target"))?;
+        let programs = build_reproducibly(&root, &root.join("target"), short(&commit))?;
         let files: Vec<_> = programs.iter().flat_map(|program| [program.clone(), debug_file(program)]).collect();
         let mut sums = Command::new("sha256sum");
         sums.args(&files);
@@ -194,7 +224,7 @@ fn debug_file(program: &Path) -> PathBuf {
 }
 
 /// Puts a program without its debug information, and that information, into a folder.
-fn split(built: &Path, folder: &Path) -> Result<(), String> {
+fn split(built: &Path, folder: &Path, commit: &str) -> Result<(), String> {
     std::fs::create_dir_all(folder).map_err(|error| format!("cannot make {}: {error}", folder.display()))?;
     let name = built.file_name().ok_or("a program has a name")?;
     let (program, fresh) = (folder.join(name), folder.join(".new"));
@@ -211,10 +241,28 @@ fn split(built: &Path, folder: &Path) -> Result<(), String> {
     keep.arg("--only-keep-debug").arg(built).arg(&debug);
     cargo::run(keep)?;
     let mut strip = objcopy();
-    strip.arg("--strip-all").arg(link).arg(built).arg(&fresh);
+    strip.arg("--strip-all").arg(link);
+    let content = commit_file(&program);
+    let trouble = |error: std::io::Error| format!("cannot write {}: {error}", content.display());
+    // Programs of earlier releases, and the kit, have no such section.
+    if std::fs::read(built).is_ok_and(|program| contains(&program, COMMIT_SECTION.as_bytes())) {
+        let mut bytes = commit.as_bytes().to_vec();
+        bytes.resize(COMMIT_BYTES, 0);
+        std::fs::write(&content, bytes).map_err(trouble)?;
+        let mut section = std::ffi::OsString::from(format!("--update-section={COMMIT_SECTION}="));
+        section.push(&content);
+        strip.arg(section);
+    }
+    strip.arg(built).arg(&fresh);
     cargo::run(strip)?;
+    std::fs::write(&content, commit).map_err(trouble)?;
     // It may be running.
     std::fs::rename(&fresh, &program).map_err(|error| format!("cannot write {}: {error}", program.display()))
+}
+
+/// Whether `bytes` has `part` anywhere.
+fn contains(bytes: &[u8], part: &[u8]) -> bool {
+    bytes.windows(part.len()).any(|window| window == part)
 }
 
 #[cfg(test)]
@@ -232,7 +280,7 @@ mod tests {
             .args(["--edition=2024", "-Cdebuginfo=line-tables-only", "-o", "panics", "panics.rs"])
             .current_dir(folder);
         assert!(command.status().unwrap().success());
-        split(&folder.join("panics"), &folder.join("dist")).unwrap();
+        split(&folder.join("panics"), &folder.join("dist"), "0123456789ab").unwrap();
         folder.join("dist/panics")
     }
 

@@ -58,6 +58,7 @@ mod stream;
 mod swap;
 mod topology;
 mod trust;
+mod version;
 mod waiting;
 mod watch;
 
@@ -73,7 +74,7 @@ use started::{StartedLine, StartedVerb};
 #[derive(Debug, Parser)]
 #[command(
     name = "farbus",
-    version,
+    version = version::program_version(),
     max_term_width = 100,
     propagate_version = true,
     help_template = "{about-with-newline}{usage-heading} {usage}\n\nCommands:\n{subcommands}{after-help}",

@@ -22,6 +22,7 @@ pub mod own_mounts;
 pub mod pi_lock;
 pub mod process_memory;
 pub mod processor;
+pub mod program_commit;
 pub mod scheduling;
 pub mod shared_words;
 pub mod startup_memory;

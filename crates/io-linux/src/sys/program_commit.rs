@@ -1,10 +1,11 @@
 //! The commit that this program was built from. It is written into the finished program (`cargo xtask dist`), not
 //! compiled into it: a commit builds nothing again.
+#![allow(unsafe_code, reason = "an object in a section of its own, which is found and filled in the finished program")]
 
 use std::hint::black_box;
 
 /// The commit in ASCII, and zeros; nothing but zeros in a program that was not made to be shipped.
-// Safety: the section has this object alone.
+// SAFETY: the section has this object alone.
 #[used]
 #[unsafe(link_section = ".farbus.commit")]
 static COMMIT: [u8; 48] = [0; 48];
