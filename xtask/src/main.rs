@@ -32,6 +32,7 @@ mod package;
 mod packages;
 mod parts;
 mod picture;
+mod portable;
 mod prerequisites;
 mod release;
 mod releases;

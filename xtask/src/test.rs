@@ -9,15 +9,16 @@ use crate::changes;
 use crate::parts::{self, Plan};
 use crate::steps::{self, Done, Step};
 use crate::{
-    book, demo, deny, dist, fuzz, library, package, prerequisites, release, rerun, rig, tidy, upgrade, workspace,
+    book, demo, deny, dist, fuzz, library, package, portable, prerequisites, release, rerun, rig, tidy, upgrade,
+    workspace,
 };
 use clap::Args;
 use std::process::Command;
 
 /// The steps in the order they run, cheapest first.
-pub const STEPS: [&str; 13] = [
-    "format", "clippy", "tidy", "deny", "test", "book", "examples", "fuzz", "machine", "upgrade", "rig", "demo",
-    "package",
+pub const STEPS: [&str; 14] = [
+    "format", "clippy", "tidy", "deny", "portable", "test", "book", "examples", "fuzz", "machine", "upgrade", "rig",
+    "demo", "package",
 ];
 
 /// How long each fuzz target runs when it is one step among others.
@@ -32,6 +33,7 @@ const RELEASE_STEPS: [&str; 3] = ["rig", "demo", "package"];
   clippy    no warnings
   tidy      the rules of the architecture
   deny      licences, duplicates and sources of dependencies; known advisories where a database is (deny.toml)
+  portable  the pure crates compile for Windows and for 32-bit ARM
   test      every test of every crate; one that fails fails the run, and is diagnosed alone
   book      mdBook makes the pages of the documents
   examples  every example does what it shows
@@ -155,6 +157,7 @@ fn step(name: &'static str) -> Step {
         "deny" => Step::new(name, "licences, duplicates, sources and advisories of dependencies", || {
             deny::run(&deny::Arguments::default())
         }),
+        "portable" => Step::new(name, "the pure crates compile for Windows and for 32-bit ARM", portable::run),
         "test" => Step::new(name, "every test of every crate", || rerun::run(&[], rerun::MayBeSkipped::Any)),
         "book" => Step::new(name, "mdBook makes the pages of the documents", book::build),
         "examples" => Step::new(name, "every example does what it shows", run_examples),
