@@ -10,6 +10,9 @@ use crate::{tidy, workspace};
 /// The systems.
 const TARGETS: [&str; 2] = ["x86_64-pc-windows-gnu", "armv7-unknown-linux-gnueabihf"];
 
+/// How long a standard library may take to be fetched, seconds.
+const FETCH_SECONDS_MAX: &str = "120";
+
 /// Checks every pure crate for each of the systems. Fetches their standard libraries if they are not there.
 ///
 /// # Errors
@@ -38,6 +41,7 @@ pub fn run() -> Result<Done, String> {
 
 /// Whether the standard library for this system is here, or could be fetched.
 fn is_there(target: &str) -> bool {
-    let add = Command::new("rustup").args(["target", "add", target]).current_dir(workspace::root()).output();
-    add.is_ok_and(|output| output.status.success())
+    let mut add = Command::new("timeout");
+    add.args([FETCH_SECONDS_MAX, "rustup", "target", "add", target]).current_dir(workspace::root());
+    add.output().is_ok_and(|output| output.status.success())
 }
