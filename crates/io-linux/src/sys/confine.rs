@@ -280,6 +280,7 @@ const PATH_CALLS: &[u32] = &[
     nr::__NR_fallocate,
     nr::__NR_ftruncate,
     nr::__NR_sync,
+    nr::__NR_close_range,
 ];
 #[cfg(target_arch = "x86_64")]
 const OLD_PATH_CALLS: &[u32] = &[nr::__NR_readlink, nr::__NR_access];
