@@ -22,12 +22,14 @@
 //! | `no-assert` | a test that cannot fail |
 //! | `wait` | a test of farbus's crate that lets time pass without a reason (`// waits: REASON`) |
 //! | `retired` | an identifier or a file with a name that was given up (docs/glossary.md) |
+//! | `homonym` | a name that more than three types have |
+//! | `one-word` | too many types whose name is one word |
 //! | `wide` | a comment of more than 120 columns |
 //! | `prose` | folders of one machine in the documents |
 //! | `link` | a link between documents that leads to no file or heading, or out of the book |
 //! | `summary` | a document below `docs` that `docs/SUMMARY.md` does not list |
 //! | `proof` | a file, folder or rig case in `docs/proofs.md` that does not exist |
-//! | `message` | a message in the book's `troubleshooting.md` that no source has |
+//! | `message` | a message that `farbus explain` knows and no source has |
 //! | `syntax` | a file that does not parse |
 
 mod architecture;
@@ -41,6 +43,7 @@ mod links;
 mod manifest;
 mod messages;
 mod modules;
+mod names;
 mod proofs;
 mod prose;
 mod retired;
@@ -126,6 +129,7 @@ fn check(tree: &Tree) -> Result<Vec<Violation>, String> {
     violations.extend(messages::check(tree, &sources));
     violations.extend(retired::check(&architecture, &sources));
     violations.extend(retired::check_width(tree));
+    violations.extend(names::check(&architecture, &sources));
     violations.sort();
     Ok(violations)
 }

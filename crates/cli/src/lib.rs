@@ -23,6 +23,7 @@ mod docs;
 mod doctor;
 mod ending;
 mod events;
+mod explain;
 mod grants;
 #[cfg(test)]
 mod help_tests;
@@ -128,6 +129,7 @@ enum Verb {
     Events(events::Args),
     Audit(audit::Args),
     Doctor(doctor::Args),
+    Explain(explain::Args),
     Lease(lease::Args),
     Directory(directory::Args),
     Label(label::Args),
@@ -191,6 +193,7 @@ impl Cli {
             Verb::Audit(args) => args.json,
             Verb::Conform(args) => args.is_for_programs(),
             Verb::Doctor(args) => args.json,
+            Verb::Explain(args) => args.json,
             Verb::Events(args) => args.json,
             Verb::Allow(args) => args.json,
             Verb::Identity(args) => args.is_for_programs(),
@@ -275,6 +278,7 @@ fn carry_out(verb: Verb) -> Result<(), Failure> {
         Verb::Events(args) => events::run(&args),
         Verb::Audit(args) => audit::run(&args),
         Verb::Doctor(args) => doctor::run(&args),
+        Verb::Explain(args) => explain::run(&args),
         Verb::Label(args) => label::run(&args),
         Verb::Directory(args) => directory::run(&args),
         Verb::Lease(args) => lease::run(args),

@@ -19,6 +19,7 @@ struct Settings {
     files: Files,
     prose: Prose,
     retired: Retired,
+    type_names: TypeNames,
     #[serde(default)]
     folders: Vec<Folders>,
 }
@@ -34,6 +35,7 @@ pub struct Architecture {
     pub files: Files,
     pub prose: Prose,
     pub retired: Retired,
+    pub type_names: TypeNames,
     pub folders: Vec<Folders>,
     text: String,
 }
@@ -46,6 +48,18 @@ pub struct Retired {
     pub words: BTreeMap<String, String>,
     /// Whole identifiers.
     pub names: BTreeMap<String, String>,
+}
+
+/// What the names of types are held to.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TypeNames {
+    /// The most types of one name.
+    pub definitions_max: usize,
+    /// The most types with a name of one word, in a hundred.
+    pub one_word_percent_max: usize,
+    /// Names that more types may have, with the reasons.
+    pub excused: BTreeMap<String, String>,
 }
 
 /// A package of the workspace and what it may know.
@@ -173,7 +187,7 @@ pub fn leads(from: &[String], to: &[String], written: &str) -> bool {
 
 pub fn read(tree: &Tree) -> Result<Architecture, String> {
     let text = tree.get(FILE).ok_or_else(|| format!("{FILE} is missing: it says which arrows are allowed"))?;
-    let Settings { crates, third_party, banned, unsafe_code, errno, files, prose, retired, folders } =
+    let Settings { crates, third_party, banned, unsafe_code, errno, files, prose, retired, type_names, folders } =
         toml::from_str(text).map_err(|trouble| format!("{FILE}: {trouble}"))?;
     Ok(Architecture {
         crates,
@@ -184,6 +198,7 @@ pub fn read(tree: &Tree) -> Result<Architecture, String> {
         files,
         prose,
         retired,
+        type_names,
         folders,
         text: text.to_owned(),
     })
@@ -209,6 +224,11 @@ impl Architecture {
     /// Where a crate's entry begins.
     pub fn line_of(&self, rules: &CrateRules) -> usize {
         self.line_with(&format!("name = \"{}\"", rules.name))
+    }
+
+    /// The first line that begins so.
+    pub fn line_beginning(&self, beginning: &str) -> usize {
+        self.text.lines().position(|line| line.starts_with(beginning)).map_or(1, |at| at + 1)
     }
 
     /// The first line that is this one.

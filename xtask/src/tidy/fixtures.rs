@@ -98,6 +98,12 @@ heirs = "successors"
 
 [retired.names]
 Desk = "Supervisor"
+
+[type_names]
+definitions_max = 2
+one_word_percent_max = 60
+
+[type_names.excused]
 "#;
 
 const DESCRIPTION: &str =

@@ -1,4 +1,4 @@
-//! Rule `message`: what `troubleshooting.md` quotes is what farbus prints.
+//! Rule `message`: what `farbus explain` quotes is what farbus prints.
 //!
 //! A quoted message may be put together from several texts of the sources, with values between them that the page
 //! shows as `…` or by an example. So it is cut into pieces: each is the longest run of words that some text has. A
@@ -9,7 +9,7 @@ use super::source::Source;
 use super::tree::Tree;
 use super::violation::Violation;
 
-const PAGE: &str = "docs/book/src/troubleshooting.md";
+const PAGE: &str = "crates/cli/src/explain/messages.md";
 /// Fewer words than this in a row occur in any text.
 const PIECE_MIN: usize = 3;
 /// Words of Linux, of its C library, and of the libraries that read the command line and the configuration.
@@ -128,7 +128,7 @@ mod tests {
         for message in ["`cannot find …: there was some file`", "`it went to the moon and stayed`"] {
             let said = said_of(message);
             assert_eq!(said.len(), 1, "{said:#?}");
-            assert!(said[0].starts_with("docs/book/src/troubleshooting.md:3: message: "), "{}", said[0]);
+            assert!(said[0].starts_with("crates/cli/src/explain/messages.md:3: message: "), "{}", said[0]);
         }
     }
 }

@@ -112,6 +112,9 @@ pub struct Import {
 pub struct Item {
     pub inside: Vec<String>,
     pub name: String,
+    pub line: usize,
+    /// A struct, an enum, a union, a trait or an alias.
+    pub is_type: bool,
 }
 
 /// Parses every Rust file of the tree; those that do not parse become violations.
@@ -378,7 +381,8 @@ impl<'ast> Visit<'ast> for Reader {
         if self.functions_around == 0
             && let Some(name) = name_of(item)
         {
-            self.items.push(Item { inside: self.inside.clone(), name });
+            let (line, is_type) = (name.span().start().line, is_type(item));
+            self.items.push(Item { inside: self.inside.clone(), name: name.to_string(), line, is_type });
         }
         visit::visit_item(self, item);
     }
@@ -445,19 +449,24 @@ fn attributes_of(item: &syn::Item) -> &[syn::Attribute] {
     }
 }
 
-fn name_of(item: &syn::Item) -> Option<String> {
+fn name_of(item: &syn::Item) -> Option<&syn::Ident> {
     Some(match item {
-        syn::Item::Const(item) => item.ident.to_string(),
-        syn::Item::Enum(item) => item.ident.to_string(),
-        syn::Item::Fn(item) => item.sig.ident.to_string(),
-        syn::Item::Macro(item) => item.ident.as_ref()?.to_string(),
-        syn::Item::Static(item) => item.ident.to_string(),
-        syn::Item::Struct(item) => item.ident.to_string(),
-        syn::Item::Trait(item) => item.ident.to_string(),
-        syn::Item::Type(item) => item.ident.to_string(),
-        syn::Item::Union(item) => item.ident.to_string(),
+        syn::Item::Const(item) => &item.ident,
+        syn::Item::Enum(item) => &item.ident,
+        syn::Item::Fn(item) => &item.sig.ident,
+        syn::Item::Macro(item) => item.ident.as_ref()?,
+        syn::Item::Static(item) => &item.ident,
+        syn::Item::Struct(item) => &item.ident,
+        syn::Item::Trait(item) => &item.ident,
+        syn::Item::Type(item) => &item.ident,
+        syn::Item::Union(item) => &item.ident,
         _ => return None,
     })
+}
+
+fn is_type(item: &syn::Item) -> bool {
+    use syn::Item::{Enum, Struct, Trait, Type, Union};
+    matches!(item, Enum(_) | Struct(_) | Trait(_) | Type(_) | Union(_))
 }
 
 /// Follows `mod` declarations from every crate root, so that each file knows its module and whether it is a test's.

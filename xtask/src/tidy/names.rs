@@ -1,0 +1,94 @@
+//! Rules `homonym` and `one-word`: a type's name carries its noun, so that one who searches for it finds one thing.
+
+use super::architecture::{Architecture, FILE, TypeNames, words_of};
+use super::source::{Item, Source};
+use super::violation::Violation;
+use std::collections::BTreeMap;
+
+/// Types that more than a few modules call the same, exceptions for names that are so rare no more, and the share of
+/// names with one word in all of them.
+pub fn check(architecture: &Architecture, sources: &[Source]) -> Vec<Violation> {
+    let TypeNames { definitions_max, one_word_percent_max, excused } = &architecture.type_names;
+    let mut definitions: BTreeMap<&str, Vec<(&Source, &Item)>> = BTreeMap::new();
+    for source in sources.iter().filter(|source| !source.is_test_file()) {
+        for item in source.items.iter().filter(|item| item.is_type && !source.is_test_line(item.line)) {
+            definitions.entry(&item.name).or_default().push((source, item));
+        }
+    }
+    let mut violations = Vec::new();
+    for (name, places) in &definitions {
+        if places.len() > *definitions_max && !excused.contains_key(*name) {
+            let (source, item) = places[places.len() - 1];
+            let advice = format!("{} types are called {name}, {definitions_max} may be: whose?", places.len());
+            violations.push(Violation::new(&source.path, item.line, "homonym", advice));
+        }
+    }
+    for name in excused.keys() {
+        if definitions.get(name.as_str()).is_none_or(|places| places.len() <= *definitions_max) {
+            let advice = format!("{name} needs no exception any more");
+            violations.push(Violation::new(
+                FILE,
+                architecture.line_beginning(&format!("{name} = ")),
+                "homonym",
+                advice,
+            ));
+        }
+    }
+    let all = definitions.values().map(Vec::len).sum::<usize>();
+    let with_one_word = definitions.iter().filter(|(name, _)| words_of(name).len() == 1);
+    let with_one_word = with_one_word.map(|(_, places)| places.len()).sum::<usize>();
+    if with_one_word * 100 > one_word_percent_max * all {
+        let advice = format!(
+            "{with_one_word} of {all} types have a name of one word, {one_word_percent_max} in a hundred may: give a \
+             new one its noun"
+        );
+        violations.push(Violation::new(FILE, architecture.line_with("[type_names]"), "one-word", advice));
+    }
+    violations
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::tidy::fixtures::{ARCHITECTURE, complaints, workspace_with};
+
+    #[test]
+    fn name_of_too_many_types_is_found_and_types_of_tests_do_not_count() {
+        let one = "pub struct State;\npub struct BoxState;\n#[cfg(test)]\nmod tests {\n    struct State;\n}\n";
+        let two = [("crates/wire/src/a.rs", one), ("crates/wire/src/b.rs", one)];
+        assert_eq!(complaints(&workspace_with(&two)), Vec::<String>::new());
+        let three = [two[0], two[1], ("crates/wire/src/c.rs", "enum State {}\ntype BoxedState = ();\n")];
+        let said = complaints(&workspace_with(&three));
+        assert_eq!(said.len(), 2, "{said:#?}");
+        assert!(said[0].starts_with("crates/wire/src/c.rs:1: homonym: 3 types are called State"), "{}", said[0]);
+        assert!(said[1].contains(": homonym: 3 types are called BoxState"), "{}", said[1]);
+    }
+
+    #[test]
+    fn exception_is_granted_while_it_is_needed() {
+        let settings = format!("{ARCHITECTURE}\nArgs = \"what the parser reads\"\n");
+        let text = "struct Args;\nstruct ParsedArgs;\n";
+        let files = [
+            ("ARCHITECTURE.toml", settings.as_str()),
+            ("crates/wire/src/a.rs", text),
+            ("crates/wire/src/b.rs", "struct Args;\n"),
+            ("crates/wire/src/c.rs", "struct Args;\nstruct CaptureArgs;\n"),
+        ];
+        assert_eq!(complaints(&workspace_with(&files)), Vec::<String>::new());
+        let said = complaints(&workspace_with(&files[..3]));
+        assert_eq!(said.len(), 2, "{said:#?}");
+        assert!(
+            said[0].starts_with("ARCHITECTURE.toml:") && said[0].contains("Args needs no exception"),
+            "{}",
+            said[0]
+        );
+        assert!(said[1].contains(": one-word: 2 of 3 types"), "{}", said[1]);
+    }
+
+    #[test]
+    fn too_many_names_of_one_word_are_found() {
+        let text = "struct Door;\ntrait Entry {}\nimpl Entry for Door {}\nstruct BoxState;\n";
+        let said = complaints(&workspace_with(&[("crates/wire/src/a.rs", text)]));
+        assert_eq!(said.len(), 1, "{said:#?}");
+        assert!(said[0].contains("one-word: 2 of 3 types have a name of one word"), "{}", said[0]);
+    }
+}
