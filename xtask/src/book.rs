@@ -1,7 +1,8 @@
 //! `cargo xtask book`: the book's reference is the commands' help, the control protocol's documents are its types, and
 //! mdBook can make pages of the book.
 //!
-//! `cargo xtask tidy` holds the book's links, its summary and its quoted messages against the sources. A test of the
+//! In the tree the reference names each command and its usage; the pages of the book have the tables of all options,
+//! too. `cargo xtask tidy` holds the book's links, its summary and its quoted messages against the sources. A test of the
 //! command holds the reference against its help, and one of farbus-control the page against the types, because nobody
 //! else knows them. Where mdBook is not installed, a version of it that is known to make these pages is built below
 //! `target`, once, without optimization: it runs for a second, and beside the release build it took eight minutes.
@@ -25,24 +26,34 @@ const VERSION: &str = "0.4.52";
 /// The tests that compare documents with sources, by package.
 const TESTS: [(&str, &str); 2] = [
     ("farbus-control", "reference::tests::documents_are_what_the_types_make_of_them"),
-    ("farbus-cli", "help_tests::the_reference_lists_every_command_and_option"),
+    ("farbus-cli", "help_tests::the_reference_lists_every_command"),
 ];
 /// What the tests take as the order to write; it has the same name there.
 const BLESS: &str = "FARBUS_BLESS";
+/// What names the file that the test of the commands writes the whole reference to; it has the same name there.
+const WITH_OPTIONS: &str = "FARBUS_REFERENCE_WITH_OPTIONS";
+/// What the book is made of, below the workspace: the documents, with the whole reference.
+const SOURCES: &str = "target/book-sources";
 
 /// # Errors
 /// A document differs from its source, or mdBook failed.
 pub fn run(arguments: &Arguments) -> Result<(), String> {
     for (package, test) in TESTS {
-        let mut compare = cargo(&["test", "--package", package, "--lib", "--", "--exact", test]);
-        if arguments.bless {
-            compare.env(BLESS, "1");
-        } else {
-            compare.env_remove(BLESS);
-        }
-        cargo::run(compare)?;
+        compare(package, test, |test| {
+            if arguments.bless {
+                test.env(BLESS, "1");
+            } else {
+                test.env_remove(BLESS);
+            }
+        })?;
     }
     if arguments.bless { Ok(()) } else { build() }
+}
+
+fn compare(package: &str, test: &str, set: impl FnOnce(&mut Command)) -> Result<(), String> {
+    let mut compare = cargo(&["test", "--package", package, "--lib", "--", "--exact", test]);
+    set(&mut compare);
+    cargo::run(compare)
 }
 
 /// Makes the pages of the book, in `target/book`.
@@ -50,12 +61,27 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
 /// # Errors
 /// mdBook cannot be had or failed, or it made no page of a document that its summary lists.
 pub fn build() -> Result<(), String> {
+    let root = workspace::root();
+    let sources = root.join(SOURCES);
+    match std::fs::remove_dir_all(&sources) {
+        Err(trouble) if trouble.kind() != ErrorKind::NotFound => {
+            return Err(format!("cannot remove {}: {trouble}", sources.display()));
+        }
+        _ => {}
+    }
+    let mut copy = Command::new("cp");
+    copy.args(["--recursive", "docs", SOURCES]).current_dir(&root).stdin(Stdio::null());
+    cargo::run(copy)?;
+    let (package, test) = TESTS[1];
+    compare(package, test, |test| {
+        test.env(WITH_OPTIONS, sources.join("book/src/reference.md"));
+    })?;
     let mut build = Command::new(mdbook()?);
-    build.args(["build", "docs"]).current_dir(workspace::root()).stdin(Stdio::null());
+    build.args(["build", SOURCES]).current_dir(&root).stdin(Stdio::null());
     cargo::run(build)?;
-    let summary = std::fs::read_to_string(workspace::root().join("docs/SUMMARY.md"))
+    let summary = std::fs::read_to_string(root.join("docs/SUMMARY.md"))
         .map_err(|error| format!("cannot read the summary: {error}"))?;
-    let pages = workspace::root().join("target/book");
+    let pages = root.join("target/book");
     let missing: Vec<_> = pages_of(&summary).filter(|page| !pages.join(page).is_file()).collect();
     if missing.is_empty() { Ok(()) } else { Err(format!("mdbook made no {}", missing.join(", "))) }
 }

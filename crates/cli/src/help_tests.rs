@@ -1,4 +1,4 @@
-//! Tests of the commands' help: it fits terminals, each command has examples, and the book's reference has all of it.
+//! Tests of the commands' help: it fits terminals, each command has examples, and the book's reference lists all commands.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -13,6 +13,8 @@ const WIDTHS: [usize; 2] = [80, 100];
 const SHORT_LINES_MAX: usize = 49;
 /// Set to write the reference instead of comparing it: `cargo xtask book --bless`.
 const BLESS: &str = "FARBUS_BLESS";
+/// Names a file that the reference is written to with the tables of all options, for the pages of the book.
+const WITH_OPTIONS: &str = "FARBUS_REFERENCE_WITH_OPTIONS";
 /// Where each of the sections of the reference begins that these tests write.
 const HEADINGS: [&str; 2] = ["### `farbus ", "#### `farbus "];
 
@@ -141,10 +143,10 @@ fn no_two_commands_have_one_description() {
 }
 
 #[test]
-fn the_reference_lists_every_command_and_option() {
+fn the_reference_lists_every_command() {
     let path = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/book/src/reference.md"));
     let is = std::fs::read_to_string(&path).unwrap();
-    let (should, missing) = reference(&is);
+    let (should, missing) = reference(&is, &|_| String::new());
     assert_eq!(missing, [""; 0], "the reference has no heading for these: choose a place and add '### `farbus …`'");
     if std::env::var_os(BLESS).is_some() {
         std::fs::write(&path, &should).unwrap();
@@ -155,10 +157,16 @@ fn the_reference_lists_every_command_and_option() {
         "{} differs from the help, first at {differs:?}: type 'cargo xtask book --bless'",
         path.display()
     );
+    let (with_options, _) = reference(&is, &options);
+    assert!(with_options.contains("| `--follow <WHICH>` |"), "{with_options}");
+    if let Some(copy) = std::env::var_os(WITH_OPTIONS) {
+        std::fs::write(copy, with_options).unwrap();
+    }
 }
 
-/// The reference with its sections written anew, and the commands that have no heading there.
-fn reference(text: &str) -> (String, Vec<String>) {
+/// The reference with its sections written anew, and the commands that have no heading there. What a section has
+/// behind its usage, `rest` says.
+fn reference(text: &str, rest: &dyn Fn(&Command) -> String) -> (String, Vec<String>) {
     let commands = commands();
     let mut missing: Vec<String> = commands.iter().skip(1).map(|(name, _)| name.clone()).collect();
     let mut written = String::new();
@@ -178,6 +186,7 @@ fn reference(text: &str) -> (String, Vec<String>) {
             if let Some(command) = command.or_else(|| hidden(name)) {
                 missing.retain(|other| other != name);
                 section(&command, &mut written);
+                written.push_str(&rest(&command));
                 is_replaced = true;
             }
         }
@@ -201,23 +210,28 @@ fn section(command: &Command, into: &mut String) {
         let _ = write!(into, "{before}{line}");
     }
     into.push_str("\n\n");
+}
+
+/// The table of a command's arguments and options.
+fn options(command: &Command) -> String {
     let arguments: Vec<&Arg> = command
         .get_arguments()
         .filter(|argument| !argument.is_hide_set() && !matches!(argument.get_id().as_str(), "help" | "version"))
         .collect();
     if arguments.is_empty() {
-        return;
+        return String::new();
     }
     let (positional, options): (Vec<&Arg>, Vec<&Arg>) = arguments.into_iter().partition(|arg| arg.is_positional());
     let rows: Vec<[String; 3]> = positional.into_iter().chain(options).map(row).collect();
     let has_defaults = rows.iter().any(|[.., default]| !default.is_empty());
     let end = if has_defaults { (" default |", "---|") } else { ("", "") };
-    let _ = writeln!(into, "| argument or option | meaning |{}\n|---|---|{}", end.0, end.1);
+    let mut table = format!("| argument or option | meaning |{}\n|---|---|{}\n", end.0, end.1);
     for [spelling, meaning, default] in rows {
         let default = if has_defaults { format!(" {default} |") } else { String::new() };
-        let _ = writeln!(into, "| {spelling} | {meaning} |{default}");
+        let _ = writeln!(table, "| {spelling} | {meaning} |{default}");
     }
-    into.push('\n');
+    table.push('\n');
+    table
 }
 
 /// How an argument is typed, what it means with the values that it may have, and its default.
